@@ -9,7 +9,8 @@ import torch
 from ...linalg import AtA, LinearOperator, SingularError
 from ...optim import Chainable, Need, Objective, Transform
 from .._flat import flat, mask_absent, unflat
-from ..second_order._solve import refuse_complex, shortest
+from .._vector_link import refuse_complex
+from ..second_order._solve import shortest
 from ._jacobian import jacobian
 
 

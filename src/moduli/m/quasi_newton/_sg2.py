@@ -10,7 +10,8 @@ from torch import Tensor
 from ...linalg import Dense, LinearOperator
 from ...optim import Chainable, Need, Objective, Transform, sample_like
 from .._flat import flat, mask_absent, unflat
-from ..second_order._solve import refuse_complex, shortest
+from .._vector_link import refuse_complex
+from ..second_order._solve import shortest
 
 
 class SG2(Transform):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective
-from ._diagonal import HutchinsonBase
+from ...optim import Chainable
+from .._checks import collect_settings
+from ._diagonal import DiagonalMoments
 
 
-class AdaHessian(HutchinsonBase):
+class AdaHessian(DiagonalMoments):
     r"""Adam with the Hessian's diagonal in place of the gradient in the second moment.
 
     $D = z \odot Hz$ (averaged over space), $v_t = \beta_2 v_{t-1} + (1-\beta_2) D^2$,
@@ -48,6 +48,8 @@ class AdaHessian(HutchinsonBase):
         Z. Yao et al., "AdaHessian: an adaptive second order optimizer for machine learning", AAAI 2021.
     """
 
+    second = "D_exp_avg_sq"
+
     def __init__(
         self,
         *,
@@ -69,55 +71,17 @@ class AdaHessian(HutchinsonBase):
         exp_avg_tfm: Chainable | None = None,
         D_exp_avg_sq_tfm: Chainable | None = None,
     ) -> None:
-        super().__init__(
-            {
-                "beta1": beta1,
-                "beta2": beta2,
-                "averaging": averaging,
-                "block_size": block_size,
-                "eps": eps,
-                "hessian_power": hessian_power,
-                "distribution": distribution,
-                "hvp_method": hvp_method,
-                "h": h,
-                "n_samples": n_samples,
-                "zHz": zHz,
-                "debias": debias,
-            },
-            update_freq,
-            seed,
-            inner,
-            {"exp_avg_tfm": exp_avg_tfm, "D_exp_avg_sq_tfm": D_exp_avg_sq_tfm},
-        )
+        super().__init__(**collect_settings(locals()))
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """The two moments."""
-        found = self.estimate(objective, settings[0])
-        for i, (u, state, setting) in enumerate(zip(objective.peek_updates(), states, settings, strict=True)):
-            if objective.present is not None and not objective.present[i]:
-                continue
-            if "exp_avg" not in state:
-                state["exp_avg"], state["D_exp_avg_sq"] = torch.zeros_like(u), torch.zeros_like(u)
-                state["step"] = state["estimates"] = 0
-            state["step"] += 1
-            state["exp_avg"].lerp_(u, 1 - setting["beta1"])
-            if found is not None:
-                D = _average_blocks(found[i], setting)
-                state["estimates"] += 1
-                state["D_exp_avg_sq"].mul_(setting["beta2"]).addcmul_(D, D.conj(), value=1 - setting["beta2"])
+    def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
+        """The mean square."""
+        D = _average_blocks(D, setting)
+        held.mul_(setting["beta2"]).addcmul_(D, D.conj(), value=1 - setting["beta2"])
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Divides one moment by the other."""
-        out = list(objective.get_updates())
-        for i, state in self.find_known(objective, states, exp_avg_tfm="exp_avg", D_exp_avg_sq_tfm="D_exp_avg_sq"):
-            setting = settings[i]
-            m, v = state["exp_avg"], state["D_exp_avg_sq"]
-            if setting["debias"]:
-                m = m / (1 - setting["beta1"] ** state["step"])
-                v = v / (1 - setting["beta2"] ** max(state["estimates"], 1))
-            out[i] = m / (v ** (setting["hessian_power"] / 2) + setting["eps"])
-        objective.updates = out
-        return objective
+    def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
+        """By a power of the root of the mean square."""
+        out: Tensor = m / (D ** (setting["hessian_power"] / 2) + setting["eps"])
+        return out
 
 
 def _average_blocks(D: Tensor, setting: Any) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...optim import Chainable, Objective, sample_like
+from .._checks import collect_settings
 from ._diagonal import HutchinsonBase
 
 
@@ -60,22 +61,7 @@ class ESGD(HutchinsonBase):
         inner: Chainable | None = None,
         Hz_sq_acc_tfm: Chainable | None = None,
     ) -> None:
-        super().__init__(
-            {
-                "damping": damping,
-                "distribution": distribution,
-                "hvp_method": hvp_method,
-                "h": h,
-                "n_samples": n_samples,
-                "zHz": zHz,
-                "beta": beta,
-                "beta_debias": beta_debias,
-            },
-            update_freq,
-            seed,
-            inner,
-            {"Hz_sq_acc_tfm": Hz_sq_acc_tfm},
-        )
+        super().__init__(**collect_settings(locals()))
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Accumulates squares of products with random vectors."""

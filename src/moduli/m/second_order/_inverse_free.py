@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
-from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
-from .._flat import flat, mask_absent, unflat
-from ._solve import refuse_complex
+from ...optim import Chainable, Need, Objective
+from .._checks import collect_settings
+from .._vector_link import HessianLink
+from ._base import SecondOrderLink
+from ._newton import evaluate_hessian
 
 
-class InverseFreeNewton(Transform):
+class InverseFreeNewton(SecondOrderLink, HessianLink):
     r"""Multiplies the update by an inverse of the Hessian that one product improves at each step.
 
     $Y \leftarrow Y (2I - HY),\quad u \leftarrow Yu$, the iteration of Schulz, from $Y = H^T / (\|H\|_1 \|H\|_\infty)$. Y is
@@ -40,12 +43,10 @@ class InverseFreeNewton(Transform):
         "Inverse-free Newton's method", 2025.
     """
 
-    decides_on_host = True
-
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
-    vector_state = True
-    hessian = "matrix"
+    real_only = True
+    learnt = "H"
 
     def __init__(
         self,
@@ -55,25 +56,11 @@ class InverseFreeNewton(Transform):
         h: float = 1e-3,
         inner: Chainable | None = None,
     ) -> None:
-        if hessian_method not in HESSIAN_METHODS:
-            raise ValueError(
-                f"InverseFreeNewton: hessian_method is {hessian_method!r}; it can be {', '.join(HESSIAN_METHODS)}"
-            )
-        super().__init__({"hessian_method": hessian_method, "h": h}, update_freq=update_freq, inner=inner)
+        super().__init__(**collect_settings(locals()))
 
-    def all_needs(self) -> frozenset[Need]:
-        """The Hessian; only evaluations elsewhere where it is made of differences."""
-        if "fd" in self.defaults["hessian_method"]:
-            return (super().all_needs() - {Need.HESSIAN}) | {Need.CLOSURE}
-        return super().all_needs()
-
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Evaluates the Hessian, and improves its inverse."""
-        state, setting = states[0], settings[0]
-        refuse_complex("InverseFreeNewton", objective.params)
-        H = objective.hessian(setting["hessian_method"], setting["h"])[2]
-        H = H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
-        state["H"] = H = 0.5 * (H + H.mT)
+        state["H"] = H = evaluate_hessian(objective, setting)
         Y = state.get("Y")
         if Y is not None:
             rest = -(H @ Y)
@@ -86,15 +73,11 @@ class InverseFreeNewton(Transform):
         else:
             state["Y"] = Y + Y @ rest
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Multiplies by the inverse as it is known."""
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        objective.updates = unflat(states[0]["Y"].to(u.dtype) @ u, objective.params)
-        return objective
+        out: Tensor = state["Y"].to(u.dtype) @ u
+        return out
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The Hessian."""
-        param = objective.params[0]
-        if "H" not in self.state[param]:
-            self.update_states(objective, [self.state[param]], [self.settings[param]])
-        return Dense(self.state[param]["H"], symmetric=True)
+        return Dense(state["H"], symmetric=True)

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from ...optim import Chainable, Need, Objective, Transform
-from .._checks import non_negative, positive
+from ...optim import Chainable, Objective
+from .._checks import collect_settings, non_negative, positive
 from .._flat import flat, mask_absent, unflat
 from .._scalars import divide, read
-from ._newton_cg import check_hvp, product_needs
-from ._solve import refuse_complex
+from .._vector_link import gather_update, refuse_complex
+from ._base import SecondOrderLink
 
 
-class MatrixMomentum(Transform):
+class MatrixMomentum(SecondOrderLink):
     r"""Heavy ball with the matrix $I - \mu H$ as momentum: $u \leftarrow \eta u - (s - \mu Hs)$ with s the last step.
 
     Along directions of large curvature the ball slows down, along others it rolls on, so that $\mu$ is below
@@ -44,7 +44,6 @@ class MatrixMomentum(Transform):
     """
 
     shared_settings = True
-    needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
     vector_state = True
 
     def __init__(
@@ -60,23 +59,15 @@ class MatrixMomentum(Transform):
     ) -> None:
         non_negative("MatrixMomentum", lr=lr, mu=mu)
         positive("MatrixMomentum", h=h)
-        check_hvp("MatrixMomentum", hvp_method)
         if adapt_freq is not None and adapt_freq < 1:
             raise ValueError(f"MatrixMomentum: adapt_freq is {adapt_freq}; give a number of steps, at least 1")
-        super().__init__(
-            {"lr": lr, "mu": mu, "hvp_method": hvp_method, "h": h, "adaptive": adaptive, "adapt_freq": adapt_freq},
-            inner=inner,
-        )
-
-    def all_needs(self) -> frozenset[Need]:
-        """Products with the Hessian, or evaluations elsewhere."""
-        return product_needs(super().all_needs(), self.defaults["hvp_method"])
+        super().__init__(**collect_settings(locals()))
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """The momentum: the last step without what its curvature takes from it."""
         state, setting = states[0], settings[0]
         refuse_complex("MatrixMomentum", objective.params)
-        x, u = flat(objective.params), flat(mask_absent(objective.peek_updates(), objective.present))
+        x, u = flat(objective.params), gather_update(objective)
         state["momentum"] = torch.zeros_like(x)
         if "x" in state:
             s = x - state["x"]

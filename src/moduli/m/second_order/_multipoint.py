@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...optim import HESSIAN_METHODS, Module, Need, Objective
 from .._flat import flat, unflat
-from ._solve import refuse_complex, shortest, solve, solve_live
+from .._vector_link import refuse_complex
+from ._solve import shortest, solve, solve_live
 
 
 class _Points:

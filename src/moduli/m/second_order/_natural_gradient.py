@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...linalg import AtA, LinearOperator
-from ...optim import Closure, Evaluator, Need, Objective, Transform
+from ...optim import Closure, Evaluator, Need, Objective
 from .._flat import unflat
+from .._vector_link import HessianLink
 from ..least_squares._jacobian import jacobian
-from ._solve import refuse_complex
 
 
-class NaturalGradient(Transform):
+class NaturalGradient(HessianLink):
     r"""The shortest step that changes every sample's loss alike: $d = G^T (GG^T + \epsilon I)^{-1} 1$.
 
     The closure returns one loss per sample; $G$ is their Jacobian, $G^TG$ the empirical Fisher matrix. The links that follow
@@ -36,10 +37,12 @@ class NaturalGradient(Transform):
         S. Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998).
     """
 
+    decides_on_host = False
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.RESIDUALS})
-    vector_state = True
-    hessian = "matrix"
+    real_only = True
+    learnt = "G"
 
     def __init__(self, *, reg: float = 1e-8, sqrt: bool = False, batched: bool = True) -> None:
         if reg < 0:
@@ -47,12 +50,11 @@ class NaturalGradient(Transform):
         super().__init__({"reg": reg, "sqrt": sqrt})
         self.batched = batched
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Evaluates the Jacobian, and puts the sum of the losses in place of the vector."""
-        refuse_complex("NaturalGradient", objective.params)
         losses = objective.get_residuals()
         G = jacobian(losses, objective.params, self.batched)
-        states[0]["G"] = list(G.unbind(0))
+        state["G"] = list(G.unbind(0))
         total = losses.detach().sum()
         objective.loss = objective.loss_approx = total
         objective.grads = unflat(G.sum(0), objective.params)
@@ -62,23 +64,19 @@ class NaturalGradient(Transform):
             objective.evaluator = Evaluator(Closure(lambda: evaluator.ask().sum(), fixed=evaluator.fixed))
         objective.needs = objective.needs - {Need.RESIDUALS}
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Solves in the space of samples."""
-        G = torch.stack(states[0]["G"])
+        G = torch.stack(state["G"])
         gram = G @ G.T
-        reg = float(settings[0]["reg"])
+        reg = float(setting["reg"])
         # Not lstsq, whose last bit depends on where its workspace lies: a resumed run would differ.
         values, vectors = torch.linalg.eigh(gram)
         ok = values > values.max() * torch.finfo(G.dtype).eps * len(values)
         # V Lambda^-1/2 V' G'1 with V = G' U / sqrt(lambda), or the shortest solution of (G G' + reg) w = 1.
-        scale = values.clamp(min=0).sqrt() + reg if settings[0]["sqrt"] else values + reg
+        scale = values.clamp(min=0).sqrt() + reg if setting["sqrt"] else values + reg
         weights = vectors @ torch.where(ok, vectors.T.sum(1) / scale, torch.zeros_like(values))
-        objective.updates = unflat(G.T @ weights, objective.params)
-        return objective
+        return G.T @ weights
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The Fisher matrix, by its factor."""
-        state = self.state[objective.params[0]]
-        if "G" not in state:
-            self.update_states(objective, [state], [self.settings[objective.params[0]]])
         return AtA(torch.stack(state["G"]))

@@ -8,13 +8,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...linalg import Dense, LinearOperator
-from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
-from .._flat import flat, mask_absent, unflat
-from ._solve import decompose, refuse_complex, shortest, solve, solve_live
+from ...linalg import Dense, Eigendecomposition, LinearOperator
+from ...optim import Chainable, Need, Objective
+from .._checks import collect_settings
+from .._vector_link import HessianLink
+from ._base import SecondOrderLink
+from ._solve import decompose, shortest, solve, solve_live
 
 
-class Newton(Transform):
+class SpectralLink(SecondOrderLink, HessianLink):
+    """A link that solves with a matrix, or with what is kept of its eigenvalues.
+
+    Args:
+        eigval_fn: A function of the eigenvalues; None to keep them.
+        **arguments: Those of `SecondOrderLink`; of the settings it uses `eigv_tol`, `truncate` and `use_lstsq`.
+    """
+
+    shared_settings = True
+    real_only = True
+
+    def __init__(self, *, eigval_fn: Callable[[Tensor], Tensor] | None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        # Not a setting: a setting that can be called is a schedule.
+        self.eigval_fn = eigval_fn
+
+    def decompose(self, H: Tensor, setting: Any) -> Eigendecomposition | None:
+        """What is kept of the eigenvalues; None where all are, as they are."""
+        if self.eigval_fn is None and setting["eigv_tol"] is None and setting["truncate"] is None:
+            return None
+        return decompose(H, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
+
+    def solve(self, H: Tensor, b: Tensor, setting: Any) -> Tensor:
+        """The solution d of H d = b."""
+        kept = self.decompose(H, setting)
+        if kept is None:
+            return (shortest if setting["use_lstsq"] else solve)(H, b)
+        return kept.vectors @ ((kept.vectors.mT @ b) / kept.values)
+
+
+class Newton(SpectralLink):
     r"""Solves $(H + \lambda I)\,d = u$ with the Hessian $H$ of the loss.
 
     Where $H$ is indefinite this is the plain Newton step, which a line search or a trust region has to guard;
@@ -45,12 +77,8 @@ class Newton(Transform):
         attacking the saddle point problem in high-dimensional non-convex optimization", NeurIPS 2014.
     """
 
-    decides_on_host = True
-
-    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
-    vector_state = True
-    hessian = "matrix"
+    learnt = "H"
 
     def __init__(
         self,
@@ -65,42 +93,13 @@ class Newton(Transform):
         h: float = 1e-3,
         inner: Chainable | None = None,
     ) -> None:
-        if hessian_method not in HESSIAN_METHODS:
-            raise ValueError(f"Newton: hessian_method is {hessian_method!r}; it can be {', '.join(HESSIAN_METHODS)}")
         if isinstance(damping, int | float) and damping < 0:
             raise ValueError(f"Newton: damping is {damping}; what is added to the diagonal is not negative")
-        if truncate is not None and truncate < 1:
-            raise ValueError(f"Newton: truncate is {truncate}; keep at least one eigenvalue")
-        if eigv_tol is not None and not 0 <= eigv_tol < 1:
-            raise ValueError(f"Newton: eigv_tol is {eigv_tol}; it is a fraction of the largest eigenvalue")
-        super().__init__(
-            {
-                "damping": damping,
-                "eigv_tol": eigv_tol,
-                "truncate": truncate,
-                "use_lstsq": use_lstsq,
-                "hessian_method": hessian_method,
-                "h": h,
-            },
-            update_freq=update_freq,
-            inner=inner,
-        )
-        # Not a setting: a setting that can be called is a schedule.
-        self.eigval_fn = eigval_fn
+        super().__init__(**collect_settings(locals()))
 
-    def all_needs(self) -> frozenset[Need]:
-        """The Hessian; only evaluations elsewhere where it is made of differences."""
-        if "fd" in self.defaults["hessian_method"]:
-            return (super().all_needs() - {Need.HESSIAN}) | {Need.CLOSURE}
-        return super().all_needs()
-
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Evaluates the Hessian."""
-        setting = settings[0]
-        refuse_complex(type(self).__name__, objective.params)
-        H = objective.hessian(setting["hessian_method"], setting["h"])[2]
-        H = H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
-        states[0]["H"] = 0.5 * (H + H.T)
+        state["H"] = evaluate_hessian(objective, setting)
 
     def _damp(self, H: Tensor, setting: Any) -> Tensor:
         damping = setting["damping"]
@@ -109,35 +108,22 @@ class Newton(Transform):
             H.diagonal().add_(damping)
         return H
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
         """Solves for the update."""
-        setting = settings[0]
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        H = self._damp(states[0]["H"].to(u.dtype), setting)
+        H = self._damp(state["H"].to(u.dtype), setting)
         if not bool(torch.isfinite(H).all()):
-            return objective
-        if self._uses_eigenvalues(setting):
+            return None
+        return solve_live(H, u, lambda A, b: self.solve(A, b, setting))
 
-            def solve_symmetric(A: Tensor, b: Tensor) -> Tensor:
-                kept = decompose(A, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
-                return kept.vectors @ ((kept.vectors.mT @ b) / kept.values)
-
-            out = solve_live(H, u, solve_symmetric)
-        else:
-            out = solve_live(H, u, shortest if setting["use_lstsq"] else solve)
-        objective.updates = unflat(out, objective.params)
-        return objective
-
-    def _uses_eigenvalues(self, setting: Any) -> bool:
-        return self.eigval_fn is not None or setting["eigv_tol"] is not None or setting["truncate"] is not None
-
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The Hessian, or what is left of its eigenvalues."""
-        param = objective.params[0]
-        setting = self.settings[param]
-        if "H" not in self.state[param]:
-            self.update_states(objective, [self.state[param]], [setting])
-        H = self._damp(self.state[param]["H"], setting)
-        if self._uses_eigenvalues(setting):
-            return decompose(H, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
-        return Dense(H, symmetric=True)
+        H = self._damp(state["H"], setting)
+        kept = self.decompose(H, setting)
+        return Dense(H, symmetric=True) if kept is None else kept
+
+
+def evaluate_hessian(objective: Objective, setting: Any) -> Tensor:
+    """The Hessian of the loss, exactly symmetric and at least in single precision."""
+    H = objective.hessian(setting["hessian_method"], setting["h"])[2]
+    H = H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
+    return 0.5 * (H + H.mT)

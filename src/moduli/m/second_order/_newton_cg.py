@@ -7,41 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...linalg import FunctionOperator, LinearOperator, LinearSolution, Outcome, cg, minres
-from ...optim import Chainable, Need, Objective, Transform
-from .._flat import flat, mask_absent, size, unflat
+from ...linalg import LinearOperator, LinearSolution, Outcome, cg, minres
+from ...optim import Chainable, Objective
+from .._checks import collect_settings
+from .._vector_link import HessianLink, refuse_complex
 from ..trust_region import TrustCG
-from ._solve import refuse_complex
-
-HVP = ("autograd", "batched_autograd", "fd_forward", "fd_central")
+from ._base import SecondOrderLink, hessian_operator
 
 
-def hessian_operator(objective: Objective, method: str, h: float) -> FunctionOperator:
-    """The Hessian of the loss as an operator, in the precision of the parameters' vector."""
-    like = flat(objective.params)
-    _, vector, _ = objective.tensor_Hvp_function(method, h)
-
-    def product(z: Tensor) -> Tensor:
-        out = vector(z)
-        return out.to(like.dtype)
-
-    return FunctionOperator(product, size(objective.params), dtype=like.dtype, device=like.device, symmetric=True)
-
-
-def check_hvp(name: str, method: str) -> None:
-    """Refuse an unknown way to compute products."""
-    if method not in HVP:
-        raise ValueError(f"{name}: hvp_method is {method!r}; it can be {', '.join(HVP)}")
-
-
-def product_needs(needs: frozenset[Need], method: str) -> frozenset[Need]:
-    """Differences of gradients take evaluations elsewhere in place of the graph."""
-    if method.startswith("fd"):
-        return (needs - {Need.PRODUCTS}) | {Need.CLOSURE}
-    return needs
-
-
-class NewtonCG(Transform):
+class NewtonCG(SecondOrderLink, HessianLink):
     r"""Solves $(H + \epsilon I)\,d = u$ by conjugate gradients (or MINRES), with products $Hz$ only.
 
     A direction of negative curvature ends the iteration with what was reached and a step along it, as long as its absolute
@@ -71,11 +45,8 @@ class NewtonCG(Transform):
         Programming 26 (1983); J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., algorithm 7.1.
     """
 
-    decides_on_host = True
-
     shared_settings = True
-    needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
-    vector_state = True
+    real_only = True
     hessian = "products"
 
     def __init__(
@@ -91,63 +62,40 @@ class NewtonCG(Transform):
         warm_beta: float = 0.0,
         inner: Chainable | None = None,
     ) -> None:
-        check_hvp("NewtonCG", hvp_method)
         if solver not in ("cg", "minres"):
             raise ValueError(f"NewtonCG: solver is {solver!r}; it is 'cg' or 'minres'")
         if reg < 0 or not 0 <= warm_beta < 1:
             raise ValueError(f"NewtonCG: reg is {reg} and warm_beta is {warm_beta}; reg >= 0 and 0 <= warm_beta < 1")
-        super().__init__(
-            {
-                "maxiter": maxiter,
-                "tol": tol,
-                "reg": reg,
-                "hvp_method": hvp_method,
-                "solver": solver,
-                "h": h,
-                "warm_start": warm_start,
-                "warm_beta": warm_beta,
-            },
-            inner=inner,
-        )
+        super().__init__(**collect_settings(locals()))
 
-    def all_needs(self) -> frozenset[Need]:
-        """Products with the Hessian, or evaluations elsewhere."""
-        return product_needs(super().all_needs(), self.defaults["hvp_method"])
-
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
         """Solves for the update."""
-        state, setting = states[0], settings[0]
-        refuse_complex("NewtonCG", objective.params)
-        b = flat(mask_absent(objective.peek_updates(), objective.present))
-        if not bool(torch.isfinite(b).all()) or not bool(b.any()):
-            return objective
-        A: LinearOperator = hessian_operator(objective, setting["hvp_method"], setting["h"])
-        A = A + setting["reg"] if setting["reg"] else A
+        if not bool(torch.isfinite(u).all()) or not bool(u.any()):
+            return None
+        A = self.operator(objective, state, setting)
         tol = setting["tol"]
-        tol = min(0.5, float(torch.linalg.vector_norm(b)) ** 0.5) if tol is None else tol
+        tol = min(0.5, float(torch.linalg.vector_norm(u)) ** 0.5) if tol is None else tol
         start = state.get("start") if setting["warm_start"] else None
-        most = setting["maxiter"] or b.numel()
+        most = setting["maxiter"] or u.numel()
         try:
             if setting["solver"] == "cg":
-                out = _extend(A, b, cg(A, b, x0=start, rtol=tol, maxiter=most))
+                out = _extend(A, u, cg(A, u, x0=start, rtol=tol, maxiter=most))
             else:  # MINRES starts at zero, so it solves for the correction of the start
-                rest = b if start is None else b - A.matvec(start)
+                rest = u if start is None else u - A.matvec(start)
                 out = minres(A, rest, rtol=tol, maxiter=most).x
                 out = out if start is None else out + start
         except ValueError:
-            out = b  # a product was not finite: there is no curvature to use here
+            out = u  # a product was not finite: there is no curvature to use here
         if not bool(out.any()) or not bool(torch.isfinite(out).all()):
-            out = b.clone()
+            out = u.clone()
         if setting["warm_start"]:
             state["start"] = out.clone() if start is None else torch.lerp(out, start, setting["warm_beta"])
-        objective.updates = unflat(out, objective.params)
-        return objective
+        return out
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The Hessian, by its products."""
-        setting = self.settings[objective.params[0]]
         refuse_complex("NewtonCG", objective.params)
-        H = hessian_operator(objective, setting["hvp_method"], setting["h"])
+        H = hessian_operator(objective, setting)
         return H + setting["reg"] if setting["reg"] else H
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, LowRankPlusDiagonal, cg
-from ...optim import Chainable, Need, Objective, Transform
-from .._flat import flat, mask_absent, unflat
-from ._newton_cg import check_hvp, hessian_operator, product_needs
-from ._solve import refuse_complex
+from ...optim import Chainable, Objective
+from .._checks import collect_settings
+from .._flat import flat
+from .._vector_link import HessianLink
+from ._base import SecondOrderLink, hessian_operator
 
 
 def nystrom(
@@ -43,39 +44,24 @@ def nystrom(
     return Eigendecomposition((s * s - shift).clamp(min=0), U)
 
 
-class _Sketch(Transform):
-    decides_on_host = True
-    needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
-    vector_state = True
+class _Sketch(SecondOrderLink, HessianLink):
+    real_only = True
+    learnt = "values"
 
-    def __init__(self, defaults: dict[str, Any], update_freq: int, seed: int | None, inner: Chainable | None) -> None:
-        check_hvp(type(self).__name__, defaults["hvp_method"])
-        if defaults["rank"] < 1:
-            raise ValueError(f"{type(self).__name__}: rank is {defaults['rank']}; sketch at least one direction")
-        if not 0 <= defaults["eigv_tol"] < 1:
-            raise ValueError(
-                f"{type(self).__name__}: eigv_tol is {defaults['eigv_tol']}; it is a fraction of the largest eigenvalue"
-            )
-        super().__init__(defaults, update_freq=update_freq, inner=inner)
-        self.seed = seed
+    def __init__(self, **arguments: Any) -> None:
+        if arguments["rank"] < 1:
+            raise ValueError(f"{type(self).__name__}: rank is {arguments['rank']}; sketch at least one direction")
+        super().__init__(**arguments)
 
-    def all_needs(self) -> frozenset[Need]:
-        """Products with the Hessian, or evaluations elsewhere."""
-        return product_needs(super().all_needs(), self.defaults["hvp_method"])
-
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Sketches the Hessian."""
-        setting = settings[0]
-        refuse_complex(type(self).__name__, objective.params)
         generator = self.get_generator(objective.params[0].device, self.seed)
         found = nystrom(objective, setting["rank"], setting["hvp_method"], setting["h"], generator)
         # Lists, so that no axis of the sketch is taken for the parameters when a saved state is reordered.
-        states[0]["values"] = found.values.tolist()
-        states[0]["vectors"] = list(found.vectors.unbind(1))
+        state["values"] = found.values.tolist()
+        state["vectors"] = list(found.vectors.unbind(1))
 
-    def _sketch(self, objective: Objective, state: Any, setting: Any) -> Eigendecomposition:
-        if "values" not in state:
-            self.update_states(objective, [state], [setting])
+    def _sketch(self, state: Any, setting: Any) -> Eigendecomposition:
         Q = torch.stack(state["vectors"], 1)
         values = torch.tensor(state["values"], dtype=Q.dtype, device=Q.device)
         # Largest first; one is always kept, so that there is a sketch.
@@ -118,8 +104,6 @@ class NystromSketchAndSolve(_Sketch):
         estimates", arXiv:2211.08597 (2022).
     """
 
-    hessian = "matrix"
-
     def __init__(
         self,
         *,
@@ -137,50 +121,26 @@ class NystromSketchAndSolve(_Sketch):
     ) -> None:
         if reg is not None and not reg > 0:
             raise ValueError(f"NystromSketchAndSolve: reg is {reg}; it is positive, or None")
-        if truncate is not None and truncate < 1:
-            raise ValueError(f"NystromSketchAndSolve: truncate is {truncate}; keep at least one eigenvalue")
         if damping < 0 or rdamping < 0:
             raise ValueError(
                 f"NystromSketchAndSolve: damping is {damping} and rdamping {rdamping}; neither is negative"
             )
-        super().__init__(
-            {
-                "rank": rank,
-                "reg": reg,
-                "eigv_tol": eigv_tol,
-                "truncate": truncate,
-                "damping": damping,
-                "rdamping": rdamping,
-                "hvp_method": hvp_method,
-                "h": h,
-            },
-            update_freq,
-            seed,
-            inner,
-        )
+        super().__init__(**collect_settings(locals()))
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Solves with the sketch."""
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        sketch, reg = self._sketch(objective, states[0], settings[0]), settings[0]["reg"]
+        sketch, reg = self._sketch(state, setting), setting["reg"]
         if reg is None:
             inside = sketch.vectors.T @ u
             tiny = torch.finfo(u.dtype).eps * sketch.values.max()
-            out = sketch.vectors @ torch.where(sketch.values > tiny, inside / sketch.values, torch.zeros_like(inside))
-        else:
-            out = sketch.solve_plus_diag(u, float(reg))
-        objective.updates = unflat(out, objective.params)
-        return objective
+            return sketch.vectors @ torch.where(sketch.values > tiny, inside / sketch.values, torch.zeros_like(inside))
+        return sketch.solve_plus_diag(u, float(reg))
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The sketch, plus its regularisation."""
-        param = objective.params[0]
-        sketch = self._sketch(objective, self.state[param], self.settings[param])
-        reg = self.settings[param]["reg"]
-        n = sketch.shape[-1]
-        return LowRankPlusDiagonal(
-            torch.full((n,), float(reg or 0.0), dtype=sketch.dtype), sketch.vectors, sketch.values
-        )
+        sketch = self._sketch(state, setting)
+        diag = torch.full(sketch.shape[-1:], float(setting["reg"] or 0.0), dtype=sketch.dtype)
+        return LowRankPlusDiagonal(diag, sketch.vectors, sketch.values)
 
 
 class NystromPCG(_Sketch):
@@ -230,39 +190,22 @@ class NystromPCG(_Sketch):
     ) -> None:
         if not reg > 0:
             raise ValueError(f"NystromPCG: reg is {reg}; it is positive")
-        super().__init__(
-            {
-                "rank": rank,
-                "maxiter": maxiter,
-                "tol": tol,
-                "reg": reg,
-                "eigv_tol": eigv_tol,
-                "hvp_method": hvp_method,
-                "h": h,
-            },
-            update_freq,
-            seed,
-            inner,
-        )
+        super().__init__(**collect_settings(locals()))
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
         """Solves for the update."""
-        setting = settings[0]
-        b = flat(mask_absent(objective.peek_updates(), objective.present))
-        if not bool(torch.isfinite(b).all()) or not bool(b.any()):
-            return objective
-        sketch, reg = self._sketch(objective, states[0], setting), float(setting["reg"])
+        if not bool(torch.isfinite(u).all()) or not bool(u.any()):
+            return None
+        sketch, reg = self._sketch(state, setting), float(setting["reg"])
         values = (sketch.values.min() + reg) / (sketch.values + reg) - 1
-        P = LowRankPlusDiagonal(torch.ones_like(b), sketch.vectors, values)
-        A = hessian_operator(objective, setting["hvp_method"], setting["h"]) + reg
+        P = LowRankPlusDiagonal(torch.ones_like(u), sketch.vectors, values)
+        A = self.operator(objective, state, setting)
         try:
-            out: Tensor = cg(A, b, preconditioner=P, rtol=setting["tol"], maxiter=setting["maxiter"] or b.numel()).x
+            out: Tensor = cg(A, u, preconditioner=P, rtol=setting["tol"], maxiter=setting["maxiter"] or u.numel()).x
         except ValueError:
-            out = b
-        objective.updates = unflat(out if bool(out.any()) else b.clone(), objective.params)
-        return objective
+            out = u
+        return out if bool(out.any()) else u.clone()
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The Hessian, by its products."""
-        setting = self.settings[objective.params[0]]
-        return hessian_operator(objective, setting["hvp_method"], setting["h"]) + float(setting["reg"])
+        return hessian_operator(objective, setting) + float(setting["reg"])

@@ -2,77 +2,41 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Need, Objective, Transform, sample_like
-from .._checks import check_at_least_one, choice, fraction, non_negative, positive, probability
-from .._flat import flat, mask_absent, unflat
+from ...optim import Chainable, Objective, sample_like
+from .._checks import check_at_least_one, choice, collect_settings, fraction, non_negative, positive, probability
+from .._flat import flat, mask_absent
+from .._vector_link import VectorLink, refuse_complex
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
 from ..adaptive._psgd import Geometry
-from ._newton_cg import check_hvp, product_needs
-from ._solve import refuse_complex
+from ._base import SecondOrderLink
 
 
-class _PSGDNewton(Transform):
-    """What the three have in common: pairs of random vectors and their products with the Hessian.
-
-    Args:
-        defaults: The settings of the factors.
-        **common: Those of all: see the subclasses.
-    """
+class _PSGDNewton(SecondOrderLink):
+    """What the three have in common: pairs of random vectors and their products with the Hessian."""
 
     shared_settings = ("damping", "update_probability")
-    needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
 
-    def __init__(
-        self,
-        defaults: dict[str, Any],
-        *,
-        init_scale: float | None,
-        lr_preconditioner: float,
-        betaL: float,
-        damping: float,
-        largest: dict[str, float],
-        update_probability: float,
-        hvp_method: str,
-        h: float,
-        distribution: str,
-        inner: Chainable | None,
-        seed: int | None,
-    ) -> None:
+    def __init__(self, **arguments: Any) -> None:
         name = type(self).__name__
-        positive(name, lr_preconditioner=lr_preconditioner, h=h, **largest)
-        non_negative(name, damping=damping)
-        fraction(name, betaL=betaL)
-        check_hvp(name, hvp_method)
-        choice(name, "distribution", distribution, ("normal", "gaussian", "uniform", "rademacher", "sphere"))
-        probability(name, update_probability=update_probability)
-        if init_scale is not None:
-            positive(name, init_scale=init_scale)
-        super().__init__(
-            {
-                **defaults,
-                "init_scale": init_scale,
-                "lr_preconditioner": lr_preconditioner,
-                "betaL": betaL,
-                "damping": damping,
-                **largest,
-                "update_probability": update_probability,
-                "hvp_method": hvp_method,
-                "h": h,
-                "distribution": distribution,
-            },
-            inner=inner,
+        for key, value in arguments.items():
+            if key in ("lr_preconditioner", "h", "grad_clip_max_amp", "grad_clip_max_norm"):
+                positive(name, **{key: value})
+        non_negative(name, damping=arguments["damping"])
+        fraction(name, betaL=arguments["betaL"])
+        choice(
+            name, "distribution", arguments["distribution"], ("normal", "gaussian", "uniform", "rademacher", "sphere")
         )
-        self.seed = seed
-
-    def all_needs(self) -> frozenset[Need]:
-        """Products with the Hessian, or evaluations elsewhere."""
-        return product_needs(super().all_needs(), self.defaults["hvp_method"])
+        probability(name, update_probability=arguments["update_probability"])
+        if arguments["init_scale"] is not None:
+            positive(name, init_scale=arguments["init_scale"])
+        super().__init__(**arguments)
 
     def pairs(self, objective: Objective, setting: Any) -> tuple[list[Tensor], list[Tensor]] | None:
         """Random vectors and their products, with a little noise; None where it is not the turn."""
@@ -151,20 +115,7 @@ class PSGDKronNewton(_PSGDNewton):
         non_negative("PSGDKronNewton", max_skew=max_skew)
         probability("PSGDKronNewton", balance_probability=balance_probability)
         choice("PSGDKronNewton", "dQ", dQ, _kron.GEOMETRIES)
-        super().__init__(
-            {"max_dim": max_dim, "max_skew": max_skew, "dQ": dQ, "balance_probability": balance_probability},
-            init_scale=init_scale,
-            lr_preconditioner=lr_preconditioner,
-            betaL=betaL,
-            damping=damping,
-            largest={"grad_clip_max_amp": grad_clip_max_amp},
-            update_probability=update_probability,
-            hvp_method=hvp_method,
-            h=h,
-            distribution=distribution,
-            inner=inner,
-            seed=seed,
-        )
+        super().__init__(**collect_settings(locals()))
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Fits the factors to one more product."""
@@ -193,31 +144,27 @@ class PSGDKronNewton(_PSGDNewton):
         return objective
 
 
-class _OneVector(_PSGDNewton):
+class _OneVector(_PSGDNewton, VectorLink):
     """One preconditioner for all parameters, as one vector."""
 
-    vector_state = True
+    @abstractmethod
+    def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None: ...
 
-    def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
-        raise TypeError(f"{type(self).__name__} does not say how it fits")
+    @abstractmethod
+    def _precondition(self, state: dict[str, Any], u: Tensor) -> Tensor: ...
 
-    def _precondition(self, state: dict[str, Any], u: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} does not say how it preconditions")
-
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Fits the factors to one more product."""
-        found = self.pairs(objective, settings[0])
+        found = self.pairs(objective, setting)
         if found is not None:
-            self._fit(states[0], flat(found[1]).clone(), flat(found[0]).clone(), settings[0])
+            self._fit(state, flat(found[1]).clone(), flat(found[0]).clone(), setting)
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Preconditions the vector of all parameters."""
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        out, limit = self._precondition(states[0], u), settings[0]["grad_clip_max_norm"]
+        out, limit = self._precondition(state, u), setting["grad_clip_max_norm"]
         if limit != float("inf"):
             out = out * (limit / torch.linalg.vector_norm(out).clamp(min=limit))
-        objective.updates = unflat(out, objective.params)
-        return objective
+        return out
 
 
 class PSGDDenseNewton(_OneVector):
@@ -273,20 +220,7 @@ class PSGDDenseNewton(_OneVector):
         seed: int | None = None,
     ) -> None:
         choice("PSGDDenseNewton", "dQ", dQ, _kron.GEOMETRIES)
-        super().__init__(
-            {"dQ": dQ},
-            init_scale=init_scale,
-            lr_preconditioner=lr_preconditioner,
-            betaL=betaL,
-            damping=damping,
-            largest={"grad_clip_max_norm": grad_clip_max_norm},
-            update_probability=update_probability,
-            hvp_method=hvp_method,
-            h=h,
-            distribution=distribution,
-            inner=inner,
-            seed=seed,
-        )
+        super().__init__(**collect_settings(locals()))
 
     def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
         if "factors" not in state:
@@ -348,20 +282,7 @@ class PSGDLRANewton(_OneVector):
         seed: int | None = None,
     ) -> None:
         check_at_least_one("PSGDLRANewton", rank=rank)
-        super().__init__(
-            {"rank": rank},
-            init_scale=init_scale,
-            lr_preconditioner=lr_preconditioner,
-            betaL=betaL,
-            damping=damping,
-            largest={"grad_clip_max_norm": grad_clip_max_norm},
-            update_probability=update_probability,
-            hvp_method=hvp_method,
-            h=h,
-            distribution=distribution,
-            inner=inner,
-            seed=seed,
-        )
+        super().__init__(**collect_settings(locals()))
 
     def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
         if "d" not in state:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,15 +10,6 @@ from torch import Tensor
 from ...linalg import Eigendecomposition
 
 EigvalFn = Callable[[Tensor], Tensor]
-
-
-def refuse_complex(name: str, params: Sequence[Tensor]) -> None:
-    """Second derivatives by complex numbers are not a matrix."""
-    for param in params:
-        if param.is_complex():
-            raise TypeError(
-                f"{name} takes real parameters, got {param.dtype}; optimize torch.view_as_real(w), or use LBFGS"
-            )
 
 
 def decompose(

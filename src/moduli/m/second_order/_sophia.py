@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from ...optim import Chainable, Objective
-from ._diagonal import HutchinsonBase
+from ...optim import Chainable
+from .._checks import collect_settings
+from ._diagonal import DiagonalMoments
 
 
-class SophiaH(HutchinsonBase):
+class SophiaH(DiagonalMoments):
     r"""Divides the mean gradient by a running mean of the Hessian's diagonal, and clips.
 
     $h_t = \beta_2 h_{t-1} + (1-\beta_2)\, z \odot Hz$ at every n-th step,
@@ -48,6 +49,8 @@ class SophiaH(HutchinsonBase):
         H. Liu et al., "Sophia: a scalable stochastic second-order optimizer for language model pre-training", ICLR 2024.
     """
 
+    second = "D_exp_avg"
+
     def __init__(
         self,
         *,
@@ -68,52 +71,13 @@ class SophiaH(HutchinsonBase):
         exp_avg_tfm: Chainable | None = None,
         D_exp_avg_tfm: Chainable | None = None,
     ) -> None:
-        super().__init__(
-            {
-                "beta1": beta1,
-                "beta2": beta2,
-                "precond_scale": precond_scale,
-                "clip": clip,
-                "eps": eps,
-                "hvp_method": hvp_method,
-                "distribution": distribution,
-                "h": h,
-                "n_samples": n_samples,
-                "zHz": zHz,
-                "debias": debias,
-            },
-            update_freq,
-            seed,
-            inner,
-            {"exp_avg_tfm": exp_avg_tfm, "D_exp_avg_tfm": D_exp_avg_tfm},
-        )
+        super().__init__(**collect_settings(locals()))
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """The mean gradient, and the mean diagonal when it is its turn."""
-        found = self.estimate(objective, settings[0])
-        for i, (u, state, setting) in enumerate(zip(objective.peek_updates(), states, settings, strict=True)):
-            if objective.present is not None and not objective.present[i]:
-                continue
-            if "exp_avg" not in state:
-                state["exp_avg"], state["D_exp_avg"] = torch.zeros_like(u), torch.zeros_like(u)
-                state["step"] = state["estimates"] = 0
-            state["step"] += 1
-            state["exp_avg"].lerp_(u, 1 - setting["beta1"])
-            if found is not None:
-                state["estimates"] += 1
-                state["D_exp_avg"].lerp_(found[i], 1 - setting["beta2"])
+    def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
+        """The mean."""
+        held.lerp_(D, 1 - setting["beta2"])
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Divides and clips."""
-        out = list(objective.get_updates())
-        for i, state in self.find_known(objective, states, exp_avg_tfm="exp_avg", D_exp_avg_tfm="D_exp_avg"):
-            setting = settings[i]
-            m, D = state["exp_avg"], state["D_exp_avg"]
-            if setting["debias"]:
-                m = m / (1 - setting["beta1"] ** state["step"])
-                D = D / (1 - setting["beta2"] ** max(state["estimates"], 1))
-            out[i] = (m / (D * setting["precond_scale"]).clamp(min=setting["eps"])).clamp(
-                -setting["clip"], setting["clip"]
-            )
-        objective.updates = out
-        return objective
+    def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
+        """By the diagonal, and clips."""
+        ratio = m / (D * setting["precond_scale"]).clamp(min=setting["eps"])
+        return ratio.clamp(-setting["clip"], setting["clip"])

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator
-from ...optim import Chainable, Need, Objective, Transform
-from .._flat import flat, mask_absent, unflat
-from ._newton_cg import check_hvp, product_needs
-from ._solve import decompose, refuse_complex, shortest, solve
+from ...optim import Chainable, Objective
+from .._checks import collect_settings
+from .._flat import flat
+from .._vector_link import gather_update
+from ._newton import SpectralLink
 
 _TYPES = ("common_directions", "orthonormal", "rademacher", "rows", "topk", "mixed")
 
 
-class SubspaceNewton(Transform):
+class SubspaceNewton(SpectralLink):
     r"""Solves $(S^THS + \lambda I)\,z = S^Tu$ in a subspace with orthonormal columns $S$, and goes along $Sz$.
 
     Args:
@@ -51,12 +52,7 @@ class SubspaceNewton(Transform):
         C.-P. Lee, C.-J. Lin, "The common-directions method for regularized empirical risk minimization", JMLR 20 (2019).
     """
 
-    decides_on_host = True
-
-    shared_settings = True
-    needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
-    vector_state = True
-    hessian = "matrix"
+    learnt = "basis"
 
     def __init__(
         self,
@@ -74,36 +70,11 @@ class SubspaceNewton(Transform):
         seed: int | None = None,
         inner: Chainable | None = None,
     ) -> None:
-        check_hvp("SubspaceNewton", hvp_method)
         if sketch_type not in _TYPES:
             raise ValueError(f"SubspaceNewton: sketch_type is {sketch_type!r}; it can be {', '.join(_TYPES)}")
         if sketch_size < 1 or damping < 0:
             raise ValueError("SubspaceNewton: sketch_size is at least 1, damping not negative")
-        if truncate is not None and truncate < 1:
-            raise ValueError(f"SubspaceNewton: truncate is {truncate}; keep at least one eigenvalue")
-        if eigv_tol is not None and not 0 <= eigv_tol < 1:
-            raise ValueError(f"SubspaceNewton: eigv_tol is {eigv_tol}; it is a fraction of the largest eigenvalue")
-        super().__init__(
-            {
-                "sketch_size": sketch_size,
-                "sketch_type": sketch_type,
-                "damping": damping,
-                "eigv_tol": eigv_tol,
-                "truncate": truncate,
-                "use_lstsq": use_lstsq,
-                "hvp_method": hvp_method,
-                "h": h,
-            },
-            update_freq=update_freq,
-            inner=inner,
-        )
-        self.seed = seed
-        # Not a setting: a setting that can be called is a schedule.
-        self.eigval_fn = eigval_fn
-
-    def all_needs(self) -> frozenset[Need]:
-        """Products with the Hessian, or evaluations elsewhere."""
-        return product_needs(super().all_needs(), self.defaults["hvp_method"])
+        super().__init__(**collect_settings(locals()))
 
     def _columns(self, g: Tensor, x: Tensor, state: Any, setting: Any) -> Tensor:
         """Columns that span the subspace."""
@@ -132,11 +103,9 @@ class SubspaceNewton(Transform):
         state["point"] = x.clone()
         return torch.cat([torch.stack(known, 1), draw], 1)[:, : max(k, 1)]
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Chooses the subspace, and evaluates the Hessian there."""
-        state, setting = states[0], settings[0]
-        refuse_complex("SubspaceNewton", objective.params)
-        g = flat(mask_absent(objective.peek_updates(), objective.present))
+        g = gather_update(objective)
         columns = self._columns(g, flat(objective.params), state, setting)
         columns = columns / torch.linalg.vector_norm(columns, dim=0).clamp(min=torch.finfo(g.dtype).tiny)
         Q, R = torch.linalg.qr(columns)
@@ -147,42 +116,25 @@ class SubspaceNewton(Transform):
         state["basis"] = list(S.unbind(1))
         state["small"] = [row.tolist() for row in 0.5 * (small + small.T)]
 
-    def _parts(self, objective: Objective, state: Any, setting: Any) -> tuple[Tensor, Tensor]:
-        if "basis" not in state:
-            self.update_states(objective, [state], [setting])
+    def _parts(self, state: Any, setting: Any) -> tuple[Tensor, Tensor]:
         S = torch.stack(state["basis"], 1)
         small = torch.tensor(state["small"], dtype=S.dtype, device=S.device)
         small.diagonal().add_(setting["damping"])
         return S, small
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Solves in the subspace."""
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        S, small = self._parts(objective, states[0], settings[0])
-        setting = settings[0]
-        if self._uses_eigenvalues(setting):
-            kept = decompose(small, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
-            out = S @ (kept.vectors @ ((kept.vectors.mT @ (S.T @ u)) / kept.values))
-        else:
-            out = S @ (shortest if setting["use_lstsq"] else solve)(small, S.T @ u)
+        S, small = self._parts(state, setting)
+        out = S @ self.solve(small, S.T @ u, setting)
         if torch.dot(out, u).item() <= 0:
             out = S @ (S.T @ u)  # indefinite there: the gradient's part in the subspace goes downhill
-        objective.updates = unflat(out, objective.params)
-        return objective
+        return out
 
-    def _uses_eigenvalues(self, setting: Any) -> bool:
-        return self.eigval_fn is not None or setting["eigv_tol"] is not None or setting["truncate"] is not None
-
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The Hessian's part in the subspace."""
-        param = objective.params[0]
-        setting = self.settings[param]
-        S, small = self._parts(objective, self.state[param], setting)
-        if self._uses_eigenvalues(setting):
-            kept = decompose(small, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
-            return Eigendecomposition(kept.values, S @ kept.vectors)
-        values, vectors = torch.linalg.eigh(small)
-        return Eigendecomposition(values, S @ vectors)
+        S, small = self._parts(state, setting)
+        kept = self.decompose(small, setting) or Eigendecomposition.of(small)
+        return Eigendecomposition(kept.values, S @ kept.vectors)
 
 
 def _unit(index: Tensor, like: Tensor) -> Tensor:
