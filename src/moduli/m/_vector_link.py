@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..linalg import LinearOperator
 from ..optim import Objective, Transform
-from ._flat import flat, mask_absent, unflat
+from ._flat import flat, mask_absent, size, unflat
 
 
 def refuse_complex(name: str, params: Sequence[Tensor]) -> None:
@@ -25,6 +25,11 @@ def refuse_complex(name: str, params: Sequence[Tensor]) -> None:
 def gather_update(objective: Objective) -> Tensor:
     """The update as one vector, with zeros where a parameter has no gradient. May share memory with it."""
     return flat(mask_absent(objective.peek_updates(), objective.present))
+
+
+def vector_like(objective: Objective) -> Tensor:
+    """An uninitialised vector for all parameters."""
+    return flat(objective.params[:1]).new_empty(size(objective.params))
 
 
 class VectorLink(Transform):

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective, Transform
-from .._flat import flat, mask_absent, unflat
+from ...optim import Chainable, Objective
+from .._checks import collect_settings
+from .._vector_link import VectorLink, gather_update
 from ._rules import RULES
 
 
-class ConjugateGradient(Transform):
+class ConjugateGradient(VectorLink):
     r"""Adds to the update a multiple of the last direction, $D = u + \beta D_-$, with a rule for $\beta$.
 
     Follow it with a tight line search: `m.StrongWolfe(c2=0.1, a_init="first-order")`. Where $D$ would not point downhill
@@ -41,7 +42,6 @@ class ConjugateGradient(Transform):
 
     members = "batched"
     shared_settings = True
-    vector_state = True
 
     def __init__(
         self,
@@ -58,12 +58,11 @@ class ConjugateGradient(Transform):
             raise ValueError(
                 f"{name}: restart_interval is {restart_interval!r}; give a number of steps, 'auto' or None"
             )
-        super().__init__({"rule": rule, "clip_beta": clip_beta, "restart_interval": restart_interval}, inner=inner)
+        super().__init__(collect_settings(locals(), "name", "inner"), inner=inner)
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Finds beta from this gradient and the last one."""
-        state, setting = states[0], settings[0]
-        g = flat(mask_absent(objective.peek_updates(), objective.present))
+        g = gather_update(objective)
         last, D = state.get("last"), state.get("direction")
         every = setting["restart_interval"]
         every = g.numel() + 1 if every == "auto" else every
@@ -89,13 +88,12 @@ class ConjugateGradient(Transform):
         out = torch.where(state["beta"] != 0, g + state["beta"] * D, g)
         return torch.where(torch.dot(out, g) > 0, out, g)
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Adds the last direction."""
-        out = self._combine(flat(mask_absent(objective.peek_updates(), objective.present)), states[0])
+        out = self._combine(u, state)
         if "inner" in self.children:  # what they make of the gradient is part of the direction
-            states[0]["direction"] = out
-        objective.updates = unflat(out.clone(), objective.params)
-        return objective
+            state["direction"] = out
+        return out.clone()
 
     def reset_for_online(self) -> None:
         """Forgets the last gradient."""

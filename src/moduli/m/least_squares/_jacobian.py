@@ -19,31 +19,21 @@ def jacobian(vector: Tensor, params: Sequence[Tensor], batched: bool) -> Tensor:
     with torch.enable_grad():
         flat = vector.reshape(-1)
     m = flat.numel()
+
+    def join(found: Sequence[Tensor | None], rows: int) -> Tensor:
+        parts = [
+            flat.new_zeros(rows, param.numel()) if f is None else f.reshape(rows, param.numel())
+            for f, param in zip(found, params, strict=True)
+        ]
+        return torch.cat(parts, 1).detach()
+
     if not flat.requires_grad or m == 0:
-        return torch.zeros(m, sum(p.numel() for p in params), dtype=flat.dtype, device=flat.device)
+        return join([None] * len(params), m)
     if batched:
         eye = torch.eye(m, dtype=flat.dtype, device=flat.device)
-        found = torch.autograd.grad(
-            flat, params, grad_outputs=eye, retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
-        return torch.cat(
-            [
-                torch.zeros(m, p.numel(), dtype=flat.dtype, device=flat.device) if f is None else f.reshape(m, -1)
-                for f, p in zip(found, params, strict=True)
-            ],
-            1,
-        ).detach()
-    rows = []
+        found = torch.autograd.grad(flat, params, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        return join(found, m)
     with torch.enable_grad():
         elements = flat.unbind(0)
-    for element in elements:
-        found = torch.autograd.grad(element, params, retain_graph=True, allow_unused=True)
-        rows.append(
-            torch.cat(
-                [
-                    torch.zeros_like(p).reshape(-1) if f is None else f.reshape(-1)
-                    for f, p in zip(found, params, strict=True)
-                ]
-            )
-        )
-    return torch.stack(rows).detach()
+    rows = [torch.autograd.grad(element, params, retain_graph=True, allow_unused=True) for element in elements]
+    return torch.cat([join(row, 1) for row in rows])

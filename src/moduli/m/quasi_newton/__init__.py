@@ -5,9 +5,7 @@
 * Each gives a direction, to be followed by a line search, and a Hessian (`get_H`), for a trust region.
 """
 
-from ._bfgs import BFGS, FletcherVMM
 from ._dense import QuasiNewton
-from ._dfp import DFP
 from ._diagonal import (
     DNRTR,
     DiagonalBFGS,
@@ -18,16 +16,12 @@ from ._diagonal import (
     NewDQN,
 )
 from ._gradient_correction import GradientCorrection
-from ._hoshino import Horisho
 from ._lbfgs import LBFGS
 from ._lsr1 import LSR1
-from ._psb import PSB
+from ._projected import ProjectedGradientMethod, ProjectedNewtonRaphson, ShorR, ThomasOptimalMethod
 from ._rank_one import ICUM, BroydenBad, BroydenGood, Greenstadt1, Greenstadt2, McCormick, Pearson
 from ._sg2 import SG2
-from ._shor import ProjectedGradientMethod, ShorR
-from ._sr1 import SR1
-from ._ssvm import SSVM
-from ._two_matrices import ProjectedNewtonRaphson, ThomasOptimalMethod
+from ._symmetric import BFGS, DFP, PSB, SR1, SSVM, FletcherVMM, Horisho
 
 __all__ = [
     "BFGS",

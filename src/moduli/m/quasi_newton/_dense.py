@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
-from ...optim import Chainable, Objective, Transform
-from .._flat import flat, mask_absent, size, unflat
-from ._pairs import forget_point
+from ...optim import Chainable, Objective
+from .._checks import collect_settings
+from .._flat import flat
+from .._vector_link import HessianLink, gather_update, vector_like
+from ._pairs import PairLink
 from ._rules import Pair, Rule, may_hold
 
 
-class QuasiNewton(Transform):
+class QuasiNewton(PairLink, HessianLink):
     r"""Keeps a matrix over all parameters that learns curvature from pairs $s = x - x_-$, $y = u - u_-$; override the rules.
 
     Either the inverse Hessian $H$ is kept (the update becomes $Hu$) or the Hessian $B$ (it becomes $B^{-1}u$). A subclass
@@ -51,10 +53,6 @@ class QuasiNewton(Transform):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., chapter 6.
     """
 
-    decides_on_host = True
-
-    vector_state = True
-    hessian = "matrix"
     symmetric: ClassVar[bool] = True
     rules: ClassVar[dict[str, Rule]] = {}
 
@@ -74,6 +72,7 @@ class QuasiNewton(Transform):
         inner: Chainable | None = None,
         _more: Mapping[str, Any] | None = None,
     ) -> None:
+        settings = collect_settings(locals(), "inverse", "update_freq", "inner", "_more")
         name = type(self).__name__
         if ("inverse" if inverse else "hessian") not in self.rules:
             kept = "the inverse Hessian" if inverse else "the Hessian"
@@ -86,21 +85,7 @@ class QuasiNewton(Transform):
             )
         if beta is not None and not 0 <= beta < 1:
             raise ValueError(f"{name}: beta is {beta}; the part of the old matrix that is kept is in [0, 1)")
-        super().__init__(
-            {
-                "init_scale": init_scale,
-                "tol": tol,
-                "ptol": ptol,
-                "ptol_restart": ptol_restart,
-                "gtol": gtol,
-                "restart_interval": restart_interval,
-                "beta": beta,
-                "scale_first": scale_first,
-                **(_more or {}),
-            },
-            update_freq=update_freq,
-            inner=inner,
-        )
+        super().__init__({**settings, **(_more or {})}, update_freq=update_freq, inner=inner)
         self.inverse = inverse
 
     def __repr__(self) -> str:
@@ -129,10 +114,9 @@ class QuasiNewton(Transform):
             state["matrix"] = torch.where(where, self._start(state, like, setting), matrix)
             state["pairs"] = torch.where(where, state["pairs"], pairs)
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Changes the matrix with the pair of the last step."""
-        state, setting = states[0], settings[0]
-        x, u = flat(objective.params), flat(mask_absent(objective.peek_updates(), objective.present))
+        x, u = flat(objective.params), gather_update(objective)
         x_before, u_before, loss_before = state.get("x"), state.get("u"), state.get("loss")
         state["x"], state["u"], state["loss"] = x.clone(), u.clone(), objective.loss
         self._matrix(state, x, setting)
@@ -168,10 +152,8 @@ class QuasiNewton(Transform):
         state["pairs"] = state["pairs"] + used
         self._restart(~torch.isfinite(matrix.diagonal()).all(), state, pair.s, setting)
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Multiplies by the inverse Hessian, or solves with the Hessian."""
-        state, setting = states[0], settings[0]
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
         matrix = self._matrix(state, u, setting)
         first = state["pairs"] == 0
         if self.inverse:
@@ -185,23 +167,12 @@ class QuasiNewton(Transform):
             length = torch.linalg.vector_norm(u)
             long = (length > 1) & length.isfinite() & bool(setting["scale_first"])
             out = torch.where(first, torch.where(long, u / length, u), out)
-        objective.updates = unflat(out, objective.params)
-        return objective
+        return out
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The Hessian as it is known now."""
-        param = objective.params[0]
-        like = flat([param]).new_empty(size(objective.params))
-        matrix = self._matrix(self.state[param], like, self.settings[param])
-        kept = Dense(matrix.clone(), symmetric=self.symmetric)
+        kept = Dense(self._matrix(state, vector_like(objective), setting).clone(), symmetric=self.symmetric)
         return kept.inverse() if self.inverse else kept
-
-    def reset_for_online(self) -> None:
-        """Forgets the last point; the matrix stays."""
-        super().reset_for_online()
-        for state in self.state.values():
-            forget_point(state)
-            state.pop("loss", None)
 
 
 def _exceeds(vector: Tensor, tol: float) -> Tensor:

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from ...linalg import Diagonal, LinearOperator
-from ...optim import Chainable, Objective, Transform
-from .._flat import flat, mask_absent, size, unflat
-from ._pairs import changed, forget_point
+from ...optim import Chainable, Objective
+from .._checks import collect_settings
+from .._vector_link import HessianLink, vector_like
+from ._pairs import PairLink, take_tensors
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return torch.dot(a, b).item()
 
 
-class DiagonalQuasiNewton(Transform):
+class DiagonalQuasiNewton(PairLink, HessianLink):
     r"""Keeps a diagonal Hessian $b$ over all parameters and divides the update by it; override `rule`.
 
     Entries that are not positive, or outside of the bounds, are used as 1.
@@ -45,11 +46,6 @@ class DiagonalQuasiNewton(Transform):
         M. Zhu, J. L. Nazareth, H. Wolkowicz, "The quasi-Cauchy relation and diagonal updating", SIAM J. Optim. 9 (1999).
     """
 
-    decides_on_host = True
-
-    vector_state = True
-    hessian = "matrix"
-
     @staticmethod
     def rule(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
         """The next diagonal from this one and a pair; None where the pair is of no use."""
@@ -71,11 +67,8 @@ class DiagonalQuasiNewton(Transform):
             raise ValueError(f"{name}: init_scale is {init_scale!r}; it is a positive number or 'auto'")
         if not 0 < lb < ub:
             raise ValueError(f"{name}: lb is {lb} and ub is {ub}; they obey 0 < lb < ub")
-        super().__init__(
-            {"init_scale": init_scale, "ptol": ptol, "gtol": gtol, "lb": lb, "ub": ub},
-            update_freq=update_freq,
-            inner=inner,
-        )
+        settings = collect_settings(locals(), "name", "update_freq", "inner")
+        super().__init__(settings, update_freq=update_freq, inner=inner)
 
     def _diagonal(self, state: Any, like: Tensor, setting: Any) -> Tensor:
         held: Tensor | None = state.get("diagonal")
@@ -85,12 +78,11 @@ class DiagonalQuasiNewton(Transform):
             state["pairs"] = 0
         return held
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Changes the diagonal with the pair of the last step."""
-        state, setting = states[0], settings[0]
-        x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
+        x, s, y, _ = take_tensors(objective, state, setting)
         b = self._diagonal(state, x, setting)
-        if s is None or y is None or verdict:
+        if s is None or y is None:
             return
         if state["pairs"] == 0 and setting["init_scale"] == "auto" and _dot(s, y) > 0:
             b.fill_(_dot(y, y) / _dot(s, y))
@@ -102,25 +94,13 @@ class DiagonalQuasiNewton(Transform):
     def _keep_in_bounds(self, b: Tensor, setting: Any) -> Tensor:
         return torch.where((b > setting["lb"]) & (b < setting["ub"]), b, torch.ones_like(b))
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Divides by the diagonal."""
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        b = self._keep_in_bounds(self._diagonal(states[0], u, settings[0]), settings[0])
-        objective.updates = unflat(u / b, objective.params)
-        return objective
+        return u / self._keep_in_bounds(self._diagonal(state, u, setting), setting)
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The diagonal."""
-        param = objective.params[0]
-        like = flat([param]).new_empty(size(objective.params))
-        setting = self.settings[param]
-        return Diagonal(self._keep_in_bounds(self._diagonal(self.state[param], like, setting), setting))
-
-    def reset_for_online(self) -> None:
-        """Forgets the last point; the diagonal stays."""
-        super().reset_for_online()
-        for state in self.state.values():
-            forget_point(state)
+        return Diagonal(self._keep_in_bounds(self._diagonal(state, vector_like(objective), setting), setting))
 
 
 def _bfgs(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:

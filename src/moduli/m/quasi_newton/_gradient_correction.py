@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ...optim import Objective, Transform
-from .._flat import flat, mask_absent, unflat
-from ._pairs import changed, forget_point
+from ...optim import Objective
+from ._pairs import PairLink, take_tensors
 
 
-class GradientCorrection(Transform):
+class GradientCorrection(PairLink):
     r"""Corrects the update as if the last line search had been exact: $u \leftarrow u - y\,\frac{s^Tu}{s^Ty}$.
 
     With s the last step and y the change of the update, the result has no part left along s. Use it as `inner` of a
@@ -31,31 +31,19 @@ class GradientCorrection(Transform):
         S. Hoshino, "A formulation of variable metric methods", J. Inst. Maths Applics 10 (1972).
     """
 
-    vector_state = True
-
     def __init__(self) -> None:
         super().__init__()
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """The pair of the last step."""
-        state = states[0]
-        _, _, s, y, verdict = changed(objective, state, 0.0, 0.0)
+        _, s, y, _ = take_tensors(objective, state, {"ptol": 0.0, "gtol": 0.0})
         state.pop("s", None)
-        if s is not None and y is not None and not verdict and torch.dot(s, y).item() > 0:
+        if s is not None and y is not None and torch.dot(s, y).item() > 0:
             state["s"], state["y"] = s, y
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
         """Takes out the part along the last step."""
-        state = states[0]
-        if "s" in state:
-            u = flat(mask_absent(objective.peek_updates(), objective.present))
-            s, y = state["s"], state["y"]
-            out = u - y * (torch.dot(s, u.to(s.dtype)) / torch.dot(s, y))
-            objective.updates = unflat(out, objective.params)
-        return objective
-
-    def reset_for_online(self) -> None:
-        """Forgets the last point."""
-        super().reset_for_online()
-        for state in self.state.values():
-            forget_point(state)
+        if "s" not in state:
+            return None
+        s, y = state["s"], state["y"]
+        return u - y * (torch.dot(s, u.to(s.dtype)) / torch.dot(s, y))

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
-from ...optim import Chainable, ChainError, Objective, Optimizer, Transform, describe_params
-from .._flat import array, flat, is_plain, mask_absent, size, tensors_of, unflat
+from ...optim import Chainable, ChainError, Objective, Optimizer, describe_params
+from .._checks import collect_settings
+from .._vector_link import HessianLink, vector_like
 from ._memory import PairMemory
 from ._of_members import learn_members, multiply_members
-from ._pairs import changed, exceeds_array, forget_point
-
-_LOW = (torch.float16, torch.bfloat16)
+from ._pairs import PairLink, take_pair
 
 
-class LBFGS(Transform):
+class LBFGS(PairLink, HessianLink):
     r"""Multiplies the update by the BFGS matrix of the last pairs $s = x - x_-$, $y = u - u_-$.
 
     With $\gamma = s^Ty / y^Ty$ of the newest pair, $D$ the diagonal and $R$ the upper part of $S Y^T$ (pairs in rows),
@@ -56,11 +55,7 @@ class LBFGS(Transform):
         Powell, "Algorithms for nonlinear constraints that use Lagrangian functions", Math. Programming 14 (1978).
     """
 
-    decides_on_host = True
-
     members = True
-    vector_state = True
-    hessian = "matrix"
 
     def __init__(
         self,
@@ -80,20 +75,8 @@ class LBFGS(Transform):
             raise ValueError(f"LBFGS: history_size is {history_size!r}; keep at least one pair")
         if damping not in (None, "powell"):
             raise ValueError(f"LBFGS: damping is {damping!r}; it is None or 'powell'")
-        super().__init__(
-            {
-                "history_size": history_size,
-                "ptol": ptol,
-                "ptol_restart": ptol_restart,
-                "gtol": gtol,
-                "gtol_restart": gtol_restart,
-                "sy_tol": sy_tol,
-                "scale_first": scale_first,
-                "damping": damping,
-            },
-            update_freq=update_freq,
-            inner=inner,
-        )
+        settings = collect_settings(locals(), "update_freq", "inner")
+        super().__init__(settings, update_freq=update_freq, inner=inner)
 
     def attached(self, optimizer: Optimizer) -> None:
         """For a population the pairs of all members are kept with each parameter."""
@@ -115,13 +98,10 @@ class LBFGS(Transform):
                 self.reset()
             self.global_state["members of"] = here
 
-    def _memory(self, state: Any, n: int, like: Tensor, history: int) -> PairMemory:
+    def _memory(self, state: Any, like: Tensor, setting: Any) -> PairMemory:
         held: PairMemory | None = self.__dict__.get("_held")
-        dtype = like.dtype
-        if dtype is not torch.float64 and dtype is not torch.float32:
-            dtype = torch.float32 if dtype in _LOW else dtype.to_real()
-        if held is None or not held.still(state, n, dtype, history):
-            held = self._held = PairMemory(state, n, dtype, like.device, history)
+        if held is None or not held.still(state, like, setting["history_size"]):
+            held = self._held = PairMemory(state, like, setting["history_size"])
         return held
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,103 +116,43 @@ class LBFGS(Transform):
             states = [self.state[param] for param in objective.params]
             learn_members(objective, states, self.global_state, settings[0])
             return
-        state, setting = states[0], settings[0]
-        if is_plain(objective.params):
-            memory, s, y, sy, verdict = self._small_pair(objective, state, setting)
-        else:
-            x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
-            memory = self._memory(state, len(x), x, setting["history_size"])
-            sy = None
+        self.learn_vector(objective, states[0], settings[0])
+
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
+        """Takes in the pair of the last step of one model."""
+        x, s, y, verdict = take_pair(objective, state, setting["ptol"], setting["gtol"])
+        memory = self._memory(state, x, setting)
         if verdict:
-            restart = (setting["ptol_restart"] and verdict == "step") or (
-                setting["gtol_restart"] and verdict == "gradient"
-            )
-            if restart or verdict == "new":
+            restart = {"new": True, "step": setting["ptol_restart"], "gradient": setting["gtol_restart"]}
+            if restart.get(verdict):
                 memory.clear()
             return
-        if s is None or y is None:
-            return
         if setting["damping"] == "powell":
-            y, sy = _powell(torch.as_tensor(s), torch.as_tensor(y), self._operator(memory)), None
-        if sy is None:
-            s, y = (torch.as_tensor(s).numpy(), torch.as_tensor(y).numpy()) if memory.numpy else (s, y)
-            sy = (float(s.dot(y)), float(s.dot(s)), float(y.dot(y)))
-        along, ss, yy = sy
-        if along > setting["sy_tol"] and math.inf > along > memory.eps * math.sqrt(ss * yy):
+            damped = _powell(torch.as_tensor(s), torch.as_tensor(y), self.operator(objective, state, setting))
+            y = damped.numpy() if memory.numpy else damped
+        along, size = float(s.dot(y)), math.sqrt(float(s.dot(s)) * float(y.dot(y)))
+        if along > setting["sy_tol"] and math.inf > along > memory.eps * size:
             memory.add(s, y, along)
-
-    def _small_pair(self, objective: Objective, state: Any, setting: Any) -> tuple[PairMemory, Any, Any, Any, str]:
-        """What `changed` finds, as arrays, with the inner products of s and y."""
-        params, updates = objective.params, objective.peek_updates()
-        x, u = array(params), array(mask_absent(updates, objective.present))
-        memory = self._memory(state, x.size, params[0], setting["history_size"])
-        same = len(params) == 1 and objective.present is None and updates[0].dtype is params[0].dtype
-        memory.observe = (updates[0], u) if same and updates[0].is_contiguous() else None
-        held = state.get("x")
-        if held is None or held.shape != x.shape or held.dtype is not params[0].dtype:
-            state["x"], state["u"] = torch.from_numpy(x.copy()), torch.from_numpy(u.copy())
-            return memory, None, None, None, "first" if held is None else "new"
-        x_before, u_before = memory.point(state)
-        s, y = x - x_before, u - u_before
-        x_before[:], u_before[:] = x, u
-        ss, yy = float(s.dot(s)), float(y.dot(y))
-        verdict = ""
-        if not exceeds_array(s, ss, setting["ptol"]):
-            verdict = "step"
-        elif not exceeds_array(y, yy, setting["gtol"]):
-            verdict = "gradient"
-        return memory, s, y, (float(s.dot(y)), ss, yy), verdict
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian of the pairs."""
         if objective.members is not None:
             return multiply_members(objective, states, self.global_state, settings[0])
-        state, setting = states[0], settings[0]
-        params, updates = objective.params, objective.peek_updates()
-        held: PairMemory | None = self.__dict__.get("_held")
-        if held is not None and held.slots and held.rows is state.get("rows"):
-            seen = held.observe
-            if seen is not None and seen[0] is updates[0]:
-                # The vector that was just learnt from; the array is a view, so it is that tensor as it is now.
-                objective.updates = tensors_of(held.direction(seen[1]), params)
-                return objective
-        updates = mask_absent(updates, objective.present)
-        if is_plain(params) and all(update.dtype is params[0].dtype for update in updates):
-            v = array(updates)
-            memory = self._memory(state, len(v), params[0], setting["history_size"])
-            if memory.slots:
-                objective.updates = tensors_of(memory.direction(v), params)
-                return objective
-        u = flat(updates)
-        memory = self._memory(state, len(u), u, setting["history_size"])
+        return super().apply_states(objective, states, settings)
+
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
+        """Multiplies the update of one model."""
+        memory = self._memory(state, u, setting)
         if memory.slots:
-            out = torch.from_numpy(memory.direction(u.numpy())) if memory.numpy else memory.direction(u)
-            objective.updates = unflat(out, params)
-        elif setting["scale_first"]:
-            length = float(torch.linalg.vector_norm(u))
-            if length > 1 and math.isfinite(length):
-                objective.updates = unflat(u / length, params)
-        return objective
+            return torch.from_numpy(memory.direction(u.numpy())) if memory.numpy else memory.direction(u)
+        length = float(torch.linalg.vector_norm(u)) if setting["scale_first"] else 0.0
+        return u / length if 1 < length < math.inf else None
 
-    def _operator(self, memory: PairMemory) -> LinearOperator:
-        if not len(memory):
-            return ScaledIdentity(
-                memory.rows.shape[1], torch.ones((), dtype=memory.rows.dtype, device=memory.rows.device)
-            )
-        s, y = memory.ordered()
-        return LBFGSOperator(s, y)
-
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The BFGS matrix of the pairs, in compact form."""
-        param = objective.params[0]
-        like = flat([param.detach()]).new_empty(size(objective.params))
-        return self._operator(self._memory(self.state[param], len(like), like, self.settings[param]["history_size"]))
-
-    def reset_for_online(self) -> None:
-        """Forgets the last point; the pairs stay."""
-        super().reset_for_online()
-        for state in self.state.values():
-            forget_point(state)
+        like = vector_like(objective)
+        memory = self._memory(state, like, setting)
+        return LBFGSOperator(*memory.ordered()) if len(memory) else ScaledIdentity(len(like), like.new_ones(()))
 
 
 def _powell(s: Tensor, y: Tensor, B: LinearOperator) -> Tensor:

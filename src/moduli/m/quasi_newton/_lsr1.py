@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from ...linalg import LinearOperator, LowRankPlusDiagonal, ScaledIdentity
-from ...optim import Chainable, Objective, Transform
-from .._flat import flat, mask_absent, size, unflat
-from ._pairs import changed, forget_point
+from ...optim import Chainable, Objective
+from .._checks import collect_settings
+from .._vector_link import HessianLink, vector_like
+from ._pairs import PairLink, take_tensors
 
 
-class LSR1(Transform):
+class LSR1(PairLink, HessianLink):
     r"""Multiplies the update by the SR1 matrix of the last pairs, started from $\gamma I$.
 
     $H = \gamma I + Z^T (R + R^T - D - \gamma Y Y^T)^{-1} Z,\ Z = S - \gamma Y$ (pairs in rows), with $D$ the diagonal and
@@ -45,11 +46,6 @@ class LSR1(Transform):
         theorem 5.1.
     """
 
-    decides_on_host = True
-
-    vector_state = True
-    hessian = "matrix"
-
     def __init__(
         self,
         *,
@@ -65,19 +61,8 @@ class LSR1(Transform):
     ) -> None:
         if history_size < 1 or not init_scale > 0:
             raise ValueError(f"LSR1: history_size is {history_size} and init_scale {init_scale}; both are positive")
-        super().__init__(
-            {
-                "history_size": history_size,
-                "init_scale": init_scale,
-                "ptol": ptol,
-                "gtol": gtol,
-                "ptol_restart": ptol_restart,
-                "gtol_restart": gtol_restart,
-                "scale_first": scale_first,
-            },
-            update_freq=update_freq,
-            inner=inner,
-        )
+        settings = collect_settings(locals(), "update_freq", "inner")
+        super().__init__(settings, update_freq=update_freq, inner=inner)
 
     def _times(self, state: Any, v: Tensor, gamma: float) -> Tensor:
         """H v."""
@@ -89,19 +74,16 @@ class LSR1(Transform):
         inner: Tensor = torch.linalg.pinv(M, hermitian=True) @ (Z @ v)
         return gamma * v + Z.T @ inner
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Takes in the pair of the last step."""
-        state, setting = states[0], settings[0]
-        x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
+        x, s, y, verdict = take_tensors(objective, state, setting)
         held = state.setdefault("s", [])
         other = state.setdefault("y", [])
-        if held and held[0].shape != x.shape:
+        restart = (verdict == "step" and setting["ptol_restart"]) or (verdict == "gradient" and setting["gtol_restart"])
+        if restart or (held and held[0].shape != x.shape):
             held.clear()
             other.clear()
-        if (verdict == "step" and setting["ptol_restart"]) or (verdict == "gradient" and setting["gtol_restart"]):
-            held.clear()
-            other.clear()
-        if s is None or y is None or verdict:
+        if s is None or y is None:
             return
         z = s - self._times(state, y, float(setting["init_scale"]))
         sizes = float(torch.linalg.vector_norm(z)) * float(torch.linalg.vector_norm(y))
@@ -110,32 +92,22 @@ class LSR1(Transform):
             other.append(y)
             del held[: -setting["history_size"]], other[: -setting["history_size"]]
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Multiplies by the inverse Hessian of the pairs."""
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        out = self._times(states[0], u, float(settings[0]["init_scale"]))
-        if settings[0]["scale_first"] and not states[0].get("s"):
+        out = self._times(state, u, float(setting["init_scale"]))
+        if setting["scale_first"] and not state.get("s"):
             length = float(torch.linalg.vector_norm(out))
             out = out / length if 1 < length < float("inf") else out
-        objective.updates = unflat(out, objective.params)
-        return objective
+        return out
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The SR1 matrix of the pairs: a multiple of the identity and a small matrix between tall ones."""
-        param = objective.params[0]
-        state, sigma = self.state[param], 1 / float(self.settings[param]["init_scale"])
-        like = flat([param]).new_empty(())
-        n = size(objective.params)
+        sigma = 1 / float(setting["init_scale"])
+        diag = vector_like(objective).fill_(sigma)
         if not state.get("s"):
-            return ScaledIdentity(n, like.fill_(sigma))
+            return ScaledIdentity(len(diag), diag.new_tensor(sigma))
         S, Y = torch.stack(state["s"]), torch.stack(state["y"])
         Z, SY = Y - sigma * S, S @ Y.T
         M = SY.tril() + SY.tril(-1).T - sigma * (S @ S.T)
         core = torch.linalg.pinv(M, hermitian=True)
-        return LowRankPlusDiagonal(like.new_full((n,), sigma), Z.T, 0.5 * (core + core.T))
-
-    def reset_for_online(self) -> None:
-        """Forgets the last point; the pairs stay."""
-        super().reset_for_online()
-        for state in self.state.values():
-            forget_point(state)
+        return LowRankPlusDiagonal(diag, Z.T, 0.5 * (core + core.T))

@@ -27,13 +27,12 @@ class PairMemory:
 
     Args:
         state: The dictionary.
-        n: The length of a vector.
-        dtype: Of what.
-        device: Where.
+        like: A vector of the length, dtype and device of the pairs.
         history: How many pairs are kept.
     """
 
-    def __init__(self, state: Any, n: int, dtype: torch.dtype, device: torch.device, history: int) -> None:
+    def __init__(self, state: Any, like: Tensor, history: int) -> None:
+        n, dtype, device = len(like), like.dtype, like.device
         held = state.get("rows")
         if held is None or held.shape[1] != n or state["history"] != history or held.dtype is not dtype:
             capacity = history
@@ -61,8 +60,6 @@ class PairMemory:
         self._inverse: Small = state["inverse"].numpy()
         self._sy: Small = state["sy"].numpy()[0]
         self._weights: Small = np.empty(2 * self.capacity)
-        self._point: tuple[Tensor, Tensor, Any, Any] | None = None
-        self.observe: tuple[Tensor, Any] | None = None
 
     def _split_slots(self) -> list[tuple[slice, Any]]:
         height = max(_WIDE // max(self.n, 1), 1)
@@ -71,26 +68,18 @@ class PairMemory:
         cuts = [slice(i, min(i + height, 2 * self.capacity)) for i in range(0, 2 * self.capacity, height)]
         return [(cut, self._rows[cut]) for cut in cuts]
 
-    def still(self, state: Any, n: int, dtype: torch.dtype, history: int) -> bool:
+    def still(self, state: Any, like: Tensor, history: int) -> bool:
         """Whether this is still the view of that state."""
         return (
             state.get("rows") is self.rows
             and state["slots"] is self.slots
-            and self.n == n
-            and self.dtype is dtype
+            and self.n == len(like)
+            and self.dtype is like.dtype
             and self.history == history
         )
 
     def __len__(self) -> int:
         return len(self.slots)
-
-    def point(self, state: Any) -> tuple[Any, Any]:
-        """The last point and update as arrays that share the memory of what is saved."""
-        x, u = state["x"], state["u"]
-        known = self._point
-        if known is None or known[0] is not x or known[1] is not u:
-            known = self._point = (x, u, x.numpy(), u.numpy())
-        return known[2], known[3]
 
     def products(self, vector: Any) -> Small:
         """S v and Y v, one after the other; v is an array where NumPy is used."""

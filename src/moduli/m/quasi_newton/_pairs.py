@@ -1,4 +1,4 @@
-"""How quasi-Newton links come by their pairs: the last point and gradient, and what changed since."""
+"""Pairs of steps and changes of the update, for links over all parameters concatenated."""
 
 from __future__ import annotations
 
@@ -8,56 +8,49 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from .._flat import flat, is_small, mask_absent
+from .._flat import flat, is_small
+from .._vector_link import VectorLink, gather_update
 
 
-def changed(
-    objective: Objective, state: Any, ptol: float, gtol: float
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, str]:
-    """(x, u, s, y, verdict); s and y are None at first, and the verdict says why a pair is of no use ("" where it is).
+class PairLink(VectorLink):
+    """A link that learns from pairs, each made of the point and update before and now."""
 
-    The point and the update are remembered for the next call.
+    def reset_for_online(self) -> None:
+        """Forgets the last point, so that no pair is made across an evaluation of another function."""
+        super().reset_for_online()
+        for state in self.state.values():
+            for key in ("x", "u", "loss"):
+                state.pop(key, None)
+
+
+def take_pair(objective: Objective, state: Any, ptol: float, gtol: float) -> tuple[Tensor, Any, Any, str]:
+    """(x, s, y, verdict) of all parameters; s and y are None at first, and the verdict says why they are of no use.
+
+    They are arrays where the vector is small and tensors elsewhere; the verdict is "first" or "new" where nothing fitting was
+    remembered, "step" or "gradient" where a difference is within its threshold, and "" for a pair.
     """
-    x = flat(objective.params)
-    u = flat(mask_absent(objective.peek_updates(), objective.present))
-    x_before, u_before = state.get("x"), state.get("u")
-    if x_before is None or x_before.shape != x.shape or x_before.dtype != x.dtype:
+    x, u = flat(objective.params), gather_update(objective)
+    before: Tensor | None = state.get("x")
+    if before is None or before.shape != x.shape or before.dtype != x.dtype:
         state["x"], state["u"] = x.clone(), u.clone()
-        return x, u, None, None, "first" if x_before is None else "new"
+        return x, None, None, "first" if before is None else "new"
+    known: list[Any] = [x, u, before, state["u"]]
     if is_small(x.numel(), x.device):
-        a, b, c, d = x.numpy(), x_before.numpy(), u.numpy(), u_before.numpy()
-        s, y = torch.from_numpy(a - b), torch.from_numpy(c - d)
-        b[:], d[:] = a, c
-    else:
-        s, y = x - x_before, u - u_before
-        x_before.copy_(x)
-        u_before.copy_(u)
-    if not exceeds(s, ptol):
-        return x, u, s, y, "step"
-    if not exceeds(y, gtol):
-        return x, u, s, y, "gradient"
-    return x, u, s, y, ""
+        known = [tensor.numpy() for tensor in known]
+    s, y = known[0] - known[2], known[1] - known[3]
+    known[2][:], known[3][:] = known[0], known[1]
+    verdict = "" if _exceeds(y, gtol) else "gradient"
+    return x, s, y, verdict if _exceeds(s, ptol) else "step"
 
 
-def exceeds(vector: Tensor, tol: float) -> bool:
-    """Whether the largest component is above a threshold, and all are finite."""
-    if vector.numel() == 0:
-        return False
-    if is_small(vector.numel(), vector.device):
-        array = vector.numpy()
-        return exceeds_array(array, float(array.dot(array)), tol)
-    largest = float(torch.linalg.vector_norm(vector, float("inf")))
-    return tol < largest < float("inf")
+def take_tensors(objective: Objective, state: Any, setting: Any) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
+    """What `take_pair` finds, as tensors; s and y are None where they are of no use."""
+    x, s, y, verdict = take_pair(objective, state, setting["ptol"], setting["gtol"])
+    return (x, None, None, verdict) if verdict else (x, torch.as_tensor(s), torch.as_tensor(y), verdict)
 
 
-def exceeds_array(array: Any, square: float, tol: float) -> bool:
-    """The same for an array whose squared length is known."""
-    if tol * tol * len(array) < square < float("inf"):
+def _exceeds(vector: Any, tol: float) -> bool:
+    """Whether the largest component of an array or tensor is above a threshold, and all are finite."""
+    if tol * tol * len(vector) < float(vector.dot(vector)) < float("inf"):
         return True  # the mean square is above the threshold's
-    return len(array) > 0 and tol < float(abs(array).max()) < float("inf")
-
-
-def forget_point(state: Any) -> None:
-    """Drop the last point, so that the next pair is not made across an evaluation of another function."""
-    state.pop("x", None)
-    state.pop("u", None)
+    return len(vector) > 0 and tol < float(abs(vector).max()) < float("inf")

@@ -4,38 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from ._dense import QuasiNewton
-from ._rules import Pair, Rule, column, rank_one
+from ._rules import Rule, column, rank_one
 
-
-def _y(H: Tensor, pair: Pair) -> Tensor:
-    return pair.y
-
-
-def _s(H: Tensor, pair: Pair) -> Tensor:
-    return pair.s
-
-
-def _multiply_step(H: Tensor, pair: Pair) -> Tensor:
-    return H.T @ pair.s
-
-
-def _multiply_change(H: Tensor, pair: Pair) -> Tensor:
-    return H @ pair.y
-
-
-def _multiply_transposed(H: Tensor, pair: Pair) -> Tensor:
-    return H.T @ pair.y
-
-
-def _read_previous(H: Tensor, pair: Pair) -> Tensor:
-    return pair.before
-
-
-def _multiply_twice(H: Tensor, pair: Pair) -> Tensor:
-    return H @ (H @ pair.y)
+# The directions c of H += (s - Hy) c' / c'y that serve the inverse of one method and the Hessian of another.
+_PULLED_STEP = rank_one(lambda H, pair: H.T @ pair.s)
+_CHANGE = rank_one(lambda H, pair: pair.y)
+_STEP = rank_one(lambda H, pair: pair.s)
+_PULLED_CHANGE = rank_one(lambda H, pair: H.T @ pair.y)
 
 
 class BroydenGood(QuasiNewton):
@@ -61,7 +37,7 @@ class BroydenGood(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_multiply_step), "hessian": rank_one(_y)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": _PULLED_STEP, "hessian": _CHANGE}
 
 
 class BroydenBad(QuasiNewton):
@@ -87,7 +63,7 @@ class BroydenBad(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_y), "hessian": rank_one(_multiply_step)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": _CHANGE, "hessian": _PULLED_STEP}
 
 
 class McCormick(QuasiNewton):
@@ -113,7 +89,7 @@ class McCormick(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_s), "hessian": rank_one(_multiply_transposed)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": _STEP, "hessian": _PULLED_CHANGE}
 
 
 class Pearson(QuasiNewton):
@@ -139,7 +115,7 @@ class Pearson(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_multiply_change)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(lambda H, pair: H @ pair.y)}
 
 
 class Greenstadt1(QuasiNewton):
@@ -166,7 +142,7 @@ class Greenstadt1(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_read_previous)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(lambda H, pair: pair.before)}
 
 
 class Greenstadt2(QuasiNewton):
@@ -193,7 +169,7 @@ class Greenstadt2(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_multiply_twice)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(lambda H, pair: H @ (H @ pair.y))}
 
 
 class ICUM(QuasiNewton):

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
-from ...optim import Chainable, Need, Objective, Transform, sample_like
-from .._flat import flat, mask_absent, unflat
-from .._vector_link import refuse_complex
+from ...optim import Chainable, Need, Objective, sample_like
+from .._checks import collect_settings
+from .._flat import flat
+from .._vector_link import HessianLink
 from ..second_order._solve import shortest
 
 
-class SG2(Transform):
+class SG2(HessianLink):
     r"""Learns the Hessian from differences of gradients along random signs $\Delta$, and solves with it.
 
     $\hat H = \tfrac12 (A + A^T),\ A = \Delta^{-1}\,(g(x + h\Delta) - g(x - h\Delta))^T / 2h$, averaged over all steps
@@ -47,11 +48,9 @@ class SG2(Transform):
         Control 45 (2000).
     """
 
-    decides_on_host = True
-
     needs = frozenset({Need.GRADIENT, Need.CLOSURE})
-    vector_state = True
-    hessian = "matrix"
+    real_only = True
+    learnt = "H"
 
     def __init__(
         self,
@@ -68,24 +67,12 @@ class SG2(Transform):
     ) -> None:
         if n_samples < 1 or n_first_step_samples < 1 or not h > 0:
             raise ValueError("SG2: n_samples, n_first_step_samples and h are positive")
-        super().__init__(
-            {
-                "n_samples": n_samples,
-                "n_first_step_samples": n_first_step_samples,
-                "start_step": start_step,
-                "beta": beta,
-                "damping": damping,
-                "h": h,
-            },
-            update_freq=update_freq,
-            inner=inner,
-        )
+        settings = collect_settings(locals(), "seed", "update_freq", "inner")
+        super().__init__(settings, update_freq=update_freq, inner=inner)
         self.seed = seed
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Takes in differences of gradients."""
-        state, setting = states[0], settings[0]
-        refuse_complex("SG2", objective.params)
         objective.get_updates()
         like = flat(objective.params)
         k, h = state.get("step", 0), setting["h"]
@@ -116,22 +103,14 @@ class SG2(Transform):
         H.diagonal().add_(setting["damping"])
         return H
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Solves with the mean Hessian."""
-        state, setting = states[0], settings[0]
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
         H = self._damp(state, setting)
-        if state["step"] <= setting["start_step"]:
-            mean = float(H.diagonal().abs().sum())
-            out = u / mean if mean > 0 else u.clone()
-        else:
-            out = shortest(H, u)
-        objective.updates = unflat(out, objective.params)
-        return objective
+        if state["step"] > setting["start_step"]:
+            return shortest(H, u)
+        mean = float(H.diagonal().abs().sum())
+        return u / mean if mean > 0 else u.clone()
 
-    def get_H(self, objective: Objective) -> LinearOperator | None:
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
         """The mean Hessian."""
-        param = objective.params[0]
-        if "H" not in self.state[param]:
-            self.update_states(objective, [self.state[param]], [self.settings[param]])
-        return Dense(self._damp(self.state[param], self.settings[param]), symmetric=True)
+        return Dense(self._damp(state, setting), symmetric=True)
