@@ -32,32 +32,23 @@ Example:
 """
 
 from .._deprecated import rename
-from ._aat import AAT
-from ._adjoint import Adjoint
 from ._arguments import Callback
-from ._ata import AtA
 from ._cg import cg
+from ._composite import OperatorProduct, OperatorSum
 from ._dense import Dense
-from ._diagonal import Diagonal
+from ._derived import Adjoint, Inverse, Scaled, Transpose
+from ._diagonal import Diagonal, ScaledIdentity
 from ._eigen import Eigendecomposition
 from ._errors import MissingAbilityError, SingularError
 from ._function import FunctionOperator
-from ._identity import ScaledIdentity
-from ._inverse import Inverse
+from ._gram import AAT, AtA
 from ._lbfgs import LBFGSOperator
 from ._lowrank import LowRankPlusDiagonal
 from ._lsqr import lsqr
 from ._minres import minres
 from ._operator import LinearOperator
-from ._outcome import Outcome
-from ._product import OperatorProduct
-from ._scaled import Scaled
-from ._solution import LinearSolution
-from ._steihaug import steihaug
-from ._sum import OperatorSum
-from ._transpose import Transpose
-from ._trust_exact import trust_exact
-from ._trust_step import TrustRegionStep
+from ._results import LinearSolution, Outcome, TrustRegionStep
+from ._trust_region import steihaug, trust_exact
 
 __all__ = [
     "LinearOperator",

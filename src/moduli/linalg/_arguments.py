@@ -15,6 +15,14 @@ Callback: TypeAlias = Callable[[int, Tensor, float], bool | None]
 """Called with (iteration, iterate, residual norm) after each iteration; a true result ends the iteration."""
 
 
+def prepare(A: LinearOperator | Tensor, b: Tensor, name: str, solver: str) -> tuple[LinearOperator, int]:
+    """A as a single symmetric operator and its size, after a look at the right-hand side."""
+    operator = symmetric_operator(A, solver)
+    n = operator.shape[-1]
+    finite(operator, b, n, name)
+    return operator, n
+
+
 def symmetric_operator(A: LinearOperator | Tensor, solver: str) -> LinearOperator:
     """A as a single symmetric operator; a matrix given to a solver of symmetric systems is taken to be symmetric."""
     operator = Dense(A, symmetric=True) if isinstance(A, Tensor) else A

@@ -5,10 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from ._arguments import Callback, finite, finite_number, inner, limit, norm, symmetric_operator, tolerance
+from ._arguments import Callback, finite, finite_number, inner, limit, norm, prepare, symmetric_operator, tolerance
 from ._operator import LinearOperator
-from ._outcome import Outcome
-from ._solution import LinearSolution
+from ._results import LinearSolution, Outcome
 
 
 def cg(
@@ -57,9 +56,7 @@ def cg(
         Hestenes and Stiefel, Methods of conjugate gradients for solving linear systems, J. Res. NBS 49 (1952) 409-436,
         equations (3:1); preconditioned as in Nocedal and Wright, Numerical Optimization, 2nd ed., algorithm 5.3.
     """
-    operator = symmetric_operator(A, "cg")
-    n = operator.shape[-1]
-    finite(operator, b, n, "b")
+    operator, n = prepare(A, b, "b", "cg")
     if preconditioner is not None:
         preconditioner = symmetric_operator(preconditioner, "the preconditioner of cg")
         if preconditioner.shape != operator.shape:

@@ -14,6 +14,20 @@ def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
     return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
+def is_real(value: Tensor) -> bool:
+    """Whether no number has an imaginary part."""
+    return not value.dtype.is_complex or not bool((value.imag != 0).any())
+
+
+def number(operator: "LinearOperator", value: object, name: str) -> Tensor:
+    """A number as a 0-d tensor like the operator."""
+    if isinstance(value, bool) or not isinstance(value, int | float | complex):
+        raise TypeError(f"{name} of {operator} is a number or a torch.Tensor, not {type(value).__name__}")
+    if isinstance(value, complex) and not operator.dtype.is_complex:
+        raise TypeError(f"{name} is {value!r}, but {operator} is real")
+    return torch.tensor(value, dtype=operator.dtype, device=operator.device)
+
+
 def check_floating(value: Tensor, what: str, dims: int) -> Tensor:
     """The tensor itself, if it is floating or complex and has at least `dims` axes."""
     if not isinstance(value, Tensor):
@@ -85,12 +99,8 @@ def matrix(operator: "LinearOperator", value: object, length: int, name: str) ->
 def diagonal_argument(operator: "LinearOperator", diag: object) -> Tensor:
     """The shift of solve_plus_diag as a tensor whose last axis has length 1 (a multiple of I) or n."""
     n = operator.shape[-1]
-    if isinstance(diag, int | float | complex) and not isinstance(diag, bool):
-        if isinstance(diag, complex) and not operator.dtype.is_complex:
-            raise TypeError(f"diag is {diag!r}, but {operator} is real")
-        return torch.full((1,), diag, dtype=operator.dtype, device=operator.device)
     if not isinstance(diag, Tensor):
-        raise TypeError(f"diag is a number or a torch.Tensor, not {type(diag).__name__}")
+        return number(operator, diag, "diag").reshape(1)
     if operator.dtype.is_complex and not diag.dtype.is_complex:
         diag = diag.to(operator.dtype)
     tensor = check_tensor(operator, diag, "diag")
@@ -107,18 +117,14 @@ def diagonal_argument(operator: "LinearOperator", diag: object) -> Tensor:
 
 def factor(operator: "LinearOperator", factor: object) -> Tensor:
     """A factor as a tensor of the operator's dtype that broadcasts with its batch shape."""
-    if isinstance(factor, Tensor):
-        batch(operator, factor.shape, "the factor")
-        if factor.ndim > len(operator.batch_shape):
-            raise ValueError(
-                f"the factor has shape {tuple(factor.shape)}, but {operator} has {len(operator.batch_shape)} batch axes; "
-                "a factor is one number, or one per member"
-            )
-        if factor.dtype.is_complex and not operator.dtype.is_complex:
-            raise TypeError(f"the factor is complex, but {operator} is real")
-        return factor.to(dtype=operator.dtype, device=operator.device)
-    if isinstance(factor, bool) or not isinstance(factor, int | float | complex):
-        raise TypeError(f"{operator} is multiplied by a number or a 0-d tensor, not by {type(factor).__name__}")
-    if isinstance(factor, complex) and not operator.dtype.is_complex:
-        raise TypeError(f"the factor is {factor!r}, but {operator} is real")
-    return torch.tensor(factor, dtype=operator.dtype, device=operator.device)
+    if not isinstance(factor, Tensor):
+        return number(operator, factor, "the factor")
+    batch(operator, factor.shape, "the factor")
+    if factor.ndim > len(operator.batch_shape):
+        raise ValueError(
+            f"the factor has shape {tuple(factor.shape)}, but {operator} has {len(operator.batch_shape)} batch axes; "
+            "a factor is one number, or one per member"
+        )
+    if factor.dtype.is_complex and not operator.dtype.is_complex:
+        raise TypeError(f"the factor is complex, but {operator} is real")
+    return factor.to(dtype=operator.dtype, device=operator.device)

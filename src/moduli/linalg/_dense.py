@@ -74,7 +74,7 @@ class Dense(LinearOperator):
         return Dense(self._matrix.mT, symmetric=self.is_symmetric, positive_semidefinite=self.is_positive_semidefinite)
 
     def _scale(self, factor: Tensor) -> LinearOperator:
-        real = not factor.dtype.is_complex or bool((factor.imag == 0).all())
+        real = _checks.is_real(factor)
         return Dense(
             factor[..., None, None] * self._matrix,
             symmetric=self.is_symmetric and real,

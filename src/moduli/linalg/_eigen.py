@@ -125,7 +125,7 @@ class Eigendecomposition(LinearOperator):
     def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
         n, k = self._vectors.shape[-2:]
         if d.shape[-1] != 1 or n == 0:
-            if k == n or (d.dtype.is_complex and bool((d.imag != 0).any())):
+            if k == n or not _checks.is_real(d):
                 return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
             return LowRankPlusDiagonal(d.real.broadcast_to((*d.shape[:-1], n)), self._vectors, self._values)._solve(B)
         shifted = self._values + d
@@ -148,6 +148,6 @@ class Eigendecomposition(LinearOperator):
         return (self._vectors * self._values.unsqueeze(-2)) @ self._vectors.mH
 
     def _scale(self, factor: Tensor) -> LinearOperator:
-        if factor.dtype.is_complex and bool((factor.imag != 0).any()):
+        if not _checks.is_real(factor):
             return super()._scale(factor)
         return Eigendecomposition(factor.real.unsqueeze(-1) * self._values, self._vectors)

@@ -1,8 +1,11 @@
 """Systems with Jᴴ J, solved from J: the condition number of J, not its square, is what counts."""
 
+from typing import final
+
 import torch
 from torch import Tensor
 
+from ._checks import is_real
 from ._dense import Dense
 from ._errors import SingularError
 from ._factor import expand, lu_solve, project_out
@@ -50,6 +53,62 @@ class Gram(LinearOperator):
         return self._factor._to_dense() if not self.is_matrix_free else self._dense_for(ability)._to_dense()
 
 
+@final
+class AtA(Gram):
+    """Aᴴ A for a factor A of m rows and n columns, never formed for a product.
+
+    With A the Jacobian of residuals it is the Gauss-Newton matrix; `solve_plus_diag(b, d)` is the Levenberg-Marquardt
+    system. Systems are solved by the QR factorisation of A (of A above the root of the shift, if there is one), whose
+    condition is the root of that of Aᴴ A. With fewer rows than columns a shifted system costs O(n m²).
+
+    Args:
+        factor: A: an operator, or a matrix (*batch, m, n).
+
+    Raises:
+        TypeError: If the factor is neither an operator nor a real or complex tensor.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import AtA
+        >>> J = torch.tensor([[1.0, 0.0, 2.0]])
+        >>> G = AtA(J)
+        >>> G @ torch.ones(3), G.diagonal(), G.solve_plus_diag(torch.tensor([1.0, 1.0, 2.0]), 1.0)
+        (tensor([3., 0., 6.]), tensor([1., 0., 4.]), tensor([0.1667, 1.0000, 0.3333]))
+
+    References:
+        Björck, Numerical Methods for Least Squares Problems, SIAM 1996, chapter 2.
+    """
+
+    def __init__(self, factor: LinearOperator | Tensor) -> None:
+        super().__init__(self._operator(factor))
+
+
+@final
+class AAT(Gram):
+    """A Aᴴ for a factor A of n rows and k columns, never formed for a product.
+
+    With one gradient per column it is the empirical Fisher matrix. Systems are solved as in `AtA`, for the adjoint
+    factor: by QR, and in O(n k²) with a shift and fewer columns than rows.
+
+    Args:
+        factor: A: an operator, or a matrix (*batch, n, k).
+
+    Raises:
+        TypeError: If the factor is neither an operator nor a real or complex tensor.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import AAT
+        >>> F = AAT(torch.tensor([[1.0], [2.0]]))
+        >>> F.to_dense(), F.solve_plus_diag(torch.tensor([1.0, 2.0]), 5.0)
+        (tensor([[1., 2.],
+                [2., 4.]]), tensor([0.1000, 0.2000]))
+    """
+
+    def __init__(self, factor: LinearOperator | Tensor) -> None:
+        super().__init__(self._operator(factor).adjoint())
+
+
 def gram_solve(J: Tensor, B: Tensor, what: object) -> Tensor:
     """(Jᴴ J)⁻¹ B from J = Q R, hence Jᴴ J = Rᴴ R (Björck 1996, chapter 2)."""
     m, n = J.shape[-2:]
@@ -64,9 +123,7 @@ def gram_solve_plus_diag(J: Tensor, B: Tensor, d: Tensor, what: object) -> Tenso
     """(Jᴴ J + diag d)⁻¹ B, without forming Jᴴ J where the shift takes nothing away."""
     m, n = J.shape[-2:]
     real = d.real
-    if d.dtype.is_complex and bool((d.imag != 0).any()):
-        return lu_solve(J.mH @ J + d.expand(*d.shape[:-1], n).diag_embed(), B, what)
-    if bool((real < 0).any()):
+    if not is_real(d) or bool((real < 0).any()):
         return lu_solve(J.mH @ J + d.expand(*d.shape[:-1], n).diag_embed(), B, what)
     if m < n and bool((real > 0).all()):
         return _solve_wide(J, B, real.sqrt().to(J.dtype), what)

@@ -143,8 +143,6 @@ class LBFGSOperator(LinearOperator):
 
     def _matmat(self, X: Tensor) -> Tensor:
         sigma, d = self._sigma[..., None, None], self._d.unsqueeze(-1)
-        if self._s.shape[-2] == 0:
-            return sigma * X
         L = self._sy.tril(-1)
         u, v = sigma * (self._s @ X), self._y @ X
         # M [p; q] = [u; v] by block elimination: the second row gives q = D⁻¹ (Lᵀ p - v).
@@ -155,8 +153,6 @@ class LBFGSOperator(LinearOperator):
 
     def _solve(self, B: Tensor) -> Tensor:
         gamma, d = 1 / self._sigma[..., None, None], self._d.unsqueeze(-1)
-        if self._s.shape[-2] == 0:
-            return gamma * B
         R = self._sy.triu(1) + self._d.diag_embed()
         p: Tensor = torch.linalg.solve_triangular(R, self._s @ B, upper=True)
         right = d * p + gamma * (self._yy() @ p - self._y @ B)
@@ -177,8 +173,6 @@ class LBFGSOperator(LinearOperator):
     def _solve_shifted(self, W: Tensor, tau: Tensor, B: Tensor) -> Tensor:
         """(T - Wᵀ M⁻¹ W)⁻¹ B = T⁻¹ B + T⁻¹ Wᵀ (M - W T⁻¹ Wᵀ)⁻¹ W T⁻¹ B, with T = diag τ."""
         first = B / tau.unsqueeze(-1)
-        if W.shape[-2] == 0:
-            return first
         if tau.shape[-1] == 1:
             # W Wᵀ consists of the Gram matrices: nothing of length n is multiplied.
             sigma, sy = self._sigma[..., None, None], self._sy
@@ -193,8 +187,6 @@ class LBFGSOperator(LinearOperator):
         return first + (W.mT @ solved) / tau.unsqueeze(-1)
 
     def _diagonal(self) -> Tensor:
-        sigma, n = self._sigma.unsqueeze(-1), self.shape[-1]
-        if self._s.shape[-2] == 0:
-            return sigma.expand(*sigma.shape[:-1], n)
+        sigma = self._sigma.unsqueeze(-1)
         W = torch.cat([sigma.unsqueeze(-1) * self._s, self._y], -2)
         return sigma - (W * lu_solve(self._middle_matrix(), W, self)).sum(-2)

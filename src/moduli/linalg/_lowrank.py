@@ -77,11 +77,9 @@ class LowRankPlusDiagonal(LinearOperator):
         return self._solve_with(self._diag, B, self)
 
     def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
-        if d.dtype.is_complex:
-            if bool((d.imag != 0).any()):
-                return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
-            d = d.real
-        return self._solve_with(self._diag + d, B, f"{self} plus the diagonal")
+        if not _checks.is_real(d):
+            return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
+        return self._solve_with(self._diag + d.real, B, f"{self} plus the diagonal")
 
     def _solve_with(self, D: Tensor, B: Tensor, what: object) -> Tensor:
         U, C = self._factor, self._core
@@ -107,11 +105,7 @@ class LowRankPlusDiagonal(LinearOperator):
         if factor.dtype.is_complex:
             return super()._scale(factor)
         core = factor[..., None, None] * self._core
-        U = (
-            self._factor.expand(*core.shape[:-2], *self._factor.shape[-2:])
-            if core.ndim > self._factor.ndim
-            else self._factor
-        )
+        U = self._factor.expand(*core.shape[:-2], *self._factor.shape[-2:])
         return LowRankPlusDiagonal(factor.unsqueeze(-1) * self._diag, U, core)
 
 

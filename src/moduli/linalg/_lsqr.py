@@ -8,8 +8,7 @@ from torch import Tensor
 from ._arguments import Callback, finite, finite_number, limit, norm, single, tolerance
 from ._dense import Dense
 from ._operator import LinearOperator
-from ._outcome import Outcome
-from ._solution import LinearSolution
+from ._results import LinearSolution, Outcome
 
 
 def lsqr(

@@ -5,10 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from ._arguments import Callback, finite, finite_number, inner, limit, norm, symmetric_operator, tolerance
+from ._arguments import Callback, finite_number, inner, limit, norm, prepare, tolerance
 from ._operator import LinearOperator
-from ._outcome import Outcome
-from ._solution import LinearSolution
+from ._results import LinearSolution, Outcome
 
 
 def minres(
@@ -56,9 +55,7 @@ def minres(
         617-629, sections 5 and 6; the curvature test is that of Liu and Roosta, MINRES: from negative curvature
         detection to monotonicity properties, SIAM J. Optim. 32 (2022) 2636-2661.
     """
-    operator = symmetric_operator(A, "minres")
-    n = operator.shape[-1]
-    finite(operator, b, n, "b")
+    operator, n = prepare(A, b, "b", "minres")
     beta = norm(b)
     tol = tolerance(b.dtype, beta, rtol, atol)
     relative = tolerance(b.dtype, 1.0, rtol, 0.0)

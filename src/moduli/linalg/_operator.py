@@ -249,8 +249,7 @@ class LinearOperator(ABC):
         Args:
             diag: A number, a vector (..., n), or one number per member (..., 1).
         """
-        from ._diagonal import Diagonal
-        from ._identity import ScaledIdentity
+        from ._diagonal import Diagonal, ScaledIdentity
 
         self._need_square("add_diagonal")
         d, n = _checks.diagonal_argument(self, diag), self._shape[-1]
@@ -259,7 +258,7 @@ class LinearOperator(ABC):
     @final
     def __add__(self, other: "LinearOperator | float | complex | Tensor") -> "LinearOperator":
         if isinstance(other, LinearOperator):
-            from ._sum import add
+            from ._composite import add
 
             return add(self, other)
         if isinstance(other, Tensor) and other.ndim:
@@ -302,7 +301,7 @@ class LinearOperator(ABC):
     @final
     def __matmul__(self, other: "Tensor | LinearOperator") -> "Tensor | LinearOperator":
         if isinstance(other, LinearOperator):
-            from ._product import OperatorProduct
+            from ._composite import OperatorProduct
 
             return OperatorProduct(self, other)
         # As in torch.matmul, one axis is a vector and more are matrices; matvec takes batches of vectors.
@@ -350,22 +349,22 @@ class LinearOperator(ABC):
         return self._diagonal().sum(-1)
 
     def _adjoint(self) -> "LinearOperator":
-        from ._adjoint import Adjoint
+        from ._derived import Adjoint
 
         return Adjoint(self)
 
     def _transpose(self) -> "LinearOperator":
-        from ._transpose import Transpose
+        from ._derived import Transpose
 
         return Transpose(self)
 
     def _inverse(self) -> "LinearOperator":
-        from ._inverse import Inverse
+        from ._derived import Inverse
 
         return Inverse(self)
 
     def _scale(self, factor: Tensor) -> "LinearOperator":
-        from ._scaled import Scaled
+        from ._derived import Scaled
 
         return Scaled(self, factor)
 
