@@ -336,7 +336,7 @@ def test_factors_are_checked():
     A = Dense(torch.eye(2))
     with pytest.raises(TypeError, match="the factor is complex, but Dense of shape 2 x 2 is real"):
         A * torch.tensor(1j)
-    with pytest.raises(TypeError, match="not by bool"):
+    with pytest.raises(TypeError, match="not bool"):
         A * True
 
 
