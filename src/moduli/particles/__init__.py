@@ -21,7 +21,6 @@ from .._deprecated import move
 from ._adopt import adopt
 from ._buffers import POLICIES, buffer_policy, keep_buffer
 from ._config import CONFIG_KEY
-from ._fold import count_operand, is_temporary
 from ._functions import (
     axpy_,
     clamp,
@@ -41,7 +40,7 @@ from ._measures import cosine, distance, dot, from_vector, norm, vector
 from ._mode import differentiable, is_differentiable, refuse_graph
 from ._only import Only, only
 from ._operand import buffer_policies, check_kept, inert_parameters, matching_values, read_number
-from ._operators import InPlaceOperators
+from ._operators import InPlaceOperators, count_operand, is_temporary
 from ._record import Event
 from ._skeleton import POLICY, copy_unwrapped
 from .errors import StructureError
