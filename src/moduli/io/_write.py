@@ -18,6 +18,8 @@ from ._replace import PathLike, replace_file
 
 # In pieces as large as this, the system keeps files in large pages, which are mapped several times faster.
 _CHUNK: Final = 4 * BLOCK
+# Tensors smaller than this wait for each other.
+_WAITING: Final = 1 << 18
 
 
 def write_tensors(
@@ -50,7 +52,7 @@ def write_tensors(
     sums = dict.fromkeys(left, 0)
     scratch, most = Scratch(), max((slot.end - slot.begin for slot in slots), default=0)
     copied = memoryview(bytearray(min(_CHUNK, most)))
-    with replace_file(path, fsync) as descriptor, open(descriptor, "wb", BLOCK, closefd=False) as file:
+    with replace_file(path, fsync) as descriptor, open(descriptor, "wb", _WAITING, closefd=False) as file:
         file.write(head)
         at = 0
         for name, tensor in tensors:
