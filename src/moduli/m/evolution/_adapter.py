@@ -163,9 +163,7 @@ class ModelLink(SearchLink):
         if asked is None or not asked.of_model or not isinstance(net, torch.nn.Module):
             with objective.moved(), torch.no_grad():
                 for i in range(search.population):
-                    parts = unflat(search.rows(i, i + 1)[0], objective.params)
-                    for param, part in zip(objective.params, parts, strict=True):
-                        param.copy_(part)
+                    objective.move_to(unflat(search.rows(i, i + 1)[0], objective.params))
                     fitness[i] = objective.get_loss(backward=False, at_x0=False).double()
             return fitness
         # Frozen parameters and buffers are copied for every model too.
@@ -249,7 +247,7 @@ class PopulationLink(SearchLink):
                 if not (followed if shard is None else shard.gather(followed.expand(len(base)))).all():
                     self._follow(objective, search, base, shard)
             asked = search.ask().clone()
-            self._put(objective, asked[own])
+            objective.move_to(unflat_members(asked[own], params))
             losses = objective.get_loss(backward=False, at_x0=False)
             search.tell(losses if shard is None else shard.gather(losses))
         self.global_state["search"] = search.state
@@ -268,14 +266,9 @@ class PopulationLink(SearchLink):
         """Gradient links (or the user) moved members, so what is known of their fitness is of other places."""
         entries = {"x": base.clone() if shard is None else shard.gather(base)}
         if "fitness" in search.state:
-            self._put(objective, base)
+            objective.move_to(unflat_members(base, objective.params))
             losses = objective.get_loss(backward=False, at_x0=False)
             losses = losses if shard is None else shard.gather(losses)
             losses = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).double()
             entries["fitness"] = losses.to(search.device)
         search.revise(**entries)
-
-    @staticmethod
-    def _put(objective: Objective, rows: Tensor) -> None:
-        for param, part in zip(objective.params, unflat_members(rows, objective.params), strict=True):
-            param.copy_(part)
