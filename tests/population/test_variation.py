@@ -184,6 +184,7 @@ def test_measures():
     torch.testing.assert_close(a.dot(b), (x * y).sum(1))
     torch.testing.assert_close(a.dot(b[0]), x @ y[0])
     torch.testing.assert_close(a.cosine(b), nn.functional.cosine_similarity(x, y))
+    torch.testing.assert_close(a.cosine(y[0]), nn.functional.cosine_similarity(x, y[:1]))
     torch.testing.assert_close(a.distance(b[1]), (x - y[1]).norm(dim=1))
     torch.testing.assert_close(a.distances(b[:2]), torch.cdist(x, y[:2]))
     torch.testing.assert_close(a.diversity(), (x - x.mean(0)).square().sum(1).mean().sqrt())
