@@ -93,7 +93,7 @@ def test_reductions(kind, dtype, monkeypatch):
     }[kind]
     with kernels.watch_launches() as seen:
         found = run()
-    assert len(seen) == 2
+    assert len(seen) == 1  # torch finishes over what the programs found, in one more
     monkeypatch.setenv("MODULI_KERNELS", "plain")
     torch.testing.assert_close(found, run(), rtol=1e-12, atol=1e-12)
 

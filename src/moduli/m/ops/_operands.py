@@ -41,8 +41,9 @@ class MultiOperation(Module):
             if value is not None and not isinstance(value, float | int | Tensor | Schedule):
                 self.set_child(key, value)
 
-    # What becomes of one tensor: a function of it and, by name, of what each operand is for it.
-    combine: Callable[..., Tensor]
+    def combine(self, *update: Any, **operands: Any) -> Tensor:
+        """What becomes of one tensor of the update: a function of it and, by name, of what each operand is for it."""
+        raise TypeError(f"{type(self).__name__} does not say how to combine an update with its operands")
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
         """The new update. `values` has a list for each operand that is given: numbers or tensors, one for each parameter."""
