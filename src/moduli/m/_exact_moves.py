@@ -15,7 +15,7 @@ def land(objective: Objective, goal: Sequence[Tensor]) -> None:
     """Leave the parameters at a goal bit for bit, where the links that follow let the update lead there.
 
     The update is a difference, and x - (x - goal) is the goal up to rounding only; a search that is asked again has to
-    find its members where it left them, and a member that is no number or infinite would stay so.
+    find its members where it left them, and a member that is infinite or NaN would stay so.
     """
     params, updates = list(objective.params), objective.get_updates()
     expected = [param.detach() - update.to(param.dtype) for param, update in zip(params, updates, strict=True)]

@@ -274,7 +274,7 @@ class Variation(Indexing):
         size = self._count // islands
         if not 0 <= count <= size:
             raise ValueError(f"{count} members cannot leave an island of {size}")
-        # Ranks, so that what is no number comes last on its island too.
+        # Ranks, so that NaN comes last on its island too.
         rank = torch.empty(self._count, dtype=torch.int64, device=fitness.device)
         rank[selection.order(fitness, maximize)] = torch.arange(self._count, device=fitness.device)
         order = rank.reshape(islands, size).argsort(1) + torch.arange(islands, device=rank.device)[:, None] * size

@@ -108,7 +108,7 @@ def tournament(
 def roulette(fitness: Tensor, k: int, maximize: bool = False, generator: torch.Generator | None = None) -> Tensor:
     r"""The indices of `k` members drawn with replacement, in proportion to how much better than the worst they are.
 
-    The probability of member i is $p_i \propto |f_i - f_{worst}|$; the worst, and those whose fitness is no number, are
+    The probability of member i is $p_i \propto |f_i - f_{worst}|$; the worst, and those whose fitness is NaN, are
     never drawn, unless all are equal, in which case all are equally likely.
 
     Args:

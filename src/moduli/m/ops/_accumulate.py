@@ -102,7 +102,7 @@ class AccumulateProduct(_Accumulate):
 
 
 def _shrink(old: Tensor, start: float, keep: Any) -> Tensor:
-    # Infinity is not multiplied, not even where the result is thrown away: its derivative would be no number.
+    # Infinity is not multiplied, not even where the result is thrown away: its derivative would be NaN.
     begun = old != start
     return torch.where(begun, torch.where(begun, old, torch.zeros_like(old)) * keep, old)
 
