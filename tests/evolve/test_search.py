@@ -212,7 +212,7 @@ if __name__ == "__main__":
 """
 
 
-def waited(condition, seconds=60):
+def waited(condition, seconds=600):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -105,7 +105,8 @@ class Statistics(Arithmetic):
 
         Example:
             >>> from moduli.population import Population
-            >>> Population.of(nn.Linear(2, 1), 3).diversity().item()
+            >>> pop = Population.of(nn.Linear(2, 1), 4)  # the mean of four equal numbers is exact
+            >>> pop.diversity().item()
             0.0
         """
         self._check_nonempty("diversity")
