@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -34,9 +34,10 @@ _PEAKS = ("amax", "largest")
 class _Known:
     """What the lists of the last call looked like, without the lists."""
 
-    __slots__ = ("codes", "elements", "firsts", "lists", "sizes")
+    __slots__ = ("codes", "elements", "firsts", "lists", "shared", "sizes")
 
     def __init__(self, lists: Sequence[tuple[torch.Tensor, ...]], shared: Runtime, signed: bool) -> None:
+        self.shared = shared
         self.lists = Lists(lists, shared, range(len(lists)) if signed else ())
         self.codes = [CODES[tensors[0].dtype] for tensors in lists]
         self.sizes = array("q", [tensor.numel() for tensor in lists[0]])
@@ -74,13 +75,10 @@ def _recognize(kind: str, lists: Sequence[tuple[torch.Tensor, ...]]) -> tuple[_K
 
 
 def _run_compiled(kind: str, known: _Known, addresses: array[int], scale: float = 1.0) -> float:
-    shared = _backend.runtime()
-    if not isinstance(shared, Runtime):
-        raise KernelError(f"reductions can't be compiled: {shared}")
     base, count, lists = addresses.buffer_info()[0], len(known.sizes), len(known.codes)
     partial = array("d", bytes(16 * max(known.firsts[-1], 1)))
     return float(
-        shared.reduce(
+        known.shared.reduce(
             KINDS[kind],
             known.codes[0],
             known.codes[-1],
@@ -96,16 +94,11 @@ def _run_compiled(kind: str, known: _Known, addresses: array[int], scale: float 
     )
 
 
-def _is_elsewhere(tensor: torch.Tensor) -> bool:
-    """Whether its numbers can't be read without waiting for a device, or at all."""
-    return tensor.device.type not in ("cpu", "meta") or is_fake(tensor)
-
-
 def _are_elsewhere(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether that is so for any of them; ordinary tensors are asked for their devices alone."""
-    if set(map(type, tensors)) <= set(_TYPES):
-        return any(device.type not in ("cpu", "meta") for device in set(map(_DEVICE, tensors)))
-    return any(map(_is_elsewhere, tensors))
+    """Whether some of their numbers can't be read without waiting for a device, or at all."""
+    return not {device.type for device in set(map(_DEVICE, tensors))} <= {"cpu", "meta"} or any(
+        map(is_fake, tensors[:1])
+    )
 
 
 def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
@@ -123,7 +116,7 @@ def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
 def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1.0) -> torch.Tensor:
     lists = [tuple(tensors) for tensors in given]
     if over_processes() is not None:
-        return _reduce_counted(kind, lists, lambda held: _reduce(kind, held, scale))
+        return _reduce_counted(kind, lists, scale)
     found = _recognize(kind, lists)
     if found is not None:
         return torch.tensor(_run_compiled(kind, *found, scale), dtype=torch.float64, device="cpu")
@@ -136,16 +129,12 @@ def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1
 
 def _refuse_freed(tensors: Sequence[torch.Tensor]) -> None:
     """Refuse tensors whose storage was resized to nothing, which torch would read."""
-    plain = set(map(type, tensors)) <= set(_TYPES) and set(map(_PLACE, tensors)) <= {
-        (torch.device("cpu"), torch.strided)
-    }
-    if not plain or all(map(torch.Tensor.data_ptr, tensors)):
-        return
-    for i, tensor in enumerate(tensors):
-        if not (tensor.data_ptr() or tensor.numel() == 0 or tensor._is_zerotensor()):
-            raise RuntimeError(
-                f"tensor {i} of the list has no memory: its storage was resized to 0, and has to be resized back"
-            )
+    if set(map(_PLACE, tensors)) <= {(torch.device("cpu"), torch.strided)} and set(map(type, tensors)) <= set(_TYPES):
+        for i, tensor in enumerate(tensors):
+            if not (tensor.data_ptr() or tensor.numel() == 0 or tensor._is_zerotensor()):
+                raise RuntimeError(
+                    f"tensor {i} of the list has no memory: its storage was resized to 0, and has to be resized back"
+                )
 
 
 def _list_tensors(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -166,7 +155,7 @@ def _list_tensors(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tens
     return [tensor.full_tensor() if is_sharded(tensor) else tensor for tensor in found]  # type: ignore[attr-defined]
 
 
-def _kinds(name: str, tensors: Sequence[torch.Tensor]) -> bool:
+def _are_complex(name: str, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether they are complex; a mixture is refused where a pass over real parts would pair the wrong things."""
     found = set(map(torch.is_complex, tensors))
     if len(found) > 1:
@@ -195,7 +184,7 @@ def sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         T. Ogita, S. M. Rump, S. Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26 (2005).
     """
     found = _list_tensors("sum", tensors)
-    if _kinds("sum", found):
+    if _are_complex("sum", found):
         parts = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
         return torch.complex(*(_reduce("sum", [[part[..., k] for part in parts]]) for k in (0, 1)))
     return _reduce("sum", [found])
@@ -231,7 +220,7 @@ def dot(xs: Iterable[torch.Tensor], ys: Iterable[torch.Tensor]) -> torch.Tensor:
                 f"dot: tensor {i} has the shapes {tuple(x.shape)} and {tuple(y.shape)}; they must have the same number "
                 "of elements"
             )
-    if _kinds("dot", first + second):
+    if _are_complex("dot", first + second):
         a = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in first]
         b = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in second]
 
@@ -262,35 +251,44 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     """
     if ord not in (1, 2, math.inf):
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
-    if ord == 2 and isinstance(tensors, list | tuple) and not torch.is_grad_enabled() and over_processes() is None:
-        known = _recognize("squares", [tuple(tensors)])
+    found = _list_tensors("norm", tensors)
+    known = None
+    if ord == 2 and over_processes() is None:
+        known = _recognize("squares", [tuple(found)])
         squares = math.nan if known is None else _run_compiled("squares", *known)
         if _SMALLEST < squares < _LARGEST:
             return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")
-    lists = [_check_tensors(tensors, ord)]
-    if not lists[0]:
+    if known is None and _are_complex("norm", found):
+        parts = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
+        found = parts if ord == 2 else [tensor.detach().abs() for tensor in found]
+    if over_processes() is None and not any(map(torch.numel, found)):
         return torch.zeros((), dtype=torch.float64, device="cpu")
     if ord != 2:
-        return _reduce("absolutes" if ord == 1 else "largest", lists)
-    alone = over_processes() is None
-    if alone and (_is_elsewhere(lists[0][0]) or _chooses_triton(lists[0][0].device)):
-        return _reduce_on_device("norm", lists)
-    total = _reduce("squares", lists)
-    if _is_elsewhere(total) or total.is_meta or _SMALLEST < total < _LARGEST or total != total:
+        return _reduce("absolutes" if ord == 1 else "largest", [found])
+    if over_processes() is None and (_are_elsewhere(found) or _chooses_triton(found[0].device)):
+        return _reduce_on_device("norm", [found])
+    total = _reduce("squares", [found])
+    if _are_elsewhere([total]) or total.is_meta or _SMALLEST < total < _LARGEST or total != total:
         return total.sqrt()
-    largest = float(_reduce("largest", lists))
+    largest = float(_reduce("largest", [found]))
     if largest == 0 or not math.isfinite(largest):
         return torch.tensor(largest, dtype=torch.float64, device="cpu")
     # A power of two, so that scaling rounds nothing.
     scale = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
-    return _reduce("squares", lists, scale).sqrt() / scale
+    return _reduce("squares", [found], scale).sqrt() / scale
 
 
 def _reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
     """A few launches for all tensors, and nothing is read back; sums are those of torch on this device."""
-    devices = {tensor.device for tensor in lists[0]}
-    if len(devices) > 1:
-        return _join_devices(kind, lists)
+    devices = list(dict.fromkeys(map(_DEVICE, lists[0])))
+    if len(devices) > 1:  # one number of each, brought to the first that is not the host
+        numbers = []
+        for device in devices:
+            part = [
+                [t for t, like in zip(tensors, lists[0], strict=True) if like.device == device] for tensors in lists
+            ]
+            numbers.append(norm(part[0]) if kind == "norm" else _reduce(kind, part))
+        return join_numbers(kind, numbers, next(device for device in devices if device.type != "cpu"))
     if _chooses_triton(lists[0][0].device):
         found = reduce_lists("squares" if kind == "norm" else kind, lists, root=kind == "norm")
         if found is not None:
@@ -301,29 +299,6 @@ def _reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> tor
 def _chooses_triton(device: torch.device) -> bool:
     watched = "a dispatch mode" if has_dispatch_mode() else None
     return find_problem(device, watched) is None and not is_transformed()
-
-
-def _join_devices(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    """A reduction on each device, and one of what they found on the first that is not the host."""
-    devices = list(dict.fromkeys(tensor.device for tensor in lists[0]))
-    home = next(device for device in devices if device.type != "cpu")
-    found = []
-    for device in devices:
-        chosen = [i for i, tensor in enumerate(lists[0]) if tensor.device == device]
-        part = [[tensors[i] for i in chosen] for tensors in lists]
-        found.append(norm(part[0]) if kind == "norm" else _reduce(kind, part))
-    return join_numbers(kind, found, home)
-
-
-def _check_tensors(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:
-    """The tensors as a reduction takes them; none where there are no elements."""
-    found = _list_tensors("norm", tensors)
-    if _kinds("norm", found):
-        if ord != 2:
-            found = [tensor.detach().abs() for tensor in found]
-        else:
-            found = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
-    return found if over_processes() is not None or any(map(torch.numel, found)) else []
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -388,19 +363,12 @@ def over_processes() -> tuple[Any, Sequence[bool]] | None:
     return _scope.get()
 
 
-def _reduce_counted(
-    kind: str, lists: Sequence[Sequence[torch.Tensor]], reduce: Callable[..., torch.Tensor]
-) -> torch.Tensor:
+def _reduce_counted(kind: str, lists: Sequence[Sequence[torch.Tensor]], scale: float) -> torch.Tensor:
     """Reduce what this process counts, then over the processes of the block around this call."""
     scope = _scope.get()
-    if scope is None:
-        raise RuntimeError("there are no other processes to reduce over; use kernels.reducing_over")
-    group, counted = scope
-    if all(counted):
-        flags: Sequence[bool] = [True] * len(lists[0])
-    elif len(counted) == len(lists[0]):
-        flags = counted
-    else:
+    group, counted = scope or (None, ())
+    flags = [True] * len(lists[0]) if all(counted) else counted
+    if len(flags) != len(lists[0]):
         raise ValueError(
             f"a reduction over {len(lists[0])} tensors, but there are {len(counted)} pieces, of which other processes count "
             "some; reduce lists with one tensor for each parameter"
@@ -409,7 +377,7 @@ def _reduce_counted(
     token = _scope.set(None)
     try:
         if held:
-            found = reduce([tuple(tensors[i] for i in held) for tensors in lists]).clone()
+            found = _reduce(kind, [[tensors[i] for i in held] for tensors in lists], scale).clone()
         else:
             device = lists[0][0].device if lists[0] else None
             found = torch.tensor(-torch.inf if kind == "amax" else 0.0, dtype=torch.float64, device=device)
