@@ -39,7 +39,7 @@ def _blocks(lists: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tens
     for i, size in enumerate([*map(torch.numel, rows[0]), _BLOCK]):
         if i > start and held + size > _BLOCK:
             whole = [row[start] if i == start + 1 else torch.cat(row[start:i]) for row in rows]
-            for parts in zip(*(vector.split(_BLOCK) for vector in whole), strict=True):
+            for parts in zip(*(torch.split(vector, _BLOCK) for vector in whole), strict=True):
                 yield [memory[: part.numel()].copy_(part) for memory, part in zip(into, parts, strict=True)]
             start, held = i, 0
         held += size
