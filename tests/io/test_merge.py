@@ -42,7 +42,7 @@ CALLS = {
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize("recipe", CALLS)
 def test_files_merge_as_what_is_in_them_does(recipe, foreign, tmp_path):
-    assert tuple(CALLS) == mio.RECIPES
+    assert set(CALLS) == set(mio.RECIPES)
     options, call = CALLS[recipe]
     count = 2 if recipe in ("lerp", "slerp", "task_vector") else 3
     models, paths = [net(seed) for seed in range(count)], [tmp_path / f"{at}.safetensors" for at in range(count)]

@@ -1,4 +1,4 @@
-"""A process with a fake accelerator: what particles, populations and merges launch there, for 2 and for 8 layers, as JSON.
+"""A process with a fake accelerator: what particles and populations launch there, for 2 and for 8 layers, as JSON.
 
 Sums of models are what they are without a mode that watches: a mode has them composed of single operations.
 """
@@ -14,7 +14,7 @@ from torch import nn
 
 import moduli as mo
 from laws.fake_device import DEVICE, Launches, fake_accelerator
-from moduli import Optimizer, Population, m, merge, particles
+from moduli import Optimizer, Population, m, particles
 from moduli._torch import in_transform
 
 
@@ -60,20 +60,6 @@ def add_populations(models):
     return lambda: (members + 0.5 * (members - members)).matrix
 
 
-def on_merge(recipe, states=False):
-    def make(models):
-        given = [model.state_dict() for model in models] if states else models
-
-        def work():
-            made = recipe(*given)
-            values = made.values() if states else made.parameters()
-            assert all(value.device.type == DEVICE for value in values)
-
-        return work
-
-    return make
-
-
 def number():
     return torch.empty((), device=DEVICE)
 
@@ -89,19 +75,6 @@ WORK = {
     "population, clipped": step_population(Population.from_modules, lambda: m.ClipNorm(1.0), m.Adam, lambda: m.LR(0.1)),
     "populations added": add_populations,
 }
-for states, kind in ((False, "models"), (True, "states")):
-    WORK |= {
-        f"merge.linear, {kind}": on_merge(lambda a, b, c: merge.linear([a, b, c], [1, 2, 3]), states),
-        f"merge.lerp, {kind}": on_merge(lambda a, b, c: merge.lerp(a, b, 0.3), states),
-        f"merge.task_arithmetic, {kind}": on_merge(lambda a, b, c: merge.task_arithmetic(a, [b, c], 0.5), states),
-        f"merge.task_vector, {kind}": on_merge(lambda a, b, c: merge.task_vector(a, b), states),
-        f"merge.slerp, {kind}": on_merge(lambda a, b, c: merge.slerp(a, b, 0.3), states),
-        f"merge.ties, {kind}": on_merge(lambda a, b, c: merge.ties(a, [b, c], 0.5), states),
-        f"merge.stock, {kind}": on_merge(lambda a, b, c: merge.stock(a, [b, c]), states),
-        f"merge.sce, {kind}": on_merge(lambda a, b, c: merge.sce(a, [b, c]), states),
-        f"merge.breadcrumbs, {kind}": on_merge(lambda a, b, c: merge.breadcrumbs(a, [b, c], 0.5), states),
-        f"merge.dare, {kind}": on_merge(lambda a, b, c: merge.dare(a, [b, c], 0.5, generator=0), states),
-    }
 
 
 def main() -> None:

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from merge.helpers import FLOATING, RECIPES, Described, Lazy, assert_same, averaged, everything, siblings
 from moduli import merge
 from moduli.layout import diff, layout_of
-from moduli.merge import make_recipe
-from moduli.merge._driver import stream
+from moduli.merge import make_recipe, stream
 from strategies import ALL_DTYPES, modules
 
 few = settings(max_examples=20)

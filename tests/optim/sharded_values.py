@@ -200,8 +200,6 @@ def other_pieces_are_refused(rank):
         "other placements": lambda: a - c,
         "in place": lambda: operator.iadd(a, b),
         "dot": lambda: particles.dot(a, c),
-        "merge": lambda: merge.lerp(a.state_dict(), c.state_dict(), 0.5),
-        "merge of whole": lambda: merge.lerp(a, b, 0.5),
     }.items():
         try:
             act()
@@ -241,6 +239,8 @@ def merges_of_models_in_pieces(rank):
             problems += differ(values(act(*pieces)), values(expected), f"{kind} {name}")
             found = act(*(model.state_dict() for model in pieces))
             problems += differ(values(found), values(expected), f"{kind} {name} of state dicts")
+        mixed = merge.lerp(pieces[0].state_dict(), plain[1].state_dict(), 0.3)  # the first decides
+        problems += differ(values(mixed), values(merge.lerp(*plain[:2], 0.3)), f"{kind} beside whole tensors")
         problems += differ(values(pieces[0]), values(plain[0]), f"{kind}: the first has changed")
     return problems
 

@@ -40,23 +40,16 @@ Example:
     (True, True)
 """
 
-from ._batch_norm import reestimate_batch_norm
-from ._breadcrumbs import breadcrumbs
+from ._angles import karcher, slerp, stock
+from ._averages import greedy_ingredients, greedy_soup, lerp, linear, soup, task_arithmetic, task_vector
+from ._call import RECIPES, make_recipe
 from ._coefficients import Coefficient, layered
-from ._driver import run, stream
-from ._drop import dare, della
-from ._errors import MergeError
-from ._fisher import fisher, fisher_information
-from ._linear import lerp, linear, task_arithmetic, task_vector
-from ._recipe import Buffers, Integers, Policy, Recipe
-from ._sce import sce
+from ._data import fisher, fisher_information, reestimate_batch_norm
+from ._driver import Buffers, Integers, Policy, Recipe, run, stream
+from ._models import MergeError, Model
 from ._search import MergeSearch, search
-from ._soup import greedy_ingredients, greedy_soup, soup
-from ._sphere import karcher, slerp
-from ._stock import stock
+from ._sparse import breadcrumbs, dare, della, sce
 from ._ties import Elect, ties
-from ._views import Model
-from .recipes import RECIPES, make_recipe
 
 __all__ = [
     "linear",

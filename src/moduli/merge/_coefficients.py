@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase, translate
+from fnmatch import translate
 from functools import cache
 from math import isfinite
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
-from ._errors import MergeError
+from ._models import MergeError
 
 Coefficient: TypeAlias = float | Mapping[str, float] | Callable[[str], float]
 """A number; a mapping from glob patterns of parameter names to numbers, of which the first that matches wins; or a function
@@ -16,6 +16,11 @@ from a name to its number.
 
 In a pattern `<0-15>` stands for a whole number from 0 to 15: ``{"*.layers.<0-15>.*": 0.3, "*": 0.7}``.
 """
+
+T = TypeVar("T")
+
+_RANGE: Final = "<([0-9]+)-([0-9]+)>"
+_MARK: Final = "\ue000"  # stands for a range while a pattern is translated; no name has it
 
 
 class Coefficients:
@@ -32,28 +37,20 @@ class Coefficients:
         TypeError: If the value is none of them.
     """
 
-    __slots__ = ("_bounds", "_patterns", "_what")
-
     def __init__(
         self, value: Coefficient, what: str, *, low: float = float("-inf"), high: float = float("inf")
     ) -> None:
         self._what, self._bounds = what, (low, high)
-        self._patterns: list[tuple[str, float]] | Callable[[str], float]
-        if callable(value):
-            self._patterns = value
-            return
-        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else [("*", value)]
-        self._patterns = [
-            (
-                pattern,
-                self._check_number(number, f"{what}[{pattern!r}]" if isinstance(value, Mapping) else what, pattern),
-            )
-            for pattern, number in items
-        ]
-        if not self._patterns:
-            raise MergeError(f"{what} is an empty mapping; give a number, or at least {{'*': number}}")
+        self._function = value if callable(value) else None
+        self._patterns: dict[str, float] = {}
+        if isinstance(value, Mapping):
+            self._patterns = {key: self._check(each, f"{what}[{key!r}]", key) for key, each in value.items()}
+            if not value:
+                raise MergeError(f"{what} is an empty mapping; give a number, or at least {{'*': number}}")
+        elif not callable(value):
+            self._patterns = {"*": self._check(value, what)}
 
-    def _check_number(self, number: Any, where: str, pattern: Any = "") -> float:
+    def _check(self, number: Any, where: str, pattern: Any = "") -> float:
         if not isinstance(pattern, str) or not isinstance(number, Real):
             raise TypeError(
                 f"{where} is {type(number).__name__}; it must be a number, or a mapping from glob patterns of "
@@ -71,16 +68,15 @@ class Coefficients:
         Raises:
             MergeError: If no pattern matches the name.
         """
-        if callable(self._patterns):
-            return self._check_number(self._patterns(name), f"{self._what} of {name!r}")
-        for pattern, number in self._patterns:
-            if _matches(name, pattern):
-                return number
-        raise MergeError(
-            f"{self._what} has no number for {name!r}: none of its patterns "
-            f"{', '.join(repr(pattern) for pattern, _ in self._patterns)} matches; "
-            "add one that does, such as '*' at the end"
-        )
+        if self._function is not None:
+            return self._check(self._function(name), f"{self._what} of {name!r}")
+        found = find_by_pattern(self._patterns, name)
+        if found is None:
+            raise MergeError(
+                f"{self._what} has no number for {name!r}: none of its patterns "
+                f"{', '.join(map(repr, self._patterns))} matches; add one that does, such as '*' at the end"
+            )
+        return found
 
     @property
     def number(self) -> float:
@@ -89,25 +85,19 @@ class Coefficients:
         Raises:
             MergeError: If there are numbers by name.
         """
-        if callable(self._patterns) or [pattern for pattern, _ in self._patterns] != ["*"]:
+        if list(self._patterns) != ["*"]:
             raise MergeError(f"{self._what} has numbers by name, but is used for whole models here; give one number")
-        return self._patterns[0][1]
+        return self._patterns["*"]
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse names that no pattern matches, and patterns that match no name: one misspelt would go unnoticed.
+        """Refuse names that no pattern matches, and patterns that match no name.
 
         Raises:
             MergeError: If there is either.
         """
         for name in names:
             self(name)
-        for pattern, _ in () if callable(self._patterns) else self._patterns:
-            if pattern != "*" and not any(_matches(name, pattern) for name in names):
-                shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
-                raise MergeError(
-                    f"the pattern {pattern!r} of {self._what} matches none of the {len(names)} names that are merged "
-                    f"({shown}); correct or remove it"
-                )
+        check_patterns(self._patterns, names, self._what)
 
 
 def layered(text: str) -> dict[str, float]:
@@ -142,24 +132,35 @@ def layered(text: str) -> dict[str, float]:
     return found
 
 
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a glob pattern matches a name; in it, `<0-15>` stands for a whole number from 0 to 15."""
-    if "<" not in pattern:
-        return fnmatchcase(name, pattern)
-    compiled, ranges = _compile_pattern(pattern)
-    found = compiled.match(name)
-    return found is not None and all(
-        low <= int(number) <= high for number, (low, high) in zip(found.groups(), ranges, strict=True)
-    )
-
-
 @cache
-def _compile_pattern(pattern: str) -> tuple[re.Pattern[str], list[tuple[int, int]]]:
-    pieces = re.split(r"<([0-9]+)-([0-9]+)>", pattern)
-    texts, ranges = pieces[0::3], list(zip(map(int, pieces[1::3]), map(int, pieces[2::3]), strict=True))
-    # A number is whole: no digit stands before or after it.
-    parts = [translate(text).removeprefix("(?s:").removesuffix(")\\Z").removesuffix(")\\z") for text in texts]
-    return re.compile("(?s:" + r"(?<![0-9])([0-9]+)(?![0-9])".join(parts) + r")\Z"), ranges
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """A glob pattern as a regular expression; in it, `<0-15>` stands for a whole number from 0 to 15."""
+    text = translate(re.sub(_RANGE, _MARK, pattern))
+    for low, high in re.findall(_RANGE, pattern):
+        numbers = "|".join(map(str, range(int(low), int(high) + 1)))
+        # A number is whole: no digit stands before or after it.
+        text = text.replace(_MARK, rf"(?<![0-9])0*(?:{numbers})(?![0-9])", 1)
+    return re.compile(text)
+
+
+def find_by_pattern(table: Mapping[str, T], name: str) -> T | None:
+    """The value of the first pattern that matches a name; None if there is none."""
+    return next((value for pattern, value in table.items() if compile_pattern(pattern).match(name)), None)
+
+
+def check_patterns(table: Iterable[str], names: Sequence[str], what: str) -> None:
+    """Refuse patterns that match no name: one misspelt would go unnoticed.
+
+    Raises:
+        MergeError: If there is one.
+    """
+    for pattern in table:
+        if pattern != "*" and not any(compile_pattern(pattern).match(name) for name in names):
+            shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
+            raise MergeError(
+                f"the pattern {pattern!r} of {what} matches none of the {len(names)} names that are merged ({shown}); "
+                "correct or remove it"
+            )
 
 
 def per_model(

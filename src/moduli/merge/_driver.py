@@ -1,31 +1,117 @@
 """Running a recipe over models: what is merged, what is taken from the first, and in which precision.
 
 Every name is handled by itself: its tensors are read, brought to the dtype of the accumulation, merged, brought back and
-handed on, before the next name is looked at. On a device, where a launch costs more than a small tensor, names that are merged
-alike entry by entry are one vector.
+handed on, before the next name is looked at. Of DTensors every process merges whole tensors, with one result, and keeps its
+piece.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from fnmatch import fnmatchcase
-from typing import Any, cast
+import cmath
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..layout import cut_like, gather_objects, is_sharded, make_whole, piece_like, piece_of
-from ._checks import Checks
-from ._errors import MergeError
-from ._rebuild import rebuild
-from ._recipe import Buffers, Integers, ModelT, Recipe, Row
-from ._views import COUNTER, Model, View, check, compare, ties, view
+from ..layout import any_sharded, cut_like, make_whole
+from ..particles import copy_unwrapped
+from ._coefficients import Coefficients, check_patterns, find_by_pattern
+from ._models import COUNTER, MergeError, View, check, check_choice, compare, is_extra, ties, view
+
+ModelT = TypeVar("ModelT", bound=nn.Module | Mapping[str, Any])
+
+Policy: TypeAlias = Literal["first", "merge"]
+"""What happens to a buffer of floating dtype: the first model's is taken, or it is merged as a parameter is."""
+
+Buffers: TypeAlias = Policy | Mapping[str, Policy]
+"""A `Policy` for every buffer, or policies by glob pattern of their names; the first pattern that matches wins."""
+
+Integers: TypeAlias = Literal["equal", "first"]
+"""What happens to tensors of integers and truth values, which have no averages: they must be equal, or need not be."""
 
 # How many entries are merged at once, where a recipe allows it: with what is made of them they stay in the caches.
 _PIECE = 1 << 18
-# How many entries of a device are one vector.
-_PACK = 1 << 26
+
+
+class Row:
+    """The tensors of one name, one per model, in the dtype of the accumulation and on the device of the first.
+
+    Each is read when it is asked for and not kept, so a kernel that takes them one at a time needs one at a time in
+    memory. They may be the models' own: a kernel never writes into them.
+
+    Args:
+        views: The models.
+        name: The name.
+
+    Attributes:
+        place: The piece, of the tensors as vectors. They are then read once for all pieces.
+    """
+
+    def __init__(self, views: list[View], name: str) -> None:
+        self._views, self._name = views, name
+        self.place: slice | None = None
+        self._held: dict[int, Tensor] = {}
+        # Only what it is like: a row may be kept, what was read for it from a file may not.
+        like = views[0].look(name)
+        self._like = torch.empty(like.shape, dtype=like.dtype, device="meta")
+        self.device = torch.device("cpu") if like.is_meta else like.device
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int, /) -> Tensor:
+        found = self._held.get(index)
+        if found is None:
+            raw = self._views[index].read(self._name)
+            compare(self._name, self._views[0], self._like, self._views[index], raw)
+            found = make_whole(raw)
+        if self.place is not None:
+            self._held[index] = found.contiguous()
+            found = self._held[index].view(-1)[self.place]
+        tensor = found.to(device=self.device, dtype=_accumulation(self._like.dtype))
+        if not _is_finite(tensor):
+            raise MergeError(
+                f"{self._name!r} of {self._views[index].label} has values that are NaN or infinite; repair it, or, if "
+                "it is a buffer, take the first's with buffers='first'"
+            )
+        return tensor
+
+
+def _accumulation(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which tensors of a dtype are combined."""
+    if dtype in (torch.float64, torch.complex128):
+        return dtype
+    return torch.complex64 if dtype.is_complex else torch.float32
+
+
+Kernel: TypeAlias = Callable[[str, Row], Tensor]
+"""From a name and its row to the merged tensor: a new one, of the row's dtype and shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One way of merging, with its coefficients.
+
+    Attributes:
+        kernel: Merges one name; it looks at nothing else, so names may come in any order and from anywhere.
+        coefficients: What to check against the names before any is merged.
+        keeps: Whether models that agree on a name give what they agree on, for a name. Then it is copied bit for bit.
+        elementwise: Whether every entry of the result depends on the entries in its place alone. Large tensors are then merged
+            piece by piece, in the processor's caches.
+        survey: For a recipe that must see every row before it merges the first one: makes the kernel to use. Names that
+            are copied are not among them.
+    """
+
+    kernel: Kernel
+    coefficients: tuple[Coefficients, ...] = ()
+    keeps: Callable[[str], bool] = lambda _: True
+    elementwise: bool = False
+    survey: Callable[[Sequence[tuple[str, Row]]], Kernel] | None = None
 
 
 def run(
@@ -51,16 +137,9 @@ def run(
     Raises:
         MergeError: If structures, values or coefficients do not fit. Nothing has changed then.
     """
-    with torch.no_grad():
-        views = _views(models, labels)
-        checks = Checks(at_once=recipe.survey is not None)
-        made = rebuild(views[0], _Merge(recipe, views, buffers, integers, checks).values())
-        if checks.fail():
-            # Which name it is, and what is wrong with it, is found out by asking at once.
-            for _ in _Merge(recipe, views, buffers, integers, Checks(at_once=True)).values():
-                pass
-            raise MergeError("a value of these models is NaN or infinite, or two of them that must be equal differ")
-        return cast(ModelT, made)
+    values = stream(recipe, cast(Any, models), labels, buffers=buffers, integers=integers)
+    rebuild: Callable[[Any, Any], Any] = _rebuild if isinstance(models[0], nn.Module) else _restate
+    return cast(ModelT, rebuild(models[0], values))
 
 
 def stream(
@@ -81,206 +160,108 @@ def stream(
         buffers: As for `run`.
         integers: As for `run`.
 
-    Yields:
-        The names of one tensor, several if it is tied, and its merged value.
+    Returns:
+        An iterator over the names of one tensor, several if it is tied, and its merged value.
 
     Raises:
-        MergeError: As for `run`; differences of names before anything is yielded, others when a name is reached.
+        MergeError: As for `run`; differences of names at once, others when a name is reached.
     """
-    with torch.no_grad():
-        views = _views(models, labels)
-        values = _Merge(recipe, views, buffers, integers, Checks(at_once=True)).values()
-    while True:
-        # Not around the yield: what the consumer does in between has its own gradient mode.
+    check_choice("integers", integers, "equal", "first")
+    called = labels if labels is not None else [f"models[{index}]" for index in range(len(models))]
+    views = [view(model, name) for model, name in zip(models, called, strict=True)]
+    groups = ties(views)
+    names = [group[0] for group in groups]
+    floating = [name for name in names if _has_averages(views[0].look(name))]
+    kept = _buffers_to_keep(buffers, views[0], floating)
+    averaged = {name: None for name in floating if name not in kept}
+    for other in views[1:]:
+        check(views[0], other, [name for name in names if name not in kept])
+    for coefficient in recipe.coefficients:
+        coefficient.check(list(averaged))
+    if recipe.survey is not None:
         with torch.no_grad():
-            item = next(values, None)
-            if item is None:
-                return
-            names, value = item
-            value = views[0].read(names[0]).clone() if value is None else value
-        yield names, value
+            rows = [(name, Row(views, name)) for name in averaged if not _agree(recipe, views, name)]
+            recipe = replace(recipe, kernel=recipe.survey(rows))
+    equal = set(names) - set(floating) if integers == "equal" else set()
+    return ((group, _take(recipe, views, group[0], group[0] in averaged, group[0] in equal)) for group in groups)
 
 
-def _views(models: Sequence[Model], labels: Sequence[str] | None) -> list[View]:
-    names = labels if labels is not None else [f"models[{index}]" for index in range(len(models))]
-    return [view(model, name) for model, name in zip(models, names, strict=True)]
+@torch.no_grad()
+def _take(recipe: Recipe, views: list[View], name: str, averaged: bool, equal: bool) -> Tensor:
+    """The tensor of a name in the result: merged, or the first's where the models agree or it is not merged."""
+    if equal:
+        _check_equal(views, name)
+    if averaged and not _agree(recipe, views, name):
+        return _merge(recipe, views, name)
+    return views[0].read(name).clone()
 
 
-class _Merge:
-    """One merge: everything that can be checked without reading all values is checked when it is made.
-
-    Args:
-        recipe: What to do with each name.
-        views: The models.
-        buffers: What to do with buffers of floating dtype.
-        integers: What to do with tensors of integers and truth values.
-        checks: What asks whether values are as they have to be.
-    """
-
-    def __init__(self, recipe: Recipe, views: list[View], buffers: Buffers, integers: Integers, checks: Checks) -> None:
-        if integers not in ("equal", "first"):
-            raise MergeError(f"integers is {integers!r}; it must be 'equal' or 'first'")
-        self._views, self._integers, self._checks = views, integers, checks
-        self._groups = ties(views)
-        names = [group[0] for group in self._groups]
-        floating = [name for name in names if _has_averages(views[0].look(name))]
-        self._kept = _buffers_to_keep(buffers, views[0], floating)
-        merged = [name for name in floating if name not in self._kept]
-        self._merged = frozenset(merged)
-        for other in views[1:]:
-            check(views[0], other, [name for name in names if name not in self._kept])
-        for coefficient in recipe.coefficients:
-            coefficient.check(merged)
-        self._recipe = recipe
-        if recipe.survey is not None:
-            rows = [(name, Row(views, [name], checks)) for name in merged if not self._keeps(name)]
-            self._recipe = replace(recipe, kernel=recipe.survey(rows))
-
-    def values(self) -> Iterator[tuple[tuple[str, ...], Tensor | None]]:
-        """The groups of tied names with their merged values; None where the first's is taken."""
-        packs: dict[Any, list[tuple[str, ...]]] = {}
-        sizes: Counter[Any] = Counter()
-        for names in self._groups:
-            name, like = names[0], self._views[0].look(names[0])
-            if name not in self._merged:
-                if name not in self._kept and self._integers == "equal":
-                    self._check_equal(name)
-                yield names, None
-            elif self._checks.defers(like) and not any(is_sharded(view.look(name)) for view in self._views[1:]):
-                key = self._describe_pack(name)
-                packs.setdefault(key, []).append(names)
-                sizes[key] += like.numel()
-                if key is None or sizes[key] >= _PACK:
-                    yield from self._merge_pack(packs.pop(key))
-                    sizes[key] = 0
-            elif self._keeps(name):
-                yield names, None
-            else:
-                yield names, self._merge_name(name, like)
-        for waiting in packs.values():
-            yield from self._merge_pack(waiting)
-
-    def _merge_name(self, name: str, like: Tensor) -> Tensor:
-        if not is_sharded(like):
-            return self._merge_tensors(name, like)
-        if not self._recipe.elementwise:
-            # Every process merges whole tensors, with one result, and keeps its piece.
-            return cast(Tensor, cut_like(self._merge_tensors(name, like), like))
-        with _raise_together(like):
-            piece = self._merge_tensors(name, piece_of(like))
-        return cast(Tensor, piece_like(piece, like))
-
-    def _merge_tensors(self, name: str, like: Tensor) -> Tensor:
-        row = Row(self._views, [name], self._checks, pieces=self._recipe.elementwise)
-        if not self._recipe.elementwise or like.numel() < 2 * _PIECE:
-            return self._merge_row(name, row, like.dtype)
-        device = torch.device("cpu") if like.is_meta else like.device
-        merged = torch.empty(like.shape, dtype=like.dtype, device=device)
-        flat = merged.view(-1)
+def _merge(recipe: Recipe, views: list[View], name: str) -> Tensor:
+    """The merged tensor of a name, as the first model would hold it."""
+    like, row = views[0].look(name), Row(views, name)
+    if not recipe.elementwise or like.numel() < 2 * _PIECE:
+        merged = _narrow(name, recipe.kernel(name, row), like.dtype)
+    else:
+        merged = torch.empty(like.shape, dtype=like.dtype, device=row.device)
         for start in range(0, like.numel(), _PIECE):
             row.place = slice(start, start + _PIECE)
-            flat[row.place] = self._merge_row(name, row, like.dtype)
-        return merged
+            merged.view(-1)[row.place] = _narrow(name, recipe.kernel(name, row), like.dtype)
+    if name in views[0].buffers and name.rpartition(".")[2] == "running_var" and bool((merged < 0).any()):
+        raise MergeError(
+            f"the merged {name!r} has negative variances, because this merge extrapolates; use buffers='first', "
+            "then reestimate_batch_norm"
+        )
+    return cast(Tensor, cut_like(merged, like))
 
-    def _merge_row(self, name: str, row: Row, dtype: torch.dtype) -> Tensor:
-        """A merged value as the first model would hold it."""
-        value = self._recipe.kernel(name, row)
-        result = value.to(dtype)
-        if not self._checks.are_finite(result.to(value.dtype)):
+
+def _narrow(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A merged value in the dtype of the first model.
+
+    Raises:
+        MergeError: If it does not fit.
+    """
+    result = value.to(dtype)
+    if not _is_finite(result.to(value.dtype)):
+        raise MergeError(
+            f"the merged {name!r} does not fit {dtype}: its largest magnitude is {value.abs().max().item():g}; "
+            "use smaller coefficients, or convert the first model to a wider dtype"
+        )
+    return result
+
+
+def _agree(recipe: Recipe, views: list[View], name: str) -> bool:
+    """Whether a name is kept as it is, because every model has the same under it."""
+    if not recipe.keeps(name):
+        return False
+    first = make_whole(views[0].read(name))
+    others = (make_whole(other.read(name)) for other in views[1:])
+    return all(
+        each.dtype == first.dtype and each.device == first.device and torch.equal(each, first) for each in others
+    )
+
+
+def _check_equal(views: list[View], name: str) -> None:
+    """Refuse integers that differ. Only the counter of batch normalisation is expected to."""
+    if name.rpartition(".")[2] == COUNTER:
+        return
+    first = views[0].read(name)
+    for other in views[1:]:
+        tensor = other.read(name)
+        compare(name, views[0], first, other, tensor)
+        if not torch.equal(make_whole(tensor).to(first.device), make_whole(first)):
             raise MergeError(
-                f"the merged {name!r} does not fit {dtype}: its largest magnitude is {value.abs().max().item():g}; "
-                "use smaller coefficients, or convert the first model to a wider dtype"
+                f"{name!r} ({first.dtype}) differs between {views[0].label} and {other.label}, and "
+                f"{first.dtype} has no averages; make them equal, or take the first's with integers='first'"
             )
-        if self._is_variance(name) and not self._checks.are_nonnegative(result):
-            raise MergeError(
-                f"the merged {name!r} has negative variances, because this merge extrapolates; use buffers='first', "
-                "then reestimate_batch_norm"
-            )
-        return result
-
-    def _merge_pack(self, pack: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-        """One name on a device, or names that are merged alike as one vector. What all models agree on is kept there."""
-        chosen = [names[0] for names in pack]
-        row = Row(self._views, chosen, self._checks)
-        looks = [self._views[0].look(name) for name in chosen]
-        made = self._merge_row(chosen[0], row, looks[0].dtype)
-        if self._may_keep(chosen[0]):
-            held = row.read(0)
-            same = torch.ones_like(held, dtype=torch.bool)
-            for index in range(1, len(row)):
-                same &= row.read(index) == held
-            made = torch.where(same if self._recipe.elementwise else same.all(), held, made)
-        copy: Any = torch.split_with_sizes_copy  # of tensors with memory of their own
-        parts = [made] if len(pack) == 1 else copy(made, [look.numel() for look in looks])
-        for names, part, look in zip(pack, parts, looks, strict=True):
-            yield names, part.view(look.shape)
-
-    def _describe_pack(self, name: str) -> Any:
-        """What names have in common that are merged as one vector; None for a name that is merged by itself."""
-        if not self._recipe.elementwise or not all(view.held for view in self._views):
-            return None
-        like = self._views[0].look(name)
-        numbers = tuple([coefficient(name) for coefficient in self._recipe.coefficients])
-        return like.device, like.dtype, numbers, self._may_keep(name), self._is_variance(name)
-
-    def _is_variance(self, name: str) -> bool:
-        return name in self._views[0].buffers and name.rpartition(".")[2] == "running_var"
-
-    def _may_keep(self, name: str) -> bool:
-        """Whether a name, or entries of it, are kept where the models agree."""
-        looks = [view.look(name) for view in self._views]
-        alike = all(look.dtype is looks[0].dtype and look.device == looks[0].device for look in looks)
-        return alike and self._recipe.keeps(name)
-
-    def _keeps(self, name: str) -> bool:
-        """Whether a name is kept as it is, because every model has the same under it."""
-        if not self._recipe.keeps(name):
-            return False
-        first = self._views[0].read(name)
-        others = (other.read(name) for other in self._views[1:])
-        if not is_sharded(first):
-            return all(_is_same(other, first) for other in others)
-        return all(gather_objects(all(_is_same(piece_of(other), piece_of(first)) for other in others), [first]))
-
-    def _check_equal(self, name: str) -> None:
-        """Refuse integers that differ. Only the counter of batch normalisation is expected to."""
-        if name.rpartition(".")[2] == COUNTER:
-            return
-        first = self._views[0].read(name)
-        for other in self._views[1:]:
-            tensor = other.read(name)
-            compare(name, self._views[0], first, other, tensor)
-            if not self._checks.are_equal(make_whole(tensor).to(first.device), make_whole(first)):
-                raise MergeError(
-                    f"{name!r} ({first.dtype}) differs between {self._views[0].label} and {other.label}, and "
-                    f"{first.dtype} has no averages; make them equal, or take the first's with integers='first'"
-                )
 
 
 def _has_averages(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-
-
-@contextmanager
-def _raise_together(tensor: Any) -> Iterator[None]:
-    """A block that ends with an error in every process that has a piece of a tensor, if it does in one of them.
-
-    Raises:
-        MergeError: What the first process found.
-    """
-    failure: MergeError | None = None
-    try:
-        yield
-    except MergeError as error:
-        failure = error
-    told = gather_objects(None if failure is None else str(failure), [tensor])
-    found = next((text for text in told if text is not None), None)
-    if found is not None:
-        raise MergeError(found) from failure
+def _is_finite(tensor: Tensor) -> bool:
+    # A sum is one pass without a second tensor, and finite only if every term is; sums may overflow by themselves.
+    return cmath.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def _buffers_to_keep(policy: Buffers, first: View, floating: list[str]) -> set[str]:
@@ -295,18 +276,41 @@ def _buffers_to_keep(policy: Buffers, first: View, floating: list[str]) -> set[s
     # Patterns for a state dict declare what is a buffer; in a module that is known.
     state_dict = isinstance(first.model, Mapping)
     declared = state_dict and isinstance(policy, Mapping)
-    kept: set[str] = set()
-    for name in floating:
-        if name in first.buffers or declared:
-            found = next((value for pattern, value in patterns.items() if fnmatchcase(name, pattern)), None)
-            if found is None and not state_dict:
-                raise MergeError(
-                    f"buffers has no policy for {name!r}: none of its patterns matches; add one that does, such as '*'"
-                )
-            if found == "first":
-                kept.add(name)
-    names: Any = first.tensors if state_dict else first.buffers
-    for pattern in patterns:
-        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-            raise MergeError(f"the pattern {pattern!r} of buffers matches no buffer; correct or remove it")
-    return kept
+    found = {name: find_by_pattern(patterns, name) for name in floating if name in first.buffers or declared}
+    missing = None if state_dict else next((name for name, each in found.items() if each is None), None)
+    if missing is not None:
+        raise MergeError(
+            f"buffers has no policy for {missing!r}: none of its patterns matches; add one that does, such as '*'"
+        )
+    check_patterns(patterns, list(first.keys if state_dict else first.buffers), "buffers")
+    return {name for name, each in found.items() if each == "first"}
+
+
+@torch.no_grad()
+def _rebuild(first: nn.Module, values: Iterable[tuple[tuple[str, ...], Tensor]]) -> nn.Module:
+    """A copy of a module with other values."""
+    result: nn.Module = copy_unwrapped(first) if any_sharded(first.parameters()) else copy.deepcopy(first)
+    tensors = {
+        **dict(result.named_parameters(remove_duplicate=False)),
+        **dict(result.named_buffers(remove_duplicate=False)),
+    }
+    for names, value in values:
+        kept = tensors[names[0]]
+        kept.copy_(value)
+        for name in names[1:]:
+            # Copying keeps a Parameter with two names one Parameter, but not two Parameters on one storage.
+            if tensors[name] is not kept:
+                tensors[name].data = kept.data
+    return result
+
+
+def _restate(first: Mapping[str, Tensor], values: Iterable[tuple[tuple[str, ...], Tensor]]) -> dict[str, Any]:
+    """A state dict with the keys of another, in their order; what is tied stays one tensor."""
+    merged = {name: value for names, value in values for name in names}
+    metadata = getattr(first, "_metadata", None)
+    result: dict[str, Any] = {} if metadata is None else OrderedDict()
+    for name in first:
+        result[name] = copy.deepcopy(first[name]) if is_extra(name) else merged[name]
+    if metadata is not None:
+        result._metadata = copy.deepcopy(metadata)  # type: ignore[attr-defined]
+    return result

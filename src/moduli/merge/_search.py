@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._driver import run
-from ._errors import MergeError
-from ._recipe import ModelT
-from .recipes import RECIPES, make_recipe
+from ._call import RECIPES, make_recipe
+from ._driver import ModelT, run
+from ._models import MergeError
 
 
 @dataclass(frozen=True)
@@ -73,24 +72,25 @@ def search(
         0.25
     """
     given = dict(_start(recipe, len(models))) if start is None else dict(start)
-    tree = _Numbers(given, bounds)
-    fixed = dict(options)
-
-    def make(values: Tensor) -> tuple[dict[str, Any], ModelT]:
-        found = {**fixed, **tree.options(values)}
-        return found, run(make_recipe(recipe, len(models), found), list(models))
-
-    best: list[Any] = [None, None, float("inf")]
+    if not given:
+        raise MergeError("start has no coefficients; give at least one")
+    if not bounds[0] < bounds[1]:
+        raise MergeError(f"bounds are {bounds}; the first must be less than the second")
     holder = nn.Module()
-    holder.register_parameter("coefficients", nn.Parameter(tree.first))
+    for name, value in given.items():
+        numbers = list(value.values()) if isinstance(value, Mapping) else value
+        holder.register_parameter(name, nn.Parameter(torch.tensor(numbers, dtype=torch.float64).clamp(*bounds)))
+    best: list[Any] = [None, None, float("inf")]
 
     def fitness(module: nn.Module) -> float:
-        found, model = make(torch.as_tensor(module.coefficients).detach().clamp(*bounds))
+        held = {name: numbers.detach().clamp(*bounds) for name, numbers in module.named_parameters()}
+        found = {name: _restore(value, held[name]) for name, value in given.items()}
+        model = run(make_recipe(recipe, len(models), {**options, **found}), list(models))
         with torch.no_grad():
-            value = float(score(model))
-        if value < best[2]:
-            best[:] = [model, found, value]
-        return value
+            result = float(score(model))
+        if result < best[2]:
+            best[:] = [model, found, result]
+        return result
 
     fitness(holder)  # the start itself counts
     from ..evolve import search as evolve  # a room above this one: declared with the order of the rooms
@@ -101,8 +101,7 @@ def search(
     result = evolve(holder, fitness, method=method, budget=max(budget - 1, 1), seed=seed, bounds=bounds, **settings)
     if best[0] is None:
         raise MergeError("no merged model had a score that is a number; check the score function")
-    kept = {name: value for name, value in best[1].items() if name in given}
-    return MergeSearch(best[0], kept, best[2], result.evaluations + 1, list(result.history))
+    return MergeSearch(best[0], best[1], best[2], result.evaluations + 1, list(result.history))
 
 
 def _start(recipe: str, count: int) -> dict[str, Any]:
@@ -121,37 +120,6 @@ def _start(recipe: str, count: int) -> dict[str, Any]:
     raise MergeError(f"{recipe!r} has no coefficients to search for; say which with start=")
 
 
-class _Numbers:
-    """Coefficients as one vector."""
-
-    def __init__(self, given: Mapping[str, Any], bounds: tuple[float, float]) -> None:
-        if not given:
-            raise MergeError("start has no coefficients; give at least one")
-        if not bounds[0] < bounds[1]:
-            raise MergeError(f"bounds are {bounds}; the first must be less than the second")
-        self._given = given
-        numbers: list[float] = []
-        for name, value in given.items():
-            parts = (
-                value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-            )
-            try:
-                numbers += [float(part) for part in parts]
-            except (TypeError, ValueError):
-                raise MergeError(
-                    f"start[{name!r}] is {value!r}; it must be a number, a list or a mapping of numbers"
-                ) from None
-        self.first = torch.tensor(numbers, dtype=torch.float64).clamp(*bounds)
-
-    def options(self, values: Tensor) -> dict[str, Any]:
-        """The coefficients that a vector stands for, in the form in which they were given."""
-        left = iter(values.tolist())
-        found: dict[str, Any] = {}
-        for name, value in self._given.items():
-            if isinstance(value, Mapping):
-                found[name] = {pattern: next(left) for pattern in value}
-            elif isinstance(value, list | tuple):
-                found[name] = [next(left) for _ in value]
-            else:
-                found[name] = next(left)
-        return found
+def _restore(given: Any, numbers: Tensor) -> Any:
+    """Numbers in the form in which the coefficient was given: one, a list, or a mapping from patterns."""
+    return dict(zip(given, numbers.tolist(), strict=True)) if isinstance(given, Mapping) else numbers.tolist()

@@ -12,17 +12,21 @@ Reference:
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+from ._averages import share_out
+from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._errors import MergeError
-from ._linear import share_out
-from ._paths import recipe
-from ._recipe import Buffers, Integers, Kernel, ModelT, Recipe, Row
-from ._trim import count_kept, cut_whole, mask_greatest, trim_below, view_real
+from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
+from ._models import check_choice
+
+# Where the lower half of a float32's bits begins, and how many entries are counted at once.
+_LOW = 15
+_CHUNK = 1 << 20
 
 Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
@@ -80,8 +84,7 @@ def ties(
     Reference:
         Yadav et al., "TIES-Merging: resolving interference when merging models", NeurIPS 2023, arXiv:2306.01708.
     """
-    if trim not in ("tensor", "model"):
-        raise MergeError(f"trim is {trim!r}; it must be 'tensor' or 'model'")
+    check_choice("trim", trim, "tensor", "model")
     fusion = Fusion(len(models), density, scale, weights, "ties", normalize, elect)
     densities = fusion.densities
 
@@ -94,7 +97,12 @@ def ties(
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
         cuts = [cut_whole(rows, index + 1, density.number) for index, density in enumerate(densities)]
-        return lambda name, row: fusion(name, row, lambda index, delta: trim_below(delta, cuts[index], name))  # (1)
+
+        def sparse(name: str, index: int, delta: Tensor) -> Tensor:
+            cut, quota = cuts[index]
+            return trim_below(delta, cut, quota.get(name, 0))  # (1)
+
+        return lambda name, row: fusion(name, row, partial(sparse, name))
 
     return cast(ModelT, Recipe(kernel, fusion.coefficients, survey=survey if trim == "model" else None))
 
@@ -125,10 +133,8 @@ class Fusion:
         normalize: bool | None,
         elect: Elect = "sum",
     ) -> None:
-        if then not in ("linear", "ties"):
-            raise MergeError(f"then is {then!r}; it must be 'linear' or 'ties'")
-        if elect not in ("sum", "count"):
-            raise MergeError(f"elect is {elect!r}; it must be 'sum' or 'count'")
+        check_choice("then", then, "linear", "ties")
+        check_choice("elect", elect, "sum", "count")
         self.densities = per_model(density, count, "density", low=0.0, high=1.0)
         self.scale, self.weights = Coefficients(scale, "scale"), per_model(weights, count, "weights")
         self.then, self.elect = then, elect
@@ -186,3 +192,79 @@ class Fusion:
             agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
             merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
         return merged.mul_(self.scale(name)).add_(base)  # (4)
+
+
+def view_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as a real one with pairs in its last dimension; a real one as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def count_kept(density: float, count: int) -> int:
+    """How many of a number of entries a density keeps."""
+    return max(1, round(density * count)) if density > 0 and count > 0 else 0
+
+
+def mask_greatest(values: Tensor, keep: int) -> Tensor:
+    """Which entries of a real tensor are the greatest: exactly `keep` of them, among equal ones the first."""
+    if not 0 < keep < values.numel():
+        return torch.full_like(values, keep > 0, dtype=torch.bool)
+    flat = values.reshape(-1)
+    threshold = flat.kthvalue(len(flat) - keep + 1).values
+    mask = flat > threshold
+    mask[(flat == threshold).nonzero().reshape(-1)[: keep - int(mask.sum())]] = True
+    return mask.view_as(values)
+
+
+def cut_whole(rows: Sequence[tuple[str, Row]], place: int, density: float) -> tuple[int, dict[str, int]]:
+    """Which entries of a task vector, that is never in memory at once, a fraction of them all keeps.
+
+    The bits of a nonnegative float32 read as an integer are in the order of the numbers, so a histogram of their upper half
+    tells in which bin the cut lies, and a histogram of the lower half within that bin tells the number itself: two readings
+    and some 100,000 counters, whatever the size of the model.
+
+    Args:
+        rows: Every name with the base and the models.
+        place: Which model.
+        density: The fraction to keep.
+
+    Returns:
+        The magnitude above which entries are kept, as the integer with the bits of the float32, and how many of those that
+        equal it are kept, by name.
+    """
+
+    def read(row: Row) -> Tensor:
+        return _bits(view_real(row[place]) - view_real(row[0]))
+
+    cut, left = 0, -1
+    for low, high in ((_LOW, 31), (0, _LOW)):
+        counts = torch.zeros(1 << (high - low), dtype=torch.int64)
+        for _, row in rows:
+            for chunk in torch.split(read(row), _CHUNK):
+                inside = chunk[(chunk >> high) == (cut >> high)] >> low
+                counts += torch.bincount(inside & (len(counts) - 1), minlength=len(counts)).cpu()
+        if left < 0:
+            left = count_kept(density, int(counts.sum()))
+            if left == 0 or left == int(counts.sum()):
+                return -1 if left else 2**31 - 1, {}
+        # How many are in each bin and above; the first that has enough of them holds the cut.
+        tail = counts.flip(0).cumsum(0)
+        found = len(counts) - 1 - int(torch.searchsorted(tail, left))
+        left -= int(tail[len(counts) - 1 - found] - counts[found])
+        cut |= found << low
+    quota: dict[str, int] = {}
+    for name, row in rows if cut > 0 else ():  # whether a zero is kept makes no difference
+        quota[name] = min(left, int((read(row) == cut).sum())) if left > 0 else 0
+        left -= quota[name]
+    return cut, quota
+
+
+def trim_below(delta: Tensor, cut: int, quota: int) -> Tensor:
+    """Keep the entries above a cut, and the first few that equal it; changes the tensor, and returns it."""
+    bits = _bits(delta)
+    mask = bits > cut
+    mask[(bits == cut).nonzero().reshape(-1)[:quota]] = True
+    return delta.mul_(mask.view_as(delta))
+
+
+def _bits(delta: Tensor) -> Tensor:
+    return delta.abs().reshape(-1).to(torch.float32).view(torch.int32)

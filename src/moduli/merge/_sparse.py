@@ -1,4 +1,4 @@
-"""DARE and DELLA: drop entries of task vectors at random, and rescale the others.
+"""Task vectors of which entries are left out: at random (DARE, DELLA), by size (breadcrumbs), by what varies (SCE).
 
 The equations of section 3 of the paper, with δ_t = θ_t − θ_base and drop rate p = 1 − density:
 
@@ -15,11 +15,23 @@ drop probability falls linearly with the rank from p + ε/2 for the least to p �
 what is kept is divided by its own probability, so that δ̂_t has the expectation δ_t. Then signs are elected and what agrees
 is averaged, as in TIES, or the vectors are summed.
 
+Model breadcrumbs, tensor by tensor: the share γ of entries of greatest magnitude is masked as outliers, and of the others those of
+least magnitude, so that the share `density` of all entries remains. Then θ = θ_base + λ Σ_t w_t m_t ⊙ δ_t (eq. 3), or signs are
+elected among the sparse vectors as in TIES.
+
+SCE, tensor by tensor (section 3.3 of the paper):
+
+    S  entries are selected whose variance over the models is among the greatest, a share `density` of them;
+    C  w_t = Σ δ_t² / Σ_s Σ δ_s², over the selected entries;
+    E  where the sign of δ_t is not that of Σ_s δ_s, it is erased; the weights of what remains are scaled to one.
+
 References:
     Yu et al., "Language models are Super Mario: absorbing abilities from homologous models as a free lunch", ICML 2024,
     arXiv:2311.03099.
     Deep, Bhardwaj and Poria, "DELLA-Merging: reducing interference in model merging through magnitude-based sampling", 2024,
     arXiv:2406.11617.
+    Davari and Belilovsky, "Model breadcrumbs: scaling multi-task model merging with sparse masks", ECCV 2024, arXiv:2312.06795.
+    Wan et al., "FuseChat: knowledge fusion of chat models", 2024, arXiv:2408.07990.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +43,12 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import gather_objects, is_sharded
-from ._coefficients import Coefficient, per_model
-from ._errors import MergeError
-from ._linear import add_to_base
-from ._paths import recipe
-from ._recipe import Buffers, Integers, ModelT, Recipe, Row
-from ._ties import Elect, Fusion
+from ._averages import add_to_base
+from ._call import recipe
+from ._coefficients import Coefficient, Coefficients, per_model
+from ._driver import Buffers, Integers, ModelT, Recipe, Row
+from ._models import MergeError
+from ._ties import Elect, Fusion, count_kept, mask_greatest, view_real
 
 
 @recipe
@@ -205,3 +217,128 @@ def della(
         return fusion(name, row, sparse)
 
     return cast(ModelT, Recipe(kernel, (*fusion.coefficients, *widths)))
+
+
+@recipe
+def breadcrumbs(
+    base: ModelT,
+    models: Sequence[ModelT],
+    density: Coefficient | Sequence[Coefficient] = 0.9,
+    *,
+    gamma: Coefficient | Sequence[Coefficient] = 0.01,
+    scale: Coefficient = 1.0,
+    weights: Sequence[Coefficient] | None = None,
+    then: Literal["linear", "ties"] = "linear",
+    normalize: bool | None = None,
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Merge task vectors without their smallest and their largest entries.
+
+    Args:
+        base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
+        models: The fine-tuned models.
+        density: The share of entries that is kept, from 0 to 1, for all models or a sequence with one for each.
+        gamma: The share of the largest entries that is dropped first, likewise.
+        scale: λ: a number, or numbers by glob pattern.
+        weights: One coefficient per model. Equal by default.
+        then: Whether the sparse vectors are summed, or signs are elected first as in `ties`.
+        normalize: Whether to divide by the weights, of those that agree; by default, where signs are elected.
+        buffers: Whether floating buffers are those of `base` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `base` in any case.
+
+    Raises:
+        MergeError: If structures or coefficients do not fit, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> base, model = {"w": torch.zeros(4)}, {"w": torch.tensor([9.0, 2.0, -1.0, 0.1])}
+        >>> merge.breadcrumbs(base, [model], 0.5, gamma=0.25)
+        {'w': tensor([ 0.,  2., -1.,  0.])}
+
+    Reference:
+        Davari and Belilovsky, "Model breadcrumbs", ECCV 2024, arXiv:2312.06795.
+    """
+    fusion = Fusion(len(models), density, scale, weights, then, normalize)
+    outliers = per_model(gamma, len(models), "gamma", low=0.0, high=1.0)
+
+    def kernel(name: str, row: Row) -> Tensor:
+        def sparse(place: int, delta: Tensor) -> Tensor:
+            share, largest = fusion.densities[place](name), outliers[place](name)
+            if share + largest > 1 + 1e-9:
+                raise MergeError(
+                    f"density {share:g} and gamma {largest:g} of {name!r} are more than all entries; lower one of them"
+                )
+            drop, size = round(largest * delta.numel()), delta.abs()
+            keep = min(round(share * delta.numel()), delta.numel() - drop)
+            return delta.mul_(mask_greatest(size, drop + keep) & ~mask_greatest(size, drop))
+
+        return fusion(name, row, sparse)
+
+    return cast(ModelT, Recipe(kernel, (*fusion.coefficients, *outliers)))
+
+
+@recipe
+def sce(
+    base: ModelT,
+    models: Sequence[ModelT],
+    density: Coefficient = 1.0,
+    *,
+    scale: Coefficient = 1.0,
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Merge task vectors by their own sizes, where models differ most and agree in sign.
+
+    Args:
+        base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
+        models: The fine-tuned models.
+        density: The share of entries that is selected, from 0 to 1: a number, or numbers by glob pattern.
+        scale: λ: a number, or numbers by glob pattern.
+        buffers: Whether floating buffers are those of `base` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `base` in any case.
+
+    Raises:
+        MergeError: If structures or coefficients do not fit, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> base = {"w": torch.zeros(2)}
+        >>> merge.sce(base, [{"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([-1.0, 1.0])}])
+        {'w': tensor([3., 1.])}
+
+    Reference:
+        Wan et al., "FuseChat", 2024, arXiv:2408.07990.
+    """
+    share, factor = Coefficients(density, "density", low=0.0, high=1.0), Coefficients(scale, "scale")
+    count = len(models)
+
+    def kernel(name: str, row: Row) -> Tensor:
+        first = row[0]
+        base = view_real(first)
+
+        def delta(place: int) -> Tensor:
+            return view_real(row[place + 1]) - base
+
+        total, squares = torch.zeros_like(base), torch.zeros_like(base)
+        for place in range(count):
+            vector = delta(place)
+            total.add_(vector)
+            squares.addcmul_(vector, vector)
+        # Of a single model there is no variance: a share keeps all of it, or nothing.
+        keep = count_kept(share(name), base.numel()) if count > 1 else base.numel() * (share(name) > 0)
+        selected = mask_greatest(squares - total.square() / count, keep)  # S
+        sizes = [(delta(place) * selected).square().sum().item() for place in range(count)]  # C
+        shares = [size / (sum(sizes) or 1.0) for size in sizes]
+        merged, weights = torch.zeros_like(base), torch.zeros_like(base)
+        for place in range(count):
+            vector = delta(place).mul_(selected)
+            agrees = (vector * total) > 0  # E
+            merged.add_(vector.mul_(agrees).mul_(shares[place]))
+            weights.add_(agrees * shares[place])
+        result = merged.div_(weights.masked_fill_(weights == 0, 1.0)).mul_(factor(name)).add_(base)
+        return torch.view_as_complex(result) if first.is_complex() else result
+
+    return cast(ModelT, Recipe(kernel, (share, factor)))

@@ -7,11 +7,32 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import is_fake
-from moduli.layout import diff, is_sharded, layout_of, memory_of, show_pieces
-from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, align_labels, labels_of
+from ..layout import layout_of, memory_of, show_pieces
+from ..nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, align_labels, labels_of
 
-from ._errors import MergeError
+
+class MergeError(ValueError):
+    """Models that cannot be merged, or a coefficient that does not fit them. No model was changed.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> merge.linear([torch.nn.Linear(3, 2), torch.nn.Linear(4, 2)])
+        Traceback (most recent call last):
+        ...
+        moduli.merge._models.MergeError: 'weight' is torch.float32 of shape (2, 3) in models[0] and ...
+    """
+
+
+def check_choice(what: str, given: object, *choices: str) -> None:
+    """Refuse a word that is none of the choices.
+
+    Raises:
+        MergeError: If it is none.
+    """
+    if given not in choices:
+        raise MergeError(f"{what} is {given!r}; it must be {' or '.join(map(repr, choices))}")
+
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 """What can be merged: a module, or a mapping from names to tensors such as `state_dict()` gives.
@@ -134,7 +155,6 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
             raise _tell_missing(name, first, other)
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
-            _compare_pieces(name, first, other)
     for name in other.names():
         # A module may have buffers that the other lacks, such as caches that grow; parameters are never left out.
         if name not in first.keys and name not in other.buffers:
@@ -174,9 +194,6 @@ def _align(first: View, other: View) -> None:
 
 
 def _check_ties(first: View, other: View, left: nn.Module, right: nn.Module) -> None:
-    # The same names and shapes by now: what `diff` may find are ties, and floating dtypes and orders, which do not matter.
-    if diff(left, right) is None:
-        return
     theirs = layout_of(right)
     for entry in layout_of(left):
         names = set(theirs[entry.name].names)
@@ -200,22 +217,6 @@ def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) ->
             f"{name!r} is {describe_tensor(left)} in {first.label} and {describe_tensor(right)} in {other.label}; "
             "merge models of one structure"
         )
-
-
-def _compare_pieces(name: str, first: View, other: View) -> None:
-    """Refuse tensors that processes hold in different pieces, or one in pieces beside a whole one."""
-    left, right = first.look(name), other.look(name)
-    if (is_sharded(left) or is_sharded(right)) and _placement(left) != _placement(right):
-        raise MergeError(
-            f"{name!r} is {_placement(left)} in {first.label} and {_placement(right)} in {other.label}; wrap both models "
-            "alike, or merge whole tensors (full_tensor())"
-        )
-
-
-def _placement(tensor: Any) -> str:
-    if not is_sharded(tensor):
-        return "whole (no DTensor)"
-    return f"a DTensor placed {tuple(tensor.placements)} on {tensor.device_mesh}"
 
 
 def _kind(tensor: Tensor) -> object:
@@ -251,6 +252,6 @@ def ties(views: Sequence[View]) -> list[tuple[str, ...]]:
 def _identity(tensor: object, name: str) -> object:
     if not isinstance(tensor, Tensor):
         return name
-    if tensor.is_meta or is_fake(tensor) or tensor.layout is not torch.strided or tensor.numel() == 0:
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
         return id(tensor)  # no memory to compare
     return memory_of(tensor)

@@ -1,22 +1,24 @@
-"""Averages, interpolations along straight lines, and sums of task vectors.
+"""Averages, of all models or of those that help, interpolations along straight lines, and sums of task vectors.
 
 References:
     Wortsman et al., "Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing
-    inference time", ICML 2022, arXiv:2203.05482 (the uniform soup, section 2).
+    inference time", ICML 2022, arXiv:2203.05482 (the uniform soup, section 2, and Recipe 1 for the greedy one).
     Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, arXiv:2109.01903 (interpolation of two).
     Ilharco et al., "Editing models with task arithmetic", ICLR 2023, arXiv:2212.04089 (section 2).
 """
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from inspect import unwrap
+from math import isnan
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from ._call import list_models, recipe
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._errors import MergeError
-from ._paths import recipe
-from ._recipe import Buffers, Integers, ModelT, Recipe, Row
+from ._driver import Buffers, Integers, ModelT, Recipe, Row
+from ._models import MergeError, check_choice
 
 
 @recipe
@@ -161,6 +163,143 @@ def task_arithmetic(
     return cast(ModelT, Recipe(kernel, scales, elementwise=True))
 
 
+@recipe
+def soup(
+    models: Sequence[ModelT],
+    *,
+    how: Literal["uniform", "greedy"] = "uniform",
+    evaluate: Callable[[ModelT], float] | None = None,
+    mode: Literal["max", "min"] = "max",
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Average models: all of them, θ = (1/n) Σᵢ θᵢ, or greedily those that help.
+
+    Args:
+        models: Modules, or state dicts, usually fine-tuned from one base.
+        how: Whether to average all, or to choose as `greedy_soup` does.
+        evaluate: For the greedy soup, the score of a model.
+        mode: For the greedy soup, whether a greater or a lesser score is better.
+        buffers: Whether floating buffers are the first model's (the best model's, when greedy) or merged too.
+        integers: Whether tensors of integers must be equal; they are the first model's in any case.
+
+    Raises:
+        MergeError: If the structures differ, values are NaN, or `evaluate` is missing or not used.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> models = [{"w": torch.tensor(w)} for w in (1.0, 2.0, 6.0)]
+        >>> merge.soup(models)
+        {'w': tensor(3.)}
+        >>> merge.soup(models, how="greedy", evaluate=lambda model: -abs(model["w"].item() - 1.6))
+        {'w': tensor(1.5000)}
+
+    Reference:
+        Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482.
+    """
+    check_choice("how", how, "uniform", "greedy")
+    if (how == "greedy") != (evaluate is not None):
+        raise MergeError("a greedy soup needs evaluate=, the score of a model, and a uniform one has no use for it")
+    if evaluate is None:
+        return cast(ModelT, unwrap(linear)(models))
+    if models[0] is None:
+        raise MergeError("a greedy soup judges models in memory; load them, and call greedy_soup")
+    return greedy_soup(models, evaluate, mode=mode, buffers=buffers, integers=integers)
+
+
+def greedy_soup(
+    models: Sequence[ModelT],
+    evaluate: Callable[[ModelT], float],
+    *,
+    mode: Literal["max", "min"] = "max",
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Average the models that `greedy_ingredients` chooses; never worse than the best of them, by the same evaluation.
+
+    Args:
+        models: Modules, or state dicts, usually fine-tuned from one base.
+        evaluate: The score of a model; it is also called with averages, which are new models of the same form.
+        mode: Whether a greater or a lesser score is better.
+        buffers: Whether floating buffers are the best model's or merged too.
+        integers: Whether tensors of integers must be equal; they are the best model's in any case.
+
+    Raises:
+        MergeError: If the structures differ, or values or scores are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> models = [{"w": torch.tensor(w)} for w in (1.0, 2.0, 6.0)]
+        >>> merge.greedy_soup(models, lambda model: abs(model["w"].item() - 1.6), mode="min")
+        {'w': tensor(1.5000)}
+
+    Reference:
+        Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482.
+    """
+    models = list_models(models)
+    chosen = greedy_ingredients(models, evaluate, mode=mode, buffers=buffers, integers=integers)
+    return linear([models[index] for index in chosen], buffers=buffers, integers=integers)
+
+
+def greedy_ingredients(
+    models: Sequence[ModelT],
+    evaluate: Callable[[ModelT], float],
+    *,
+    mode: Literal["max", "min"] = "max",
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> tuple[int, ...]:
+    """Choose the models of a greedy soup: from the best on, each is kept if the average does not get worse by it.
+
+    Args:
+        models: As for `greedy_soup`.
+        evaluate: As for `greedy_soup`. It is called once per model and once per average tried.
+        mode: As for `greedy_soup`.
+        buffers: As for `greedy_soup`.
+        integers: As for `greedy_soup`.
+
+    Returns:
+        Positions in `models`, the best model's first.
+
+    Raises:
+        MergeError: As for `greedy_soup`.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> models = [{"w": torch.tensor(w)} for w in (6.0, 1.0, 2.0)]
+        >>> merge.greedy_ingredients(models, lambda model: -abs(model["w"].item() - 1.6))
+        (2, 1)
+
+    Reference:
+        Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482 (Recipe 1).
+    """
+    models = list_models(models)
+    check_choice("mode", mode, "max", "min")
+
+    def score(model: ModelT, what: str) -> float:
+        value = float(evaluate(model))
+        if isnan(value):
+            raise MergeError(f"evaluate gave NaN for {what}, which cannot be compared")
+        return value if mode == "max" else -value
+
+    scores = [score(model, f"models[{index}]") for index, model in enumerate(models)]
+    order = sorted(range(len(models)), key=lambda index: -scores[index])
+    chosen, best = [order[0]], scores[order[0]]
+    for index in order[1:]:
+        tried = [*chosen, index]
+        # Not given a name, which would keep it alive while the next is made.
+        value = score(
+            linear([models[each] for each in tried], buffers=buffers, integers=integers),
+            f"the average of models {tried}",
+        )
+        if value >= best:
+            chosen, best = tried, value
+    return tuple(chosen)
+
+
 def add_by(coefficients: tuple[Coefficients, ...], choose_weights: Callable[[str], list[float]]) -> Recipe:
     """The recipe of a weighted sum, with weights by name."""
 
@@ -184,26 +323,15 @@ def share_out(weights: list[float], name: str, normalize: bool = True) -> list[f
     return [weight / total for weight in weights]
 
 
-def widen(numbers: Tensor) -> Tensor:
-    """Numbers in double precision, where their device has it."""
-    return numbers if numbers.device.type == "mps" else numbers.double()
-
-
-def weighted_sum(row: Row, weights: Sequence[float | Tensor]) -> Tensor:
-    """Σᵢ wᵢ θᵢ over a row; tensors whose weight is the number 0 are not read. Weights of a device stay there."""
+def weighted_sum(row: Row, weights: Sequence[float]) -> Tensor:
+    """Σᵢ wᵢ θᵢ over a row; tensors whose weight is 0 are not read."""
     result: Tensor | None = None
     for index, weight in enumerate(weights):
-        if not isinstance(weight, Tensor) and weight == 0:
-            continue
-        if result is None:
-            result = row[index] * weight
-        elif isinstance(weight, Tensor):
-            result.add_(row[index] * weight)
-        else:
-            result.add_(row[index], alpha=weight)
+        if weight != 0:
+            result = row[index] * weight if result is None else result.add_(row[index], alpha=weight)
     return torch.zeros_like(row[0]) if result is None else result
 
 
-def add_to_base(row: Row, scales: Sequence[float | Tensor]) -> Tensor:
+def add_to_base(row: Row, scales: Sequence[float]) -> Tensor:
     """θ_base + Σᵢ λᵢ (θᵢ − θ_base) over a row that starts with the base."""
     return weighted_sum(row, [1.0 - sum(scales), *scales])

@@ -1,18 +1,20 @@
-"""Functions that merge: live models, or, given the paths of checkpoints, file by file."""
+"""Functions that merge: live models, or, given the paths of checkpoints, file by file; by name for files, searches and commands."""
 
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from torch import nn
 
-from ._driver import run
-from ._errors import MergeError
-from ._recipe import ModelT, Recipe
+from ._driver import ModelT, Recipe, run
+from ._models import MergeError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+RECIPES: Final[dict[str, Callable[..., Any]]] = {}
+"""The recipes that merge files, by name: the functions that merge models."""
 
 
 def recipe(describe: F) -> F:
@@ -36,18 +38,18 @@ def recipe(describe: F) -> F:
     def call(*args: Any, out: Any = None, **options: Any) -> Any:
         given = {**dict(zip(signature.parameters, args, strict=False)), **options}
         paths = [path for name in held for path in _paths(given.get(name))]
+        if bool(paths) != (out is not None):
+            raise MergeError(
+                "a merge of checkpoints is written to a checkpoint: give its path as out="
+                if paths
+                else "out= is for checkpoints that are given by their paths; this is a merge of models in memory"
+            )
         if paths:
-            if out is None:
-                raise MergeError("a merge of checkpoints is written to a checkpoint: give its path as out=")
             rest = {name: value for name, value in given.items() if name not in held}
             from ..io import merge_files  # a room above this one: declared with the order of the rooms
 
             merge_files(describe.__name__, paths, out, **rest)
             return None
-        if out is not None:
-            raise MergeError(
-                "out= is for checkpoints that are given by their paths; this is a merge of models in memory"
-            )
         bound = signature.bind(*args, **options)
         bound.apply_defaults()
         given = bound.arguments
@@ -63,7 +65,40 @@ def recipe(describe: F) -> F:
             return found
         return run(found, list(models.values()), list(models), buffers=given["buffers"], integers=given["integers"])
 
+    RECIPES[describe.__name__] = call
     return cast(F, call)
+
+
+def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
+    """The recipe of a name.
+
+    Args:
+        name: One of `RECIPES`.
+        count: How many models there are, the base included.
+        options: Its arguments, as the function of this name takes them.
+
+    Raises:
+        MergeError: If there is no such recipe, or the arguments do not fit.
+
+    Example:
+        >>> from moduli import merge
+        >>> merge.make_recipe("lerp", 2, {"t": 0.5}).coefficients[0]("any.weight")
+        0.5
+    """
+    if name not in RECIPES:
+        raise MergeError(f"{name!r} is not a recipe for files; choose from {', '.join(RECIPES)}")
+    describe: Callable[..., Recipe] = inspect.unwrap(RECIPES[name])
+    held = model_arguments(describe)
+    if "models" not in held and count != len(held):
+        raise MergeError(f"this recipe merges {len(held)} files, not {count}")
+    # What a recipe does depends on how many models there are, and not on them.
+    models = {each: [None] * (count + 1 - len(held)) if each == "models" else None for each in held}
+    if "generator" in inspect.signature(describe).parameters and options.get("generator") is None:
+        raise MergeError(f"{name} drops entries at random; give a number as generator=, so that it can be made again")
+    try:
+        return describe(**inspect.signature(describe).bind(**models, **options).arguments)
+    except TypeError as error:
+        raise MergeError(f"the options of {name!r} do not fit: {error}") from None
 
 
 def model_arguments(function: Callable[..., Any]) -> list[str]:

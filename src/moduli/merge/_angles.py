@@ -1,4 +1,4 @@
-"""Interpolation along great circles, and means on the sphere.
+"""What goes by the angles between models: interpolation along great circles, means on the sphere, and Model Stock.
 
 The Karcher mean, with x_t = ‖x_t‖ u_t, tensor by tensor: u is moved by the mean of the logarithms of the u_t at u, until that mean
 vanishes,
@@ -7,23 +7,30 @@ vanishes,
 
 and the result is u times the weighted mean of the norms. Of two models of one norm it is `slerp`.
 
+Model Stock, with δ_i = θ_i − θ_base for N models, tensor by tensor (section 4 of the paper):
+
+    (1) cos ω = the mean of ⟨δ_i, δ_j⟩ / (‖δ_i‖ ‖δ_j‖) over i ≠ j;
+    (2) t = N cos ω / (1 + (N − 1) cos ω);
+    (3) θ = t · mean of θ_i + (1 − t) · θ_base.
+
 References:
     Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985 (the formula of section 3.3, for any dimension).
     Karcher, "Riemannian center of mass and mollifier smoothing", Communications on Pure and Applied Mathematics 30 (1977).
+    Jang, Yun and Han, "Model Stock: all we need is just a few fine-tuned models", ECCV 2024, arXiv:2403.19522.
 """
 
 from collections.abc import Sequence
-from math import atan2, cos, sin
+from math import acos, atan2, cos, sin, sqrt
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from ._averages import add_to_base, share_out, weighted_sum
+from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._errors import MergeError
-from ._linear import share_out, weighted_sum, widen
-from ._paths import recipe
-from ._recipe import Buffers, Integers, Kernel, ModelT, Recipe, Row
+from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
+from ._models import MergeError, check_choice
 
 # Below this sine the arc cannot be told from a straight line in the precision of the accumulation.
 _FLAT = 1e-6
@@ -70,36 +77,32 @@ def slerp(
     Reference:
         Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985.
     """
-    if angle not in ("tensor", "model"):
-        raise MergeError(f"angle is {angle!r}; it must be 'tensor' or 'model'")
+    check_choice("angle", angle, "tensor", "model")
     place = Coefficients(t, "t")
 
     def kernel(name: str, row: Row) -> Tensor:
         return weighted_sum(row, _weights(place(name), _products(row[0], row[1])))
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
-        total = torch.zeros(3, dtype=torch.float64)
-        for _, row in rows:
-            total += _products(row[0], row[1]).cpu()
-        return lambda name, row: weighted_sum(row, [weight.item() for weight in _weights(place(name), total)])
+        each = [_products(row[0], row[1]) for _, row in rows]
+        total = [sum(parts) for parts in zip(*each, strict=True)]
+        return lambda name, row: weighted_sum(row, _weights(place(name), total))
 
     return cast(ModelT, Recipe(kernel, (place,), survey=survey if angle == "model" else None))
 
 
-def _products(a: Tensor, b: Tensor) -> Tensor:
+def _products(a: Tensor, b: Tensor) -> list[float]:
     """⟨a, a⟩, ⟨a, b⟩ and ⟨b, b⟩; of complex tensors the real parts, as if they were real pairs."""
-    pairs = ((a, a), (a, b), (b, b))
-    return widen(torch.stack([torch.vdot(x.reshape(-1), y.reshape(-1)).real for x, y in pairs]))
+    return [torch.vdot(x.reshape(-1), y.reshape(-1)).real.item() for x, y in ((a, a), (a, b), (b, b))]
 
 
-def _weights(t: float, products: Tensor) -> tuple[Tensor, Tensor]:
-    aa, ab, bb = products.unbind()
-    omega = torch.acos((ab / (aa * bb).sqrt()).clamp(-1.0, 1.0))
-    sine = torch.sin(omega)
-    arc = sine >= _FLAT  # not where a norm is 0, which makes it NaN
-    weights = ((1.0 - t, torch.sin((1.0 - t) * omega) / sine), (t, torch.sin(t * omega) / sine))
-    first, second = (torch.where(arc, there, straight) for straight, there in weights)
-    return first, second
+def _weights(t: float, products: Sequence[float]) -> tuple[float, float]:
+    aa, ab, bb = products
+    omega = acos(min(max(ab / sqrt(aa * bb), -1.0), 1.0)) if aa * bb > 0 else 0.0
+    sine = sin(omega)
+    if sine < _FLAT:
+        return 1.0 - t, t
+    return sin((1.0 - t) * omega) / sine, sin(t * omega) / sine
 
 
 @recipe
@@ -167,3 +170,58 @@ def karcher(
         return u * norm
 
     return cast(ModelT, Recipe(kernel, each_weight))
+
+
+@recipe
+def stock(
+    base: ModelT, models: Sequence[ModelT], *, buffers: Buffers = "first", integers: Integers = "equal"
+) -> ModelT:
+    """Interpolate between a base and the average of models fine-tuned from it, by the angle between them (Model Stock).
+
+    For each tensor, θ = t · mean(θ_i) + (1 − t) · θ_base with t = N cos ω / (1 + (N − 1) cos ω), where ω is the angle between
+    the task vectors θ_i − θ_base of N models (its cosine is the mean over all pairs). The more the models agree, the closer
+    to their average. Task vectors that point away from each other on average, for which the paper has no ratio, give t = 0; a
+    task vector of norm 0 has cosine 0 with every other.
+
+    Args:
+        base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
+        models: At least two fine-tuned models.
+        buffers: Whether floating buffers are those of `base` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `base` in any case.
+
+    Raises:
+        MergeError: If there are fewer than two models, the structures differ, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> base = {"w": torch.zeros(2)}
+        >>> a, b = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([3.0, 4.0])}
+        >>> merge.stock(base, [a, b])
+        {'w': tensor([1.5000, 1.5000])}
+
+    Reference:
+        Jang, Yun and Han, "Model Stock", ECCV 2024, arXiv:2403.19522.
+    """
+    count = len(models)
+    if count < 2:
+        raise MergeError(f"models holds {count}, and this needs at least two models")
+    return cast(ModelT, Recipe(lambda _, row: add_to_base(row, [find_ratio(row) / count] * count)))  # (3)
+
+
+def find_ratio(row: Row) -> float:
+    """T of (2) for the base and the models of a row."""
+    count = len(row) - 1
+    base = row[0]
+    # Of unit vectors u_i, ‖Σ u_i‖² = Σ ‖u_i‖² + Σ_{i≠j} cos ω_ij: one sum in place of all pairs.
+    total = torch.zeros_like(base)
+    directions = 0
+    for index in range(count):
+        delta = row[index + 1] - base
+        norm = float(torch.linalg.vector_norm(delta))
+        if norm > 0:
+            total.add_(delta, alpha=1.0 / norm)
+            directions += 1
+    pairs = float(torch.linalg.vector_norm(total)) ** 2 - directions
+    cosine = min(max(pairs / (count * (count - 1)), 0.0), 1.0)  # (1)
+    return count * cosine / (1.0 + (count - 1) * cosine)  # (2)
