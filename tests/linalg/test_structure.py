@@ -298,12 +298,6 @@ def test_wrong_parts_are_refused():
         Dense(torch.ones(2))
     with pytest.raises(ValueError, match="declared symmetric, but is not square"):
         Dense(torch.ones(2, 3), symmetric=True)
-    with pytest.raises(TypeError, match="an integer, not 2.0"):
-        ScaledIdentity(2.0)
-    with pytest.raises(ValueError, match="cannot be -1"):
-        ScaledIdentity(-1)
-    with pytest.raises(ValueError, match="its own dtype and device"):
-        ScaledIdentity(2, torch.tensor(1.0), dtype=F64)
     with pytest.raises(TypeError, match="needs real or complex"):
         ScaledIdentity(2, torch.tensor(1))
     with pytest.raises(TypeError, match="of the precision of the vectors"):
@@ -320,12 +314,8 @@ def test_wrong_parts_are_refused():
         LowRankPlusDiagonal(torch.ones(2), eye, torch.ones(3))
     with pytest.raises(TypeError, match="need one precision"):
         LowRankPlusDiagonal(torch.ones(2, dtype=F64), eye)
-    with pytest.raises(ValueError, match="at least one operator"):
-        OperatorSum()
     with pytest.raises(TypeError, match="made of operators, not of Tensor"):
         OperatorProduct(eye, eye)
-    with pytest.raises(ValueError, match="move one of them"):
-        OperatorSum(Dense(eye), Dense(eye.to("meta")))
     with pytest.raises(ValueError, match="batch shapes that broadcast"):
         OperatorSum(Dense(eye.expand(2, 2, 2)), Dense(eye.expand(3, 2, 2)))
     with pytest.raises(ValueError, match="do not broadcast"):
@@ -341,16 +331,10 @@ def test_factors_are_checked():
 
 
 def test_functions_are_checked():
-    with pytest.raises(TypeError, match="a function of a vector, not Tensor"):
-        FunctionOperator(torch.eye(2), 2)
-    with pytest.raises(ValueError, match="cannot be negative"):
-        FunctionOperator(torch.clone, -1)
     with pytest.raises(ValueError, match="declare it with vectorized=True"):
         FunctionOperator(torch.clone, 2, batch=(3,))
     with pytest.raises(ValueError, match=r"matvec of FunctionOperator of shape 2 x 2 returned .* of shape \(3,\)"):
         FunctionOperator(lambda x: torch.zeros(3), 2) @ torch.ones(2)
-    with pytest.raises(TypeError, match="returned float, not a tensor"):
-        FunctionOperator(lambda x: 1.0, 2) @ torch.ones(2)
     with pytest.raises(MissingAbilityError, match="give rmatvec=, or declare symmetric=True"):
         FunctionOperator(torch.clone, 2).rmatvec(torch.ones(2))
     with pytest.raises(MissingAbilityError, match="AtA of shape 2 x 2 cannot solve: it is matrix-free"):

@@ -32,22 +32,18 @@ Example:
 """
 
 from .._deprecated import rename
-from ._arguments import Callback
 from ._cg import cg
-from ._composite import OperatorProduct, OperatorSum
-from ._dense import Dense
-from ._derived import Adjoint, Inverse, Scaled, Transpose
-from ._diagonal import Diagonal, ScaledIdentity
-from ._eigen import Eigendecomposition
-from ._errors import MissingAbilityError, SingularError
+from ._checks import Callback
+from ._derived import Adjoint, Inverse, OperatorProduct, OperatorSum, Scaled, Transpose
 from ._function import FunctionOperator
 from ._gram import AAT, AtA
 from ._lbfgs import LBFGSOperator
-from ._lowrank import LowRankPlusDiagonal
+from ._lowrank import Eigendecomposition, LowRankPlusDiagonal
 from ._lsqr import lsqr
+from ._matrices import Dense, Diagonal, ScaledIdentity
 from ._minres import minres
 from ._operator import LinearOperator
-from ._results import LinearSolution, Outcome, TrustRegionStep
+from ._results import LinearSolution, MissingAbilityError, Outcome, SingularError, TrustRegionStep
 from ._trust_region import steihaug, trust_exact
 
 __all__ = [

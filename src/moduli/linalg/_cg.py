@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._arguments import Callback, finite, finite_number, inner, limit, norm, prepare, symmetric_operator, tolerance
+from ._checks import Callback, finite, finite_number, inner, norm, prepare, symmetric_operator
 from ._operator import LinearOperator
 from ._results import LinearSolution, Outcome
 
@@ -56,7 +56,7 @@ def cg(
         Hestenes and Stiefel, Methods of conjugate gradients for solving linear systems, J. Res. NBS 49 (1952) 409-436,
         equations (3:1); preconditioned as in Nocedal and Wright, Numerical Optimization, 2nd ed., algorithm 5.3.
     """
-    operator, n = prepare(A, b, "b", "cg")
+    operator, n, _, tol, last = prepare(A, b, "b", "cg", rtol, atol, maxiter)
     if preconditioner is not None:
         preconditioner = symmetric_operator(preconditioner, "the preconditioner of cg")
         if preconditioner.shape != operator.shape:
@@ -66,8 +66,6 @@ def cg(
     else:
         x = finite(operator, x0, n, "x0")
         r = b - operator.matvec(x)  # (3:1a)
-    tol = tolerance(b.dtype, norm(b), rtol, atol)
-    last = limit(maxiter, 10 * n)
     eps = torch.finfo(b.dtype).eps
     size, reached = 0.0, finite_number(norm(r), operator, "cg", 0)
     if reached <= tol:

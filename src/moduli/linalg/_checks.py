@@ -1,12 +1,17 @@
-"""The questions every public method asks of its arguments before it computes anything."""
+"""The questions that public methods and solvers ask of their arguments, and the few numbers that solvers share."""
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from ._operator import LinearOperator
+
+Callback: TypeAlias = Callable[[int, Tensor, float], bool | None]
+"""Called with (iteration, iterate, residual norm) after each iteration; a true result ends the iteration."""
 
 
 def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
@@ -33,98 +38,136 @@ def check_floating(value: Tensor, what: str, dims: int) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{what} is a torch.Tensor, not {type(value).__name__}; write torch.as_tensor(...)")
     if not (value.dtype.is_floating_point or value.dtype.is_complex):
-        raise TypeError(
-            f"{what} has dtype {value.dtype}, and linear algebra needs real or complex; write {what}.double()"
-        )
+        raise TypeError(f"{what} has dtype {value.dtype}, and linear algebra needs real or complex; convert it")
     if value.ndim < dims:
         raise ValueError(f"{what} has shape {tuple(value.shape)}; it needs at least {dims} axes")
     return value
 
 
-def check_tensor(operator: "LinearOperator", value: object, name: str) -> Tensor:
-    """The value, if it is a tensor of the operator's dtype and device."""
+def operand(operator: "LinearOperator", value: object, length: int, name: str, axis: int = -1) -> Tensor:
+    """The value, if it is a vector of that length (axis -1), a matrix of that many rows (axis -2), or a batch of them."""
     if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} of {operator} is a torch.Tensor, not {type(value).__name__}; write torch.as_tensor(...)"
-        )
+        raise TypeError(f"{name} of {operator} is a torch.Tensor, not {type(value).__name__}")
     if value.dtype != operator.dtype:
-        raise TypeError(
-            f"{operator} has dtype {operator.dtype}, but {name} has {value.dtype}; write {name}.to({operator.dtype})"
-        )
-    if value.device != operator.device:
-        raise ValueError(
-            f"{operator} lives on {operator.device}, but {name} on {value.device}; write {name}.to({str(operator.device)!r})"
-        )
+        fact = f"{operator} has dtype {operator.dtype}, but {name} has {value.dtype}"
+        raise TypeError(f"{fact}; write {name}.to({operator.dtype})")
+    if value.ndim < -axis or value.shape[axis] != length:
+        wanted = f"vectors of {length}" if axis == -1 else f"matrices of {length} rows (matvec takes vectors)"
+        raise ValueError(f"{name} has shape {tuple(value.shape)}, but {operator} needs {wanted}")
+    _check_batch(operator, value.shape[:axis], name)
     return value
 
 
-def batch(operator: "LinearOperator", lead: torch.Size, name: str) -> None:
-    """Refuse leading axes that do not broadcast with those of the operator."""
-    own = operator.batch_shape
-    if not own or lead == own or not lead:
-        return
+def _check_batch(operator: "LinearOperator", lead: torch.Size, name: str) -> None:
     try:
-        broadcast(own, lead)
+        broadcast(operator.batch_shape, lead)
     except RuntimeError as error:
-        raise ValueError(
-            f"{operator} has the batch shape {tuple(own)}, with which the leading axes {tuple(lead)} of {name} do not "
-            "broadcast"
-        ) from error
-
-
-def vector(operator: "LinearOperator", value: object, length: int, name: str) -> Tensor:
-    """The value, if it is a vector (or a batch of them) of that length."""
-    tensor = check_tensor(operator, value, name)
-    if tensor.ndim == 0 or tensor.shape[-1] != length:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, but {operator} needs vectors of {length} along the last axis"
-            + (" (matmat takes matrices)" if tensor.ndim == 2 and tensor.shape[0] == length else "")
-        )
-    batch(operator, tensor.shape[:-1], name)
-    return tensor
-
-
-def matrix(operator: "LinearOperator", value: object, length: int, name: str) -> Tensor:
-    """The value, if it is a matrix (or a batch of them) with that many rows."""
-    tensor = check_tensor(operator, value, name)
-    if tensor.ndim < 2 or tensor.shape[-2] != length:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, but {operator} needs matrices of {length} rows"
-            + (" (matvec takes vectors)" if tensor.ndim == 1 else "")
-        )
-    batch(operator, tensor.shape[:-2], name)
-    return tensor
+        raise ValueError(f"the leading axes {tuple(lead)} of {name} do not broadcast with {operator}") from error
 
 
 def diagonal_argument(operator: "LinearOperator", diag: object) -> Tensor:
     """The shift of solve_plus_diag as a tensor whose last axis has length 1 (a multiple of I) or n."""
-    n = operator.shape[-1]
     if not isinstance(diag, Tensor):
         return number(operator, diag, "diag").reshape(1)
-    if operator.dtype.is_complex and not diag.dtype.is_complex:
+    if operator.dtype.is_complex:
         diag = diag.to(operator.dtype)
-    tensor = check_tensor(operator, diag, "diag")
-    if tensor.ndim == 0:
-        return tensor.reshape(1)
-    if tensor.shape[-1] not in (1, n):
-        raise ValueError(
-            f"diag has shape {tuple(tensor.shape)}; for {operator} it is a number, one number per member (..., 1) or a "
-            f"vector of {n} along the last axis"
-        )
-    batch(operator, tensor.shape[:-1], "diag")
-    return tensor
+    if diag.ndim == 0:
+        diag = diag.reshape(1)
+    return operand(operator, diag, 1 if diag.shape[-1] == 1 else operator.shape[-1], "diag")
 
 
 def factor(operator: "LinearOperator", factor: object) -> Tensor:
     """A factor as a tensor of the operator's dtype that broadcasts with its batch shape."""
     if not isinstance(factor, Tensor):
         return number(operator, factor, "the factor")
-    batch(operator, factor.shape, "the factor")
-    if factor.ndim > len(operator.batch_shape):
-        raise ValueError(
-            f"the factor has shape {tuple(factor.shape)}, but {operator} has {len(operator.batch_shape)} batch axes; "
-            "a factor is one number, or one per member"
-        )
     if factor.dtype.is_complex and not operator.dtype.is_complex:
         raise TypeError(f"the factor is complex, but {operator} is real")
+    if factor.ndim > len(operator.batch_shape):
+        raise ValueError(
+            f"the factor of {operator} has shape {tuple(factor.shape)}; it is one number, or one per member"
+        )
+    _check_batch(operator, factor.shape, "the factor")
     return factor.to(dtype=operator.dtype, device=operator.device)
+
+
+def prepare(
+    A: "LinearOperator | Tensor",
+    b: Tensor,
+    name: str,
+    solver: str,
+    rtol: float | None,
+    atol: float,
+    maxiter: int | None,
+) -> tuple["LinearOperator", int, float, float, int]:
+    """A as a single symmetric operator, its size, and of the right-hand side the norm, the tolerance and the limit."""
+    operator = symmetric_operator(A, solver)
+    n = operator.shape[-1]
+    size = norm(finite(operator, b, n, name))
+    return operator, n, size, tolerance(b.dtype, size, rtol, atol), limit(maxiter, n)
+
+
+def symmetric_operator(A: "LinearOperator | Tensor", solver: str) -> "LinearOperator":
+    """A as a single symmetric operator; a matrix given to a solver of symmetric systems is taken to be symmetric."""
+    operator = single(A, solver, symmetric=True)
+    if not operator.is_symmetric:
+        raise TypeError(
+            f"{solver} needs a symmetric operator, and {operator} is not declared so; declare it, or use lsqr"
+        )
+    return operator
+
+
+def single(A: "LinearOperator | Tensor", solver: str, symmetric: bool = False) -> "LinearOperator":
+    """A as an operator, unless it is a batch of them."""
+    from ._matrices import Dense
+    from ._operator import LinearOperator
+
+    operator = Dense(A, symmetric=symmetric) if isinstance(A, Tensor) else A
+    if not isinstance(operator, LinearOperator):
+        raise TypeError(f"{solver} needs a LinearOperator or a matrix, not {type(A).__name__}; see FunctionOperator")
+    if operator.batch_shape:
+        raise ValueError(f"{solver} solves one system at a time, and {operator} is a batch; call it once per member")
+    return operator
+
+
+def finite(operator: "LinearOperator", value: Tensor, length: int, name: str) -> Tensor:
+    """A right-hand side: one vector of finite numbers."""
+    if operand(operator, value, length, name).ndim != 1:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}; the solvers take one vector of {length}")
+    bad = int((~torch.isfinite(value)).sum())
+    if bad:
+        raise ValueError(f"{name} has {bad} non-finite of {length} entries")
+    return value
+
+
+def finite_number(value: float, operator: "LinearOperator", solver: str, iteration: int) -> float:
+    """A number that a product gave, or an error that blames the operator."""
+    if not math.isfinite(value):
+        raise ValueError(f"{solver}: {operator} gave non-finite numbers in iteration {iteration}, from a finite vector")
+    return value
+
+
+def tolerance(dtype: torch.dtype, size: float, rtol: float | None, atol: float) -> float:
+    """max(rtol · size, atol); rtol is eps^(2/3) if not given: 4e-11 in double and 2e-5 in single precision."""
+    return max((torch.finfo(dtype).eps ** (2 / 3) if rtol is None else rtol) * size, atol)
+
+
+def limit(maxiter: int | None, n: int) -> int:
+    """The limit on iterations: ten times the size, if not given."""
+    return max(10 * n, 1) if maxiter is None else maxiter
+
+
+def inner(a: Tensor, b: Tensor) -> float:
+    """The real part of aᴴ b, as a number."""
+    product = torch.vdot(a, b)
+    return float(product.real if product.is_complex() else product)
+
+
+def norm(a: Tensor) -> float:
+    """The Euclidean norm, as a number, also where the squares would overflow or vanish."""
+    value = float(torch.linalg.vector_norm(a))
+    if 1e-15 < value < 1e15 or a.numel() == 0:
+        return value
+    largest = float(a.abs().max())
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(a / largest))

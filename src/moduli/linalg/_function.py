@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ._checks import broadcast
-from ._errors import MissingAbilityError
 from ._operator import LinearOperator
 
 
@@ -31,8 +30,7 @@ class FunctionOperator(LinearOperator):
         batch: The batch shape, if the function holds one operator per member; needs `vectorized`.
 
     Raises:
-        TypeError: If `matvec` is not callable.
-        ValueError: If a size is negative, or a batch is given without `vectorized`.
+        ValueError: If a batch is given without `vectorized`.
 
     Example:
         >>> import torch
@@ -60,11 +58,7 @@ class FunctionOperator(LinearOperator):
         vectorized: bool = False,
         batch: tuple[int, ...] = (),
     ) -> None:
-        if not callable(matvec):
-            raise TypeError(f"matvec is a function of a vector, not {type(matvec).__name__}; a matrix is Dense(matrix)")
         rows = n if rows is None else rows
-        if n < 0 or rows < 0:
-            raise ValueError(f"n and rows are lengths and cannot be negative: n = {n}, rows = {rows}")
         if batch and not vectorized:
             raise ValueError(f"batch = {tuple(batch)} needs a function of (..., {n}); declare it with vectorized=True")
         self._forward, self._backward, self._vectorized = matvec, rmatvec, vectorized
@@ -85,15 +79,11 @@ class FunctionOperator(LinearOperator):
 
     def _rmatvec(self, y: Tensor) -> Tensor:
         if self._backward is None:
-            if self.is_symmetric:
-                return self._matvec(y)
-            raise MissingAbilityError(
-                f"{self} cannot multiply by its adjoint: give rmatvec=, or declare symmetric=True if A = Aᴴ"
-            )
+            return super()._rmatvec(y)
         return self._call(self._backward, y, self.shape[-1], "rmatvec")
 
     def _rmatmat(self, Y: Tensor) -> Tensor:
-        return self._columns(self._rmatvec, Y)
+        return super()._rmatmat(Y) if self._backward is None else self._columns(self._rmatvec, Y)
 
     def _columns(self, product: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
         if not self.batch_shape:
@@ -112,11 +102,7 @@ class FunctionOperator(LinearOperator):
         return torch.stack(flat).reshape(*x.shape[:-1], length)
 
     def _check(self, result: Tensor, length: int, name: str) -> Tensor:
-        if not isinstance(result, Tensor):
-            raise TypeError(f"{name} of {self} returned {type(result).__name__}, not a tensor")
         if result.ndim == 0 or result.shape[-1] != length or result.dtype != self.dtype:
-            raise ValueError(
-                f"{name} of {self} returned {result.dtype} of shape {tuple(result.shape)}; it should return {self.dtype} "
-                f"with {length} numbers along the last axis"
-            )
+            fact = f"{name} of {self} returned {result.dtype} of shape {tuple(result.shape)}"
+            raise ValueError(f"{fact}; it should return {self.dtype} with {length} numbers along the last axis")
         return result

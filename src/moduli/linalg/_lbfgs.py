@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from ._errors import SingularError
-from ._factor import expand, lu_solve
+from ._matrices import expand, lu_solve
 from ._operator import LinearOperator
+from ._results import SingularError
 
 
 @final
@@ -22,7 +22,7 @@ class LBFGSOperator(LinearOperator):
       (Theorem 2.2).
 
     A product, a system, and a system shifted by a number cost O(m n) once the Gram matrices are known; a system shifted
-    by a vector costs O(m² n). The Gram matrices are computed when first needed, in O(m² n), unless they are given.
+    by a vector costs O(m² n). The Gram matrices are computed in O(m² n), unless they are given.
 
     Args:
         s: Steps in rows, oldest first, (*batch, m, n), real. A pair of two zero rows is an empty slot and has no effect.
@@ -72,7 +72,8 @@ class LBFGSOperator(LinearOperator):
                 raise ValueError(f"{name} has shape {tuple(gram.shape)}; for {m} pairs it is {(*batch, m, m)}")
         self._s, self._y = s, y
         self._sy = s @ y.mT if sy is None else sy
-        self._ss_known, self._yy_known = ss, yy
+        self._ss = s @ s.mT if ss is None else ss
+        self._yy = y @ y.mT if yy is None else yy
         self._factored: Tensor | None = None
         curvature = self._sy.diagonal(dim1=-2, dim2=-1)
         # Zero rows are slots that hold no pair yet; a one on the diagonal keeps the small systems regular.
@@ -110,21 +111,11 @@ class LBFGSOperator(LinearOperator):
 
     # -- the small matrices -------------------------------------------------------------------------------------------
 
-    def _ss(self) -> Tensor:
-        if self._ss_known is None:
-            self._ss_known = self._s @ self._s.mT
-        return self._ss_known
-
-    def _yy(self) -> Tensor:
-        if self._yy_known is None:
-            self._yy_known = self._y @ self._y.mT
-        return self._yy_known
-
     def _cholesky(self) -> Tensor:
         """The Cholesky factor of σ S Sᵀ + L D⁻¹ Lᵀ, which is positive definite when every sᵀy is (Theorem 2.4)."""
         if self._factored is None:
             L = self._sy.tril(-1)
-            inner = self._sigma[..., None, None] * self._ss() + (L / self._d.unsqueeze(-2)) @ L.mT
+            inner = self._sigma[..., None, None] * self._ss + (L / self._d.unsqueeze(-2)) @ L.mT
             inner = inner + self._empty.to(inner.dtype).diag_embed()
             self._factored, info = torch.linalg.cholesky_ex(inner)
             if bool((info != 0).any()):
@@ -136,7 +127,7 @@ class LBFGSOperator(LinearOperator):
     def _middle_matrix(self) -> Tensor:
         """M, with a one or a minus one on the diagonal of empty slots."""
         L, empty = self._sy.tril(-1), self._empty.to(self.dtype).diag_embed()
-        top = torch.cat([self._sigma[..., None, None] * self._ss() + empty, L], -1)
+        top = torch.cat([self._sigma[..., None, None] * self._ss + empty, L], -1)
         return torch.cat([top, torch.cat([L.mT, -self._d.diag_embed()], -1)], -2)
 
     # -- products and systems -----------------------------------------------------------------------------------------
@@ -155,7 +146,7 @@ class LBFGSOperator(LinearOperator):
         gamma, d = 1 / self._sigma[..., None, None], self._d.unsqueeze(-1)
         R = self._sy.triu(1) + self._d.diag_embed()
         p: Tensor = torch.linalg.solve_triangular(R, self._s @ B, upper=True)
-        right = d * p + gamma * (self._yy() @ p - self._y @ B)
+        right = d * p + gamma * (self._yy @ p - self._y @ B)
         w: Tensor = torch.linalg.solve_triangular(R.mT, right, upper=False)
         return gamma * B + self._s.mT @ w - gamma * (self._y.mT @ p)  # Theorem 2.2
 
@@ -176,8 +167,8 @@ class LBFGSOperator(LinearOperator):
         if tau.shape[-1] == 1:
             # W Wᵀ consists of the Gram matrices: nothing of length n is multiplied.
             sigma, sy = self._sigma[..., None, None], self._sy
-            top = torch.cat([sigma * sigma * self._ss(), sigma * sy], -1)
-            gram = torch.cat([top, torch.cat([sigma * sy.mT, self._yy()], -1)], -2) / tau.unsqueeze(-1)
+            top = torch.cat([sigma * sigma * self._ss, sigma * sy], -1)
+            gram = torch.cat([top, torch.cat([sigma * sy.mT, self._yy], -1)], -2) / tau.unsqueeze(-1)
         else:
             gram = (W / tau.unsqueeze(-2)) @ W.mT
         inner = self._middle_matrix() - gram

@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._arguments import Callback, finite, finite_number, limit, norm, single, tolerance
-from ._dense import Dense
+from ._checks import Callback, finite, finite_number, limit, norm, single, tolerance
 from ._operator import LinearOperator
 from ._results import LinearSolution, Outcome
 
@@ -56,17 +55,15 @@ def lsqr(
         Paige and Saunders, LSQR: an algorithm for sparse linear equations and sparse least squares, ACM Trans. Math.
         Software 8 (1982) 43-71, sections 3 to 5; damping as in their LSQR for damped least squares, 8 (1982) 195-209.
     """
-    operator = Dense(A) if isinstance(A, Tensor) else A
-    if not isinstance(operator, LinearOperator):
-        raise TypeError(f"lsqr needs a LinearOperator or a matrix, not {type(A).__name__}; see FunctionOperator")
-    m, n = single(operator, "lsqr").shape
+    operator = single(A, "lsqr")
+    m, n = operator.shape
     finite(operator, b, m, "b")
     if not (math.isfinite(damp) and damp >= 0):
         raise ValueError(f"lsqr: damp is a finite number that is not negative, not {damp}")
     beta = norm(b)
     tol = tolerance(b.dtype, beta, rtol, atol)
     relative = max(tolerance(b.dtype, 1.0, rtol, 0.0), torch.finfo(b.dtype).eps)
-    last = limit(maxiter, 10 * max(m, n))
+    last = limit(maxiter, max(m, n))
     x = torch.zeros(n, dtype=b.dtype, device=b.device)
     if beta <= tol:
         return LinearSolution(x, Outcome.CONVERGED, 0, beta)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._arguments import Callback, finite_number, inner, limit, norm, prepare, tolerance
+from ._checks import Callback, finite_number, inner, norm, prepare, tolerance
 from ._operator import LinearOperator
 from ._results import LinearSolution, Outcome
 
@@ -55,11 +55,8 @@ def minres(
         617-629, sections 5 and 6; the curvature test is that of Liu and Roosta, MINRES: from negative curvature
         detection to monotonicity properties, SIAM J. Optim. 32 (2022) 2636-2661.
     """
-    operator, n = prepare(A, b, "b", "minres")
-    beta = norm(b)
-    tol = tolerance(b.dtype, beta, rtol, atol)
+    operator, n, beta, tol, last = prepare(A, b, "b", "minres", rtol, atol, maxiter)
     relative = tolerance(b.dtype, 1.0, rtol, 0.0)
-    last = limit(maxiter, 10 * n)
     eps = torch.finfo(b.dtype).eps
     x = torch.zeros_like(b)
     if beta <= tol:

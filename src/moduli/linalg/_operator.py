@@ -1,13 +1,13 @@
 """The abstract linear operator: its public face is final, and its hooks are what a kind of operator provides."""
 
 from abc import ABC, abstractmethod
-from typing import final, overload
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from . import _checks
-from ._errors import MissingAbilityError
+from ._results import MissingAbilityError
 
 
 class LinearOperator(ABC):
@@ -74,50 +74,42 @@ class LinearOperator(ABC):
     # -- what it is ---------------------------------------------------------------------------------------------------
 
     @property
-    @final
     def shape(self) -> torch.Size:
         """(*batch, m, n): m numbers out, n numbers in."""
         return self._shape
 
     @property
-    @final
     def batch_shape(self) -> torch.Size:
         """The leading axes: one matrix per member. Empty for a single operator."""
         return self._shape[:-2]
 
     @property
-    @final
     def dtype(self) -> torch.dtype:
         """The dtype of vectors that go in and come out."""
         return self._dtype
 
     @property
-    @final
     def device(self) -> torch.device:
         """The device of vectors that go in and come out."""
         return self._device
 
     @property
-    @final
     def is_symmetric(self) -> bool:
         """Whether A = Aᴴ is declared or follows from the structure (Hermitian, if complex). Never measured."""
         return self._symmetric
 
     @property
-    @final
     def is_positive_semidefinite(self) -> bool:
         """Whether xᴴ A x ≥ 0 is declared or follows from the structure. Never measured."""
         return self._positive_semidefinite
 
     @property
-    @final
     def is_matrix_free(self) -> bool:
         """Whether only products are known: `solve` then refuses instead of forming the matrix."""
         return self._matrix_free
 
     # -- products -----------------------------------------------------------------------------------------------------
 
-    @final
     def matvec(self, x: Tensor) -> Tensor:
         """A x, for one vector (n,) or a batch of them (..., n).
 
@@ -125,34 +117,30 @@ class LinearOperator(ABC):
             TypeError: If `x` is no tensor of this dtype.
             ValueError: If `x` has the wrong length, batch or device.
         """
-        return self._matvec(_checks.vector(self, x, self._shape[-1], "x"))
+        return self._matvec(_checks.operand(self, x, self._shape[-1], "x"))
 
-    @final
     def rmatvec(self, y: Tensor) -> Tensor:
         """Aᴴ y, for one vector (m,) or a batch of them (..., m).
 
         Raises:
             MissingAbilityError: If only products with A are known.
         """
-        return self._rmatvec(_checks.vector(self, y, self._shape[-2], "y"))
+        return self._rmatvec(_checks.operand(self, y, self._shape[-2], "y"))
 
-    @final
     def matmat(self, X: Tensor) -> Tensor:
         """A X, for a matrix (..., n, k)."""
-        return self._matmat(_checks.matrix(self, X, self._shape[-1], "X"))
+        return self._matmat(_checks.operand(self, X, self._shape[-1], "X", -2))
 
-    @final
     def rmatmat(self, Y: Tensor) -> Tensor:
         """Aᴴ Y, for a matrix (..., m, k).
 
         Raises:
             MissingAbilityError: If only products with A are known.
         """
-        return self._rmatmat(_checks.matrix(self, Y, self._shape[-2], "Y"))
+        return self._rmatmat(_checks.operand(self, Y, self._shape[-2], "Y", -2))
 
     # -- systems ------------------------------------------------------------------------------------------------------
 
-    @final
     def solve(self, b: Tensor) -> Tensor:
         """The x with A x = b, for one vector (n,) or a batch of them (..., n).
 
@@ -161,9 +149,8 @@ class LinearOperator(ABC):
             SingularError: If there is no unique solution (an exactly zero pivot or eigenvalue).
         """
         self._need_square("solve")
-        return self._solve(_checks.vector(self, b, self._shape[-1], "b").unsqueeze(-1)).squeeze(-1)
+        return self._solve(_checks.operand(self, b, self._shape[-1], "b").unsqueeze(-1)).squeeze(-1)
 
-    @final
     def solve_plus_diag(self, b: Tensor, diag: float | complex | Tensor) -> Tensor:
         """The x with (A + D) x = b, where D is a multiple of the identity or a diagonal matrix.
 
@@ -178,17 +165,15 @@ class LinearOperator(ABC):
             SingularError: If there is no unique solution.
         """
         self._need_square("solve_plus_diag")
-        rhs = _checks.vector(self, b, self._shape[-1], "b")
+        rhs = _checks.operand(self, b, self._shape[-1], "b")
         return self._solve_plus_diag(rhs.unsqueeze(-1), _checks.diagonal_argument(self, diag)).squeeze(-1)
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
-    @final
     def diagonal(self) -> Tensor:
         """The diagonal, (*batch, min(m, n)). Costs n products where the structure does not give it."""
         return self._diagonal()
 
-    @final
     def trace(self) -> Tensor:
         """The sum of the diagonal, one number per member.
 
@@ -196,44 +181,39 @@ class LinearOperator(ABC):
             MissingAbilityError: If the operator is not square.
         """
         self._need_square("trace")
-        return self._trace()
+        return self._diagonal().sum(-1)
 
-    @final
     def to_dense(self) -> Tensor:
         """The matrix, (*batch, m, n). Costs n products where the structure does not give it."""
         return self._to_dense()
 
     # -- algebra ------------------------------------------------------------------------------------------------------
 
-    @final
     def adjoint(self) -> "LinearOperator":
         """Aᴴ, the conjugate transpose; also written `A.H`."""
         return self if self._symmetric else self._adjoint()
 
-    @final
     def transpose(self) -> "LinearOperator":
         """Aᵀ; also written `A.T`. For a real operator it is the adjoint."""
         return self._transpose() if self._dtype.is_complex else self.adjoint()
 
     @property
-    @final
     def H(self) -> "LinearOperator":
         """The adjoint."""
         return self.adjoint()
 
     @property
-    @final
     def T(self) -> "LinearOperator":
         """The transpose."""
         return self.transpose()
 
-    @final
     def inverse(self) -> "LinearOperator":
         """A⁻¹ as an operator: its products are solutions, and its solutions products."""
-        self._need_square("inverse")
-        return self._inverse()
+        from ._derived import Inverse
 
-    @final
+        self._need_square("inverse")
+        return self._operator if isinstance(self, Inverse) else Inverse(self)
+
     def scale(self, factor: float | complex | Tensor) -> "LinearOperator":
         """The multiple factor · A; also written `factor * A`.
 
@@ -242,23 +222,21 @@ class LinearOperator(ABC):
         """
         return self._scale(_checks.factor(self, factor))
 
-    @final
     def add_diagonal(self, diag: float | complex | Tensor) -> "LinearOperator":
         """A + D, where D is `diag` times the identity, or the matrix with the diagonal `diag`.
 
         Args:
             diag: A number, a vector (..., n), or one number per member (..., 1).
         """
-        from ._diagonal import Diagonal, ScaledIdentity
+        from ._matrices import Diagonal, ScaledIdentity
 
         self._need_square("add_diagonal")
         d, n = _checks.diagonal_argument(self, diag), self._shape[-1]
         return self + (ScaledIdentity(n, d[..., 0]) if d.shape[-1] == 1 else Diagonal(d))
 
-    @final
     def __add__(self, other: "LinearOperator | float | complex | Tensor") -> "LinearOperator":
         if isinstance(other, LinearOperator):
-            from ._composite import add
+            from ._derived import add
 
             return add(self, other)
         if isinstance(other, Tensor) and other.ndim:
@@ -272,25 +250,20 @@ class LinearOperator(ABC):
 
     __radd__ = __add__
 
-    @final
     def __sub__(self, other: "LinearOperator | float | complex | Tensor") -> "LinearOperator":
         return self + (-other)
 
-    @final
     def __rsub__(self, other: "LinearOperator | float | complex | Tensor") -> "LinearOperator":
         return -self + other
 
-    @final
     def __neg__(self) -> "LinearOperator":
         return self.scale(-1.0)
 
-    @final
     def __mul__(self, factor: float | complex | Tensor) -> "LinearOperator":
         return self.scale(factor)
 
     __rmul__ = __mul__
 
-    @final
     def __truediv__(self, factor: float | complex | Tensor) -> "LinearOperator":
         return self.scale(1 / factor)
 
@@ -298,16 +271,14 @@ class LinearOperator(ABC):
     def __matmul__(self, other: Tensor) -> Tensor: ...
     @overload
     def __matmul__(self, other: "LinearOperator") -> "LinearOperator": ...
-    @final
     def __matmul__(self, other: "Tensor | LinearOperator") -> "Tensor | LinearOperator":
         if isinstance(other, LinearOperator):
-            from ._composite import OperatorProduct
+            from ._derived import OperatorProduct
 
             return OperatorProduct(self, other)
         # As in torch.matmul, one axis is a vector and more are matrices; matvec takes batches of vectors.
         return self.matvec(other) if isinstance(other, Tensor) and other.ndim == 1 else self.matmat(other)
 
-    @final
     def __repr__(self) -> str:
         return f"{type(self).__name__} of shape {' x '.join(map(str, self._shape))}"
 
@@ -322,15 +293,11 @@ class LinearOperator(ABC):
     def _rmatmat(self, Y: Tensor) -> Tensor:
         if self._symmetric:
             return self._matmat(Y)
-        raise MissingAbilityError(
-            f"{self} cannot multiply by its adjoint: only products with A are known; declare symmetric=True if A = Aᴴ, "
-            "or give the adjoint product"
-        )
+        fact = f"{self} cannot multiply by its adjoint: only products with A are known"
+        raise MissingAbilityError(f"{fact}; give rmatvec=, or declare symmetric=True if A = Aᴴ")
 
     def _rmatvec(self, y: Tensor) -> Tensor:
-        if self._symmetric:
-            return self._matvec(y)
-        return self._rmatmat(y.unsqueeze(-1)).squeeze(-1)
+        return self._matvec(y) if self._symmetric else self._rmatmat(y.unsqueeze(-1)).squeeze(-1)
 
     def _solve(self, B: Tensor) -> Tensor:
         return self._dense_for("solve")._solve(B)
@@ -345,9 +312,6 @@ class LinearOperator(ABC):
     def _diagonal(self) -> Tensor:
         return self._to_dense().diagonal(dim1=-2, dim2=-1)
 
-    def _trace(self) -> Tensor:
-        return self._diagonal().sum(-1)
-
     def _adjoint(self) -> "LinearOperator":
         from ._derived import Adjoint
 
@@ -357,11 +321,6 @@ class LinearOperator(ABC):
         from ._derived import Transpose
 
         return Transpose(self)
-
-    def _inverse(self) -> "LinearOperator":
-        from ._derived import Inverse
-
-        return Inverse(self)
 
     def _scale(self, factor: Tensor) -> "LinearOperator":
         from ._derived import Scaled
@@ -374,10 +333,15 @@ class LinearOperator(ABC):
 
     # -- helpers of the kinds -----------------------------------------------------------------------------------------
 
-    @final
+    def _keep_under(self, factor: Tensor) -> dict[str, bool]:
+        """Which declarations a multiple keeps."""
+        real = _checks.is_real(factor)
+        positive = real and self._positive_semidefinite and bool((factor.real >= 0).all())
+        return {"symmetric": real and self._symmetric, "positive_semidefinite": positive}
+
     def _dense_for(self, ability: str) -> "LinearOperator":
         """The operator with its matrix formed, for a default that has no better way."""
-        from ._dense import Dense
+        from ._matrices import Dense
 
         if self._matrix_free:
             raise MissingAbilityError(
@@ -386,7 +350,6 @@ class LinearOperator(ABC):
             )
         return Dense(self._to_dense(), symmetric=self._symmetric, positive_semidefinite=self._positive_semidefinite)
 
-    @final
     def _need_square(self, ability: str) -> None:
         if self._shape[-1] != self._shape[-2]:
             raise MissingAbilityError(

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from ._arguments import Callback, finite_number, inner, limit, norm, prepare, tolerance
-from ._eigen import Eigendecomposition
+from ._checks import Callback, finite_number, inner, norm, prepare
+from ._lowrank import Eigendecomposition
 from ._operator import LinearOperator
 from ._results import Outcome, TrustRegionStep
 
@@ -59,11 +59,8 @@ def steihaug(
         Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20
         (1983) 626-637; Toint (1981); Nocedal and Wright, Numerical Optimization, 2nd ed., algorithm 7.2.
     """
-    operator, n = prepare(H, g, "g", "steihaug")
+    operator, _, reached, tol, last = prepare(H, g, "g", "steihaug", rtol, atol, maxiter)
     radius = _check_radius(radius, "steihaug")
-    reached = norm(g)
-    tol = tolerance(g.dtype, reached, rtol, atol)
-    last = limit(maxiter, 10 * n)
     z = torch.zeros_like(g)
     if reached <= tol:
         return TrustRegionStep(z, Outcome.INTERIOR, 0.0, 0, reached, 0.0)
@@ -138,7 +135,7 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
         Moré and Sorensen, Computing a trust region step, SIAM J. Sci. Stat. Comput. 4 (1983) 553-572; Nocedal and Wright,
         Numerical Optimization, 2nd ed., section 4.3.
     """
-    operator, n = prepare(H, g, "g", "trust_exact")
+    operator, n, size, _, _ = prepare(H, g, "g", "trust_exact", None, 0.0, None)
     radius = _check_radius(radius, "trust_exact")
     if math.isinf(radius):
         raise ValueError("trust_exact: the radius is infinite; without a region use solve, or steihaug")
@@ -157,26 +154,26 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
     spread = n * eps * max(float(values.abs().max()), torch.finfo(values.dtype).tiny)
     low = float(values.min())
     # A part of g that rounding alone could have made is none: the hard case is a statement about exact zeros.
-    parts = torch.where(parts.abs() <= n * eps * norm(g), torch.zeros_like(parts), parts)
+    parts = torch.where(parts.abs() <= n * eps * size, torch.zeros_like(parts), parts)
     # Lengths are searched for in units of ‖g‖, so that squares stay numbers.
-    unit = norm(g) or 1.0
+    unit = size or 1.0
     weights, target = parts.abs().to(torch.float64) / unit, radius / unit
     lifted = (values - low).to(torch.float64)  # eigenvalues of H - low I: λ + low = mu is what is searched for
     lowest = lifted <= spread
     lifted = torch.where(lowest, torch.zeros_like(lifted), lifted)
     share = norm(weights[lowest])
 
+    def below(mu: float) -> Tensor:
+        """The eigenvalues of H + (mu - low) I; directions without a part of g have no part of p either."""
+        return torch.where(weights == 0, torch.ones_like(lifted), lifted + mu)
+
     def length(mu: float) -> float:
-        """‖p‖ / ‖g‖ for (H + (mu - low) I) p = -g; directions without a part of g have no part of p either."""
-        below = torch.where(weights == 0, torch.ones_like(lifted), lifted + mu)
-        return norm(weights / below)
+        """‖p‖ / ‖g‖ for (H + (mu - low) I) p = -g."""
+        return norm(weights / below(mu))
 
     def step(mu: float, along: float = 0.0) -> Tensor:
-        below = torch.where(parts == 0, torch.ones_like(values), (lifted + mu).to(values.dtype))
-        coefficients = -parts / below
-        if along:
-            coefficients = coefficients.clone()
-            coefficients[int(values.argmin())] += along
+        coefficients = -parts / below(mu).to(values.dtype)
+        coefficients[int(values.argmin())] += along
         return vectors @ coefficients
 
     def end_at(p: Tensor, outcome: Outcome, rounds: int, multiplier: float) -> TrustRegionStep:
@@ -198,13 +195,12 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
     rounds = 0
     while rounds < _ROUNDS:
         rounds += 1
-        size = length(mu)
-        if abs(size - target) <= 4 * eps * target:
+        far = length(mu)
+        if abs(far - target) <= 4 * eps * target:
             break
-        below = torch.where(weights == 0, torch.ones_like(lifted), lifted + mu)
-        slope = float((weights**2 / below**3).sum())  # -½ d‖p‖²/dmu
+        slope = float((weights**2 / below(mu) ** 3).sum())  # -½ d‖p‖²/dmu
         # Newton on 1/‖p‖ - 1/radius (Nocedal and Wright, algorithm 4.3)
-        following = mu + (size / target - 1) * size * size / slope
+        following = mu + (far / target - 1) * far * far / slope
         if not following > mu:
             break
         mu = following
