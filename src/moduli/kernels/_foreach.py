@@ -90,10 +90,10 @@ class _Sequence:
         # Where the value of a node lies: in a role that is overwritten anyway, or in memory of its own.
         self._home: dict[int, int | None] = {}
         self._slots: dict[int, tuple[torch.dtype, int]] = {}
-        over = self._chains(outputs)
+        self._written = {role for _, role in self._outputs if role is not None}
         self._steps = []
         for i in vectors:
-            self._steps.append(self._step(i, over))
+            self._steps.append(self._step(i))
             for j in self._refs(nodes[i]):
                 if self._last[j] == i:  # its memory is free for what comes next
                     self._slots.pop(j, None)
@@ -101,23 +101,7 @@ class _Sequence:
     def _refs(self, node: Node) -> list[int]:
         return [self._alias[j] for j in node.refs() if self.graph.nodes[j].vector]
 
-    def _chains(self, outputs: Outputs) -> dict[int, int]:
-        """Nodes that lead, each through its first operand, from a role to the value that overwrites this role."""
-        found: dict[int, int] = {}
-        for (index, role), (_, dtype, _) in zip(self._outputs, outputs, strict=True):
-            chain, at = [], index
-            while role is not None and (node := self.graph.nodes[at]).op != "role":
-                call = _call(self.graph, node, self._alias, self._last)
-                if call is None or COMPUTE[node.dtype] is not dtype or at in found:
-                    break
-                chain.append(at)
-                at = call[1][0].index
-            node = self.graph.nodes[at]
-            if node.op == "role" and node.dtype is dtype and dict(node.args)["position"] == role and role is not None:
-                found |= dict.fromkeys(chain, role)
-        return found
-
-    def _step(self, index: int, over: dict[int, int]) -> _Step:
+    def _step(self, index: int) -> _Step:
         node = self.graph.nodes[index]
         if node.op == "role":
             position = dict(node.args)["position"]
@@ -133,7 +117,8 @@ class _Sequence:
         dies = self._last[first] == index and first not in [ref.index for ref in operands[1:] if isinstance(ref, Ref)]
         kinds = COMPUTE[self.graph.nodes[first].dtype] is COMPUTE[node.dtype]
         home = self._home[first]
-        in_place = dies and kinds and (home is None or over.get(index) == home)
+        # The memory of a role that is overwritten anyway is as good as any once its value is not needed.
+        in_place = dies and kinds and (home is None or home in self._written)
         if in_place:
             self._home[index] = home
             if first in self._slots:
@@ -213,11 +198,10 @@ class _Sequence:
         return [piece.view(tensor.shape) for piece, tensor in pieces]
 
     def _store(self, values: dict[int, Any], targets: Lists, memory: Memory | None) -> None:
-        written = {role for _, role in self._outputs if role is not None}
         waiting = []
         for place, ((index, role), target) in enumerate(zip(self._outputs, targets, strict=True)):
             value, home = values[index], self._home[index]
-            if home is not None and home != role and home in written:
+            if home is not None and home != role and home in self._written:
                 value = _copy(value, value[0].dtype, ("store", place), memory)
             if role is None or home != role:
                 waiting.append((list(target), list(value)))
