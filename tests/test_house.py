@@ -94,7 +94,7 @@ def test_names_are_unique_and_words_are_the_fields(names):
 
 def test_repeated_names_and_vague_words_are_found(names, tmp_path):
     write(tmp_path, "evolve/pso.py", "class PSO: ...")
-    write(tmp_path, "m/evolution/_links.py", "class PSO: ...")  # an algorithm and its link
+    write(tmp_path, "m/evolution.py", "class PSO: ...")  # an algorithm and its link
     write(tmp_path, "io/_a.py", "class Plan: ...")
     assert list(names.check(tmp_path / "house")) == []
     write(tmp_path, "labels/_b.py", "class Plan: ...  # for whoever asks")

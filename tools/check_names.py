@@ -16,7 +16,7 @@ from collections.abc import Iterator
 SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src" / "moduli"
 # Two things of one name by contract: torch's own word for a module and for a link, and an algorithm beside its link.
 SHARED = {"Module"}
-ALGORITHMS = ("evolve/", "m/evolution/", "m/population/")
+ALGORITHMS = ("evolve/", "m/evolution", "m/population/")
 # The first word of a private function: what it does, not what its result has become.
 PARTICIPLES = re.compile(
     r"_(?:\w*[^e]ed|made|taken|drawn|found|held|known|kept|met|seen|shown|told|written|built|chosen|grown|frozen)(?:_\w+)?"

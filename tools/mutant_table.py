@@ -18,7 +18,7 @@ class Link(NamedTuple):
 LINKS = [
     Link(
         "ADOPT",
-        "adaptive/_adopt.py",
+        "adaptive/_adan.py",
         ("ADOPT",),
         ("tests/m/test_adaptive.py", "-k", "adopt"),
         (
@@ -29,7 +29,7 @@ LINKS = [
     ),
     Link(
         "AdEMAMix",
-        "adaptive/_ademamix.py",
+        "adaptive/_adan.py",
         ("AdEMAMix",),
         (),
         (
@@ -52,7 +52,7 @@ LINKS = [
     ),
     Link(
         "CAME",
-        "adaptive/_came.py",
+        "adaptive/_adafactor.py",
         ("CAME",),
         (),
         (
@@ -63,7 +63,7 @@ LINKS = [
     ),
     Link(
         "AdamMini",
-        "adaptive/_adam_mini.py",
+        "adaptive/_adafactor.py",
         ("AdamMini",),
         (),
         (
@@ -73,7 +73,7 @@ LINKS = [
     ),
     Link(
         "TrustRatio",
-        "step_size/_trust_ratio.py",
+        "step_size/_lr.py",
         ("TrustRatio",),
         (),
         (
@@ -84,7 +84,7 @@ LINKS = [
     ),
     Link(
         "GrokFast",
-        "momentum/_grokfast.py",
+        "momentum/_ema.py",
         ("GrokFast",),
         (),
         (
@@ -94,7 +94,7 @@ LINKS = [
     ),
     Link(
         "Lookahead",
-        "momentum/_lookahead.py",
+        "momentum/_averaging.py",
         ("Lookahead",),
         (),
         (
@@ -137,7 +137,7 @@ LINKS = [
     ),
     Link(
         "Dion",
-        "adaptive/_dion.py",
+        "adaptive/_adafactor.py",
         ("Dion",),
         ("tests/m/test_matrix_links.py", "-k", "dion"),
         (
@@ -148,7 +148,7 @@ LINKS = [
     ),
     Link(
         "LMO",
-        "adaptive/_lmo.py",
+        "adaptive/_orthogonalize.py",
         ("LMO",),
         ("tests/m/test_matrix_links.py", "-k", "lmo"),
         (
@@ -161,7 +161,7 @@ LINKS = [
     ),
     Link(
         "NeuronNormalize",
-        "adaptive/_neuron_normalize.py",
+        "adaptive/_orthogonalize.py",
         ("NeuronNormalize",),
         (),
         (
@@ -172,7 +172,7 @@ LINKS = [
     ),
     Link(
         "QKClip",
-        "clipping/_qk_clip.py",
+        "clipping/_clip_norm.py",
         ("QKClip",),
         ("tests/m/test_matrix_links.py", "-k", "qk_clip"),
         (
@@ -183,7 +183,7 @@ LINKS = [
     ),
     Link(
         "KLShampoo",
-        "adaptive/_kl_shampoo.py",
+        "adaptive/_full_matrix.py",
         ("KLShampoo",),
         (),
         (
@@ -194,7 +194,7 @@ LINKS = [
     ),
     Link(
         "SPlus",
-        "adaptive/_splus.py",
+        "adaptive/_full_matrix.py",
         ("SPlus",),
         (),
         (
@@ -217,42 +217,42 @@ LINKS = [
     ),
     Link(
         "AdaBelief",
-        "adaptive/_adabelief.py",
+        "adaptive/_adam.py",
         ("AdaBelief",),
         (),
         (('away = tensor - state["exp_avg"]', "away = tensor"), ('.add_(setting["eps"])', "")),
     ),
     Link(
         "Adadelta",
-        "adaptive/_adadelta.py",
+        "adaptive/_adagrad.py",
         ("Adadelta",),
         (),
         (("(before.clamp(min=0) + eps)", '(state["acc_delta"] + eps)'),),
     ),
     Link(
         "Adamax",
-        "adaptive/_adamax.py",
+        "adaptive/_adam.py",
         ("Adamax",),
         (),
         (('state["exp_inf"] * setting["beta2"], tensor', 'state["exp_inf"], tensor'),),
     ),
     Link(
         "RAdam",
-        "adaptive/_radam.py",
+        "adaptive/_adam.py",
         ("RAdam",),
         (),
         (("(length > 5)", "(length > 4)"), ("(rectified * (1 - power))", "(1 - power)")),
     ),
     Link(
         "NAdam",
-        "adaptive/_nadam.py",
+        "adaptive/_adam.py",
         ("NAdam",),
         (),
         (("(1 - product * ahead)", "(1 - product)"), ("0.96 ** (t *", "0.9 ** (t *")),
     ),
     Link(
         "ScheduleFree",
-        "momentum/_schedule_free.py",
+        "momentum/_averaging.py",
         ("ScheduleFree",),
         ("tests/m/test_free.py", "tests/m/test_matrix_links.py", "-k", "schedule_free"),
         (
@@ -272,7 +272,7 @@ LINKS = [
     ),
     Link(
         "DAdaptAdam",
-        "adaptive/_dadapt.py",
+        "adaptive/_prodigy.py",
         ("DAdaptAdam",),
         ("tests/m/test_free.py", "-k", "paper or schedule"),
         (
@@ -302,7 +302,7 @@ LINKS = [
     ),
     Link(
         "SOAP",
-        "adaptive/_soap.py",
+        "adaptive/_shampoo.py",
         ("SOAP",),
         ("tests/m/test_adaptive.py", "-k", "soap"),
         (
@@ -333,7 +333,7 @@ LINKS = [
     ),
     Link(
         "WeightDropout and RandomReinitialize",
-        "weight_decay/_random.py",
+        "weight_decay.py",
         ("WeightDropout", "RandomReinitialize"),
         (),
         (
@@ -347,7 +347,7 @@ LINKS = [
     ),
     Link(
         "ConjugateGradient",
-        "conjugate_gradient/_rules.py",
+        "conjugate_gradient.py",
         (),
         ("tests/m/test_conjugate_directions.py",),
         (
@@ -359,7 +359,7 @@ LINKS = [
     ),
     Link(
         "quasi-Newton rules",
-        "quasi_newton/_rules.py",
+        "quasi_newton/_dense.py",
         ("BFGS", "DFP", "SR1", "PSB"),
         ("tests/m/test_second_links.py", "tests/m/test_second_products.py"),
         (
@@ -371,7 +371,7 @@ LINKS = [
     ),
     Link(
         "LBFGS",
-        "quasi_newton/_memory.py",
+        "quasi_newton/_lbfgs.py",
         ("LBFGS",),
         ("tests/m/test_second_links.py", "-k", "two_loop"),
         (
@@ -392,7 +392,7 @@ LINKS = [
     ),
     Link(
         "StrongWolfe",
-        "line_search/_more_thuente.py",
+        "line_search/_strong_wolfe.py",
         ("StrongWolfe",),
         ("tests/m/test_second_links.py", "-k", "olfe"),
         (
@@ -413,7 +413,7 @@ LINKS = [
     ),
     Link(
         "CubicRegularization",
-        "trust_region/_cubic.py",
+        "trust_region/_regions.py",
         ("CubicRegularization",),
         ("tests/m/test_trust_radius.py", "-k", "cubic_regularisation"),
         (
@@ -423,7 +423,7 @@ LINKS = [
     ),
     Link(
         "GaussNewton",
-        "least_squares/_gauss_newton.py",
+        "least_squares.py",
         ("GaussNewton",),
         ("tests/m/test_second_links.py", "-k", "gauss or underdetermined"),
         (
@@ -433,7 +433,7 @@ LINKS = [
     ),
     Link(
         "AugmentedLagrangian",
-        "constraints/_augmented_lagrangian.py",
+        "constraints.py",
         ("AugmentedLagrangian",),
         ("tests/minimize/test_constraints.py",),
         (
@@ -444,7 +444,7 @@ LINKS = [
     ),
     Link(
         "links around a search",
-        "evolution/_adapter.py",
+        "_search_link.py",
         ("CMAES", "OpenES"),
         ("tests/m/test_evolution.py",),
         (
@@ -472,7 +472,7 @@ LINKS = [
     ),
     Link(
         "restarts",
-        "restarts/_restarts.py",
+        "restarts.py",
         (),
         ("tests/m/test_restarts.py",),
         (
@@ -483,14 +483,14 @@ LINKS = [
     ),
     Link(
         "LaplacianSmoothing",
-        "smoothing/_laplacian.py",
+        "smoothing.py",
         ("LaplacianSmoothing",),
         ("tests/m/test_smoothing.py",),
         (('(1 + 2 * setting["sigma"] * ', '(1 + setting["sigma"] * '),),
     ),
     Link(
         "GradientSampling",
-        "smoothing/_gradient_sampling.py",
+        "smoothing.py",
         (),
         ("tests/m/test_smoothing.py",),
         (
@@ -500,7 +500,7 @@ LINKS = [
     ),
     Link(
         "termination",
-        "termination/_criteria.py",
+        "termination.py",
         (),
         ("tests/m/test_termination.py",),
         (
@@ -511,7 +511,7 @@ LINKS = [
     ),
     Link(
         "MARSCorrection",
-        "variance_reduction/_mars.py",
+        "variance_reduction.py",
         ("MARSCorrection",),
         ("tests/m/test_variance_reduction.py",),
         (
@@ -521,7 +521,7 @@ LINKS = [
     ),
     Link(
         "SVRG",
-        "variance_reduction/_svrg.py",
+        "variance_reduction.py",
         ("SVRG",),
         ("tests/m/test_variance_reduction.py",),
         (

@@ -438,7 +438,7 @@ class Mixed(nn.Module):
 
 
 def test_copies_are_kept_while_the_model_is_built_as_it_was():
-    from moduli.m.evolution._models import Models
+    from moduli.m._search_link import Models
 
     net, models = Mixed().eval(), Models()
     first = models.of(net, 5)

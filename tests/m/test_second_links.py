@@ -8,7 +8,8 @@ import torch
 
 import moduli as mo
 from moduli import m
-from moduli.m.line_search._more_thuente import more_thuente_trials, run_trials
+from moduli.m.line_search._base import run_trials
+from moduli.m.line_search._strong_wolfe import more_thuente_trials
 
 D = torch.float64
 
@@ -184,13 +185,13 @@ def test_the_compact_form_is_the_two_loop_recursion(n):
 
 
 def test_the_numpy_and_torch_forms_agree(monkeypatch):
-    from moduli.m import _flat
-    from moduli.m.quasi_newton import _memory
+    from moduli.m import _vectors
+    from moduli.m.quasi_newton import _lbfgs
 
     ends = []
     for small, wide in ((10_000, 10_000), (10_000, 0), (0, 0)):
-        monkeypatch.setattr(_flat, "SMALL", small)
-        monkeypatch.setattr(_memory, "_WIDE", wide)
+        monkeypatch.setattr(_vectors, "SMALL", small)
+        monkeypatch.setattr(_lbfgs, "_WIDE", wide)
         w = _start()
         opt = mo.Optimizer([w], m.LBFGS(), m.StrongWolfe())
         for _ in range(12):

@@ -11,7 +11,7 @@ from moduli._minimize._batched import BATCHED, BatchedRuns, _begin_again, _step
 from moduli._minimize._methods import CHAINS
 from moduli._minimize._point import StartPoint
 from moduli._minimize._variables import Variables
-from moduli.m.quasi_newton._rules import Pair, bfgs, dfp
+from moduli.m.quasi_newton._dense import Pair, bfgs, dfp
 
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import PROBLEMS

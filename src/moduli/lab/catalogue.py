@@ -95,7 +95,7 @@ def entries() -> dict[str, CatalogueEntry]:
             value = getattr(module, name)
             if inspect.isclass(value) if kind == "link" else inspect.isfunction(value):
                 parts = value.__module__.removeprefix(room).strip(".").split(".")
-                family = parts[0].strip("_") if kind == "link" and len(parts) > 1 else kind
+                family = parts[0] if kind == "link" else kind
                 found[name] = CatalogueEntry(name, kind, family, value, inspect.getdoc(value) or "")
     for name, value in vars(torch.optim).items():
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""The catalogue of links, a folder per family; each family's `__all__` is what it adds to `moduli.m`.
+"""The catalogue of links, by family; each family's `__all__` is what it adds to `moduli.m`.
 
 First order:
 

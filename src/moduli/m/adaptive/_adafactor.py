@@ -1,4 +1,10 @@
-"""Adafactor: second moments of matrices from those of their rows and columns."""
+"""Moments in less memory: of rows and columns, of blocks, of low rank.
+
+* Adafactor: second moments of matrices from those of their rows and columns.
+* CAME: Adafactor with momentum that is trusted where it is stable.
+* Adam-mini: one second moment per block of a parameter.
+* Dion: orthonormal updates of low rank.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._checks import allow_none, positive
-from .._transforms import MatrixTransform
+from .._transforms import (
+    BufferTransform,
+    MatrixTransform,
+    allow_none,
+    check_at_least_one,
+    fraction,
+    non_negative,
+    positive,
+)
 from ._axes import work
+from ._orthogonalize import as_matrix
 
 
 class Adafactor(MatrixTransform):
@@ -111,3 +125,219 @@ def rebuild(state: Any, prefix: str = "") -> Tensor:
 def root_mean_square(tensor: Tensor) -> Tensor:
     """The root of the mean square of a tensor's numbers."""
     return torch.linalg.vector_norm(tensor) / max(tensor.numel(), 1) ** 0.5
+
+
+class CAME(MatrixTransform):
+    r"""Scales by a factored second moment, takes a running mean, and divides by how unstable that mean is.
+
+    $\hat u = u/\sqrt{\hat V}$ clipped as in `Adafactor`, with memory $\beta_2$;
+    $m = \beta_1 m + (1-\beta_1)\hat u$; the instability $(\hat u - m)^2 + \epsilon_2$ has factored running means of memory
+    $\beta_3$, rebuilt as S, and $u \leftarrow m/\sqrt S$. Of vectors the step is m.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the second moment.
+        beta3: Memory of the instability.
+        eps1: Added to the square of the update.
+        eps2: Added to the instability.
+        clip: The largest root mean square of a scaled update, d.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(8, 8))
+        >>> opt = mo.Optimizer([w], m.CAME(), m.LR(0.01))
+        >>> for _ in range(200):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool(w.abs().max() < 0.1)
+        True
+
+    References:
+        Y. Luo et al., "CAME: confidence-guided adaptive memory efficient optimization", ACL 2023, Algorithm 2.
+    """
+
+    ranges = {fraction: ("beta1", "beta2", "beta3"), positive: ("eps1", "eps2", "clip")}
+
+    def __init__(
+        self,
+        *,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        beta3: Any = 0.9999,
+        eps1: Any = 1e-30,
+        eps2: Any = 1e-16,
+        clip: Any = 1.0,
+    ) -> None:
+        super().__init__(locals())
+
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        tensor = work(tensor)
+        state["exp_avg"] = torch.zeros_like(tensor)
+        factor(state, tensor.abs())
+        if tensor.dim() >= 2:
+            factor(state, tensor.abs(), "instability_")
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        if not tensor.numel():
+            return
+        u = work(tensor)
+        update_factors(state, u.abs().square() + setting["eps1"], setting["beta2"])
+        scaled = u * rebuild(state).rsqrt()
+        scaled = scaled / (root_mean_square(scaled) / setting["clip"]).clamp(min=1.0)
+        state["exp_avg"].lerp_(scaled, 1 - setting["beta1"])
+        if tensor.dim() >= 2:
+            away = (scaled - state["exp_avg"]).abs().square() + setting["eps2"]
+            update_factors(state, away, setting["beta3"], "instability_")
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        out: Tensor = state["exp_avg"]
+        if tensor.dim() >= 2 and tensor.numel():
+            out = out * rebuild(state, "instability_").rsqrt()
+        return out.to(tensor.dtype, copy=True)
+
+
+class AdamMini(MatrixTransform):
+    r"""Adam with one second moment, the mean over a block, for each output neuron or for each attention head.
+
+    $v_b \leftarrow \beta_2 v_b + (1-\beta_2)\,\operatorname{mean}(u_b^2)$, otherwise as `Adam`. A matrix has a block for each
+    index of its first axis, or for each of `blocks` equal runs of it (attention heads: give it for a group of query and
+    key weights); a vector is one block. State memory is half of Adam's.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator after bias correction.
+        blocks: The number of blocks that the first axis is cut into; None for one block per index.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([[3.0, 4.0], [6.0, 8.0]]))
+        >>> _ = mo.Optimizer([w], m.AdamMini(), m.LR(1.0)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([[2.1515, 2.8686],
+                [5.1515, 6.8686]])
+
+    References:
+        Y. Zhang et al., "Adam-mini: use fewer learning rates to gain more", ICLR 2025, Algorithm 1.
+    """
+
+    differentiable = True
+
+    counts = True
+    aliases = {"betas": ("beta1", "beta2")}
+    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps",)}
+
+    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, blocks: int | None = None) -> None:
+        super().__init__(locals())
+        self.add_projected_keys("grad", "exp_avg")
+
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        tensor = work(tensor)
+        state["exp_avg"] = torch.zeros_like(tensor)
+        state["exp_avg_sq"] = torch.zeros_like(_mean_squares(tensor, setting["blocks"]))
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        tensor = work(tensor)
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        state["exp_avg_sq"].lerp_(_mean_squares(tensor, setting["blocks"]), 1 - setting["beta2"])
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        t = state["step"]
+        below = (state["exp_avg_sq"] / (1 - setting["beta2"] ** t)).sqrt() + setting["eps"]
+        mean = state["exp_avg"] / (1 - setting["beta1"] ** t)
+        out: Tensor = mean.reshape(*below.shape, -1) / below.unsqueeze(-1)
+        return out.reshape(tensor.shape).to(tensor.dtype)
+
+
+def _mean_squares(tensor: Tensor, blocks: int | None) -> Tensor:
+    """One mean square per block."""
+    if tensor.dim() < 2:
+        count = 1
+    elif blocks is None:
+        count = tensor.shape[0]
+    elif isinstance(blocks, int) and not isinstance(blocks, bool) and blocks > 0 and tensor.shape[0] % blocks == 0:
+        count = blocks
+    else:
+        raise ValueError(
+            f"AdamMini: blocks is {blocks!r}, but the first axis of a {tuple(tensor.shape)} parameter is cut into equal "
+            "blocks; give a divisor of its size, or None"
+        )
+    square = tensor.abs().square()
+    return square.reshape(count, -1).mean(1) if square.numel() else square.new_zeros(count)
+
+
+class Dion(BufferTransform):
+    r"""Momentum, orthonormalised along r directions that one step of power iteration follows, with error feedback.
+
+    $B = M + U,\quad P = \operatorname{orth}(B Q),\quad R = B^T P,\quad M \leftarrow B - (1-\mu) P R^T,\quad
+    Q \leftarrow R$ with columns of length one, and $u \leftarrow \sqrt{m/n}\, P Q^T$ for an m x n matrix. What the r
+    directions did not take stays in M whole. Tensors that are no matrices keep momentum $\mu$.
+
+    Args:
+        momentum: The part of the followed directions that stays in the buffer, $\mu$.
+        rank: How many directions, r; a fraction is taken of the shorter side.
+        seed: Draws the first directions from a generator of its own.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.eye(4))
+        >>> opt = mo.Optimizer([w], m.Dion(rank=4, seed=0), m.LR(0.1))
+        >>> _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool((w - 0.9 * torch.eye(4)).abs().max() < 1e-5)
+        True
+
+    References:
+        K. Ahn et al., "Dion: distributed orthonormalized updates", 2025, Algorithm 1.
+    """
+
+    members = "batched"
+    buffers = {"momentum": None}
+    ranges = {fraction: ("momentum",)}
+
+    def __init__(self, *, momentum: Any = 0.95, rank: int | float = 0.25, seed: int | None = None) -> None:
+        if not isinstance(rank, float):
+            check_at_least_one("Dion", rank=rank)
+        elif not 0 < rank <= 1:
+            raise ValueError(
+                f"Dion: rank is {rank!r}; give a whole number, or a fraction of the shorter side up to 1.0"
+            )
+        super().__init__({"momentum": momentum, "rank": rank})
+        self.seed = seed
+
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        matrix = as_matrix(tensor)
+        if matrix is None:
+            return
+        short, rank = min(matrix.shape), setting["rank"]
+        rank = max(1, round(rank * short)) if isinstance(rank, float) else min(rank, short)
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        generator = self.get_generator(tensor.device, self.seed)
+        drawn = torch.randn(matrix.shape[1], rank, dtype=wide, device=tensor.device, generator=generator)
+        state["right"] = torch.linalg.qr(drawn)[0]
+        state["left"] = drawn.new_zeros(matrix.shape[0], rank)
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        mu = setting["momentum"]
+        if "right" not in state:
+            state["momentum"].mul_(mu).add_(tensor)
+            return
+        total = (state["momentum"] + tensor).reshape(tensor.shape[0], -1).to(state["right"].dtype)
+        left = torch.linalg.qr(total @ state["right"])[0]
+        right = total.mH @ left
+        rest = total - (1 - mu) * left @ right.mH
+        state["momentum"].copy_(rest.reshape(tensor.shape))
+        size = torch.linalg.vector_norm(right, dim=0, keepdim=True)
+        # A direction in which nothing was found stays as it was, so that it can be followed later.
+        state["right"] = torch.where(size > 0, right / torch.where(size > 0, size, 1.0), state["right"])
+        state["left"] = torch.where(size > 0, left, 0.0)
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        if "right" not in state:
+            return state["momentum"].clone()
+        rows, columns = len(state["left"]), len(state["right"])
+        found: Tensor = (rows / columns) ** 0.5 * state["left"] @ state["right"].mH
+        return found.reshape(tensor.shape).to(tensor.dtype)

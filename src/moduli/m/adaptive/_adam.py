@@ -1,4 +1,11 @@
-"""Adam: first and second moments with bias correction."""
+"""Adam and its nearest relatives.
+
+* Adam: first and second moments with bias correction.
+* Adamax: Adam with the infinity norm.
+* NAdam: Adam with Nesterov's momentum.
+* RAdam: Adam without a warmup.
+* AdaBelief: steps scaled by how far updates are from what was expected.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable
-from .._transforms import BufferTransform
+from ...optim import Across, Chainable
+from .._transforms import BufferTransform, fraction, non_negative, positive
+from ._axes import work
 
 
 class Adam(BufferTransform):
@@ -87,3 +95,211 @@ def correct_bias(size: Any, t: Any, setting: Any) -> tuple[Any, Any]:
     if not setting["debias"]:
         return size, 1.0
     return size / (1 - setting["beta1"] ** t), (1 - setting["beta2"] ** t) ** -0.5
+
+
+class Adamax(BufferTransform):
+    r"""Divides a running mean of the update by its decaying largest magnitude.
+
+    $m_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad n_t = \max(\beta_2 n_{t-1},\ |u_t| + \epsilon),\quad
+    u \leftarrow \frac{m_t}{(1-\beta_1^t)\,n_t}$
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Decay of the largest magnitude.
+        eps: Added to the magnitude, as torch does.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -8.0]))
+        >>> _ = mo.Optimizer([w], m.Adamax(), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([ 0.7500, -7.7500])
+
+    References:
+        D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, Algorithm 2.
+    """
+
+    elementwise = True
+    counts = True
+    aliases = {"betas": ("beta1", "beta2")}
+    buffers = {"exp_avg": "grad", "exp_inf": None}
+    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps",)}
+
+    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8) -> None:
+        super().__init__(locals())
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        state["exp_inf"] = torch.maximum(state["exp_inf"] * setting["beta2"], tensor.abs() + setting["eps"])
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        size = 1 / (1 - setting["beta1"] ** state["step"])
+        # Where nothing but zeros was ever seen there is nothing to divide: zero over zero is zero.
+        below = torch.where(state["exp_inf"] > 0, state["exp_inf"], 1.0)
+        return state["exp_avg"] * size / below
+
+
+class NAdam(BufferTransform):
+    r"""Adam whose mean looks one step ahead, with a momentum that rises to $\beta_1$.
+
+    $\mu_t = \beta_1\left(1 - \tfrac12 0.96^{t\psi}\right)$; $m_t$ and $v_t$ as in `Adam`, and
+    $u \leftarrow \left(\frac{(1-\mu_t)\,u_t}{1-\prod_{i\le t}\mu_i} + \frac{\mu_{t+1}\,m_t}{1-\prod_{i\le t+1}\mu_i}\right)
+    \Big/ \left(\sqrt{v_t/(1-\beta_2^t)} + \epsilon\right)$
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator after bias correction.
+        momentum_decay: How fast the momentum rises, $\psi$.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> opt = mo.Optimizer([w], m.NAdam(), m.LR(0.01))
+        >>> for _ in range(300):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> abs(w.item()) < 0.1
+        True
+
+    References:
+        T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016.
+    """
+
+    members = "batched"
+    across = Across.NOTHING
+    differentiable = True
+
+    counts = True
+    aliases = {"betas": ("beta1", "beta2")}
+    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps", "momentum_decay")}
+
+    def __init__(
+        self, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
+    ) -> None:
+        super().__init__(locals())
+        self.add_projected_keys("grad", "exp_avg")
+        self.add_projected_keys("grad_sq", "exp_avg_sq")
+
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        tensor = work(tensor)
+        state["exp_avg"] = torch.zeros_like(tensor)
+        state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
+        state["mu_product"] = 1.0
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        tensor, beta2 = work(tensor), setting["beta2"]
+        state["mu_product"] = state["mu_product"] * _momentum(state["step"], setting)
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        state["exp_avg_sq"].mul_(beta2).add_(tensor.abs().square() * (1 - beta2))
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        t, product = state["step"], state["mu_product"]
+        here, ahead = _momentum(t, setting), _momentum(t + 1, setting)
+        mixed = work(tensor) * ((1 - here) / (1 - product)) + state["exp_avg"] * (ahead / (1 - product * ahead))
+        grow = (1 - setting["beta2"] ** t) ** -0.5
+        out: Tensor = mixed / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
+        return out.to(tensor.dtype)
+
+
+def _momentum(t: Any, setting: Any) -> Any:
+    return setting["beta1"] * (1 - 0.5 * 0.96 ** (t * setting["momentum_decay"]))
+
+
+class RAdam(BufferTransform):
+    r"""Adam that is momentum until the second moment has seen enough, and rectified from then on.
+
+    With $\rho_\infty = \frac{2}{1-\beta_2} - 1$ and $\rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}$: where
+    $\rho_t > 5$ the step of `Adam` times
+    $\sqrt{\frac{(\rho_t-4)(\rho_t-2)\rho_\infty}{(\rho_\infty-4)(\rho_\infty-2)\rho_t}}$, otherwise $m_t / (1-\beta_1^t)$.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the root of the mean square, before its bias is corrected, as torch does.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> _ = mo.Optimizer([w], m.RAdam(), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.5000])
+
+    References:
+        L. Liu et al., "On the variance of the adaptive learning rate and beyond", ICLR 2020, Algorithm 2.
+    """
+
+    elementwise = True
+    counts = True
+    aliases = {"betas": ("beta1", "beta2")}
+    buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
+    ranges = {fraction: ("beta1", "beta2"), positive: ("eps",)}
+
+    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8) -> None:
+        super().__init__(locals())
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        beta2 = setting["beta2"]
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        t, beta2 = state["step"], setting["beta2"]
+        power = beta2**t
+        limit = 2 / (1 - beta2) - 1
+        length = limit - 2 * t * power / (1 - power)
+        known = (length > 5) * 1.0
+        # Where the variance is unknown yet the root would be of a negative number: it is that of one, times zero.
+        rectified = known * (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length) + (1 - known)
+        scaled = known * (rectified * (1 - power)) ** 0.5 / (state["exp_avg_sq"].sqrt() + setting["eps"])
+        return state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) * (scaled + (1 - known))
+
+
+class AdaBelief(BufferTransform):
+    r"""Adam with the variance of the update around its running mean in place of the second moment.
+
+    $m_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad s_t = \beta_2 s_{t-1} + (1-\beta_2)(u_t - m_t)^2 + \epsilon,\quad
+    u \leftarrow \frac{m_t/(1-\beta_1^t)}{\sqrt{s_t/(1-\beta_2^t)} + \epsilon}$
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the variance.
+        eps: Added to the variance and to the denominator.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> opt = mo.Optimizer([w], m.AdaBelief(), m.LR(0.01))
+        >>> for _ in range(300):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> abs(w.item()) < 0.1
+        True
+
+    References:
+        J. Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients", NeurIPS 2020,
+        Algorithm 2.
+    """
+
+    elementwise = True
+    counts = True
+    aliases = {"betas": ("beta1", "beta2")}
+    buffers = {"exp_avg": "grad", "exp_avg_var": "grad_sq"}
+    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps",)}
+
+    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-16) -> None:
+        super().__init__(locals())
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        beta2 = setting["beta2"]
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        away = tensor - state["exp_avg"]
+        state["exp_avg_var"].mul_(beta2).addcmul_(away, away * (1 - beta2)).add_(setting["eps"])
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        t = state["step"]
+        grow = (1 - setting["beta2"] ** t) ** -0.5
+        size = 1 / (1 - setting["beta1"] ** t)
+        return state["exp_avg"] * size / (state["exp_avg_var"].sqrt() * grow + setting["eps"])

@@ -1,14 +1,20 @@
-"""Adan: Nesterov momentum from differences of updates."""
+"""Adam with other means: differences, slow means, and a scale of the steps before.
+
+* Adan: Nesterov momentum from differences of updates.
+* AdEMAMix: Adam with a fast and a slow mean.
+* ADOPT: Adam that converges for every memory of the second moment.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
 
 from ...optim import Chainable
-from .._checks import fraction, non_negative
-from .._transforms import BufferTransform
+from .._measures import rise
+from .._transforms import BufferTransform, allow_none, check_at_least_one, fraction, non_negative, positive
 
 
 class Adan(BufferTransform):
@@ -80,3 +86,128 @@ class Adan(BufferTransform):
         change = state["exp_avg_diff"] * (beta2 / (1 - beta2**t))
         grow = (1 - setting["beta3"] ** t) ** -0.5
         return (mean + change) / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
+
+
+class AdEMAMix(BufferTransform):
+    r"""Adam whose numerator is a fast mean plus $\alpha$ times a very slow one.
+
+    $m_1$ and $v$ as in `Adam`, $m_2 \leftarrow \beta_3 m_2 + (1-\beta_3) u_t$,
+    $u \leftarrow \frac{m_1/(1-\beta_1^t) + \alpha\, m_2}{\sqrt{v/(1-\beta_2^t)} + \epsilon}$.
+    Both schedulers of the paper run over `warmup` steps T: $\alpha(t) = \min(t/T, 1)\,\alpha$, and $\beta_3(t)$ rises from
+    `beta3_start` so that its half-life grows linearly, equation (4).
+
+    Args:
+        beta1: Memory of the fast mean.
+        beta2: Memory of the mean square.
+        beta3: Memory of the slow mean, in the end.
+        alpha: How much of the slow mean enters, in the end; 5 to 10.
+        eps: Added to the denominator after bias correction.
+        warmup: Steps T of both schedulers; None uses `alpha` and `beta3` from the start.
+        beta3_start: Memory of the slow mean at the start of its schedule.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -8.0]))
+        >>> _ = mo.Optimizer([w], m.AdEMAMix(alpha=0.0), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([ 0.7500, -7.7500])
+
+    References:
+        M. Pagliardini, P. Ablin, D. Grangier, "The AdEMAMix optimizer: better, faster, older", ICLR 2025, Algorithm 1.
+    """
+
+    elementwise = True
+    counts = True
+    buffers = {"exp_avg": "grad", "exp_avg_slow": "grad", "exp_avg_sq": "grad_sq"}
+    static = ("warmup", "beta3", "beta3_start")
+    ranges = {
+        fraction: ("beta1", "beta2", "beta3", "beta3_start"),
+        positive: ("beta3", "beta3_start"),
+        non_negative: ("eps",),
+        allow_none(check_at_least_one): ("warmup",),
+    }
+
+    def __init__(
+        self,
+        *,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        beta3: float = 0.9999,
+        alpha: Any = 5.0,
+        eps: Any = 1e-8,
+        warmup: int | None = None,
+        beta3_start: float = 0.9,
+    ) -> None:
+        super().__init__(locals())
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        beta2, beta3 = setting["beta2"], setting["beta3"]
+        if setting["warmup"] is not None:
+            # Equation (4): 1/ln(beta) is interpolated linearly between the start and the end.
+            done = rise(state["step"], setting["warmup"])
+            start, end = 1 / math.log(setting["beta3_start"]), 1 / math.log(beta3)
+            beta3 = math.e ** (1 / (start + (end - start) * done))
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        state["exp_avg_slow"].lerp_(tensor, 1 - beta3)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        t, alpha = state["step"], setting["alpha"]
+        if setting["warmup"] is not None:
+            alpha = alpha * rise(t, setting["warmup"])
+        grow = (1 - setting["beta2"] ** t) ** -0.5
+        mixed = state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) + state["exp_avg_slow"] * alpha
+        return mixed / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
+
+
+class ADOPT(BufferTransform):
+    r"""Divides the update by the second moment of the steps *before* it, then takes the running mean.
+
+    $c_t = (t-1)^{1/4},\quad m_t = \beta_1 m_{t-1} + (1-\beta_1)\,\operatorname{clip}\!\left(
+    \frac{u_t}{\max(\sqrt{v_{t-1}},\,\epsilon)},\ \pm c_t\right),\quad u \leftarrow m_t,\quad
+    v_t = \beta_2 v_{t-1} + (1-\beta_2) u_t^2$, and $v_1 = u_1^2$. The first step only measures: it moves nothing.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: The smallest denominator.
+        clip: Clip the scaled update by $c_t$, as the authors' second version does.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -8.0]))
+        >>> opt = mo.Optimizer([w], m.ADOPT(beta1=0.0), m.LR(0.25))
+        >>> for _ in range(2):
+        ...     _ = opt.step(mo.closure(lambda: w.abs().sum()))
+        >>> w.data
+        tensor([ 0.7500, -7.7500])
+
+    References:
+        S. Taniguchi et al., "ADOPT: modified Adam can converge with any beta2 with the optimal rate", NeurIPS 2024,
+        Algorithm 2.
+    """
+
+    elementwise = True
+    counts = True
+    static = ("clip",)
+    aliases = {"betas": ("beta1", "beta2")}
+    buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
+    ranges = {fraction: ("beta1", "beta2"), positive: ("eps",)}
+
+    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.9999, eps: Any = 1e-6, clip: bool = True) -> None:
+        super().__init__(locals())
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        before, beta2 = state["step"] - 1, setting["beta2"]
+        first = 0.0**before
+        scaled = tensor / state["exp_avg_sq"].sqrt().clamp(min=setting["eps"])
+        if setting["clip"]:
+            bound = before**0.25  # zero at the first step
+            scaled = scaled.clamp(-bound, bound)
+        state["exp_avg"].lerp_(scaled * (1 - first), 1 - setting["beta1"])
+        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (first + (1 - first) * (1 - beta2)))
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return state["exp_avg"].clone()

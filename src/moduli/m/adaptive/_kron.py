@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._scalars import read
+from .._measures import read
 from ._axes import covariance, merge_shape, multiply, multiply_symmetric, work
 
 GEOMETRIES = ("Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._scalars import read
+from .._measures import read
 
 
 def begin(state: Any, h: Tensor, setting: Any, generator: torch.Generator | None) -> None:

@@ -1,4 +1,9 @@
-"""Orthogonalised updates, the core of Muon."""
+"""Orthogonalised and normalised matrices.
+
+* Orthogonalised updates, the core of Muon.
+* Linear minimisation oracles: the steepest direction in a norm. Scion's links.
+* Rows of orthogonalised updates brought to one size: NorMuon.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._checks import check_at_least_one, choice
-from .._transforms import MatrixTransform
+from .._transforms import MatrixTransform, check_at_least_one, choice, fraction, positive
 from ._axes import multiply_symmetric, work
 
 Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
@@ -259,3 +263,112 @@ class MuonAdjustLR(MatrixTransform):
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = as_matrix(tensor, setting["flatten"], setting["channel_first"])
         return tensor if x is None else tensor * (0.2 * setting["alpha"] * max(x.shape[-2:]) ** 0.5)
+
+
+BALLS = ("spectral", "sign", "column", "row", "rms")
+
+
+class LMO(MatrixTransform):
+    r"""Replaces the update by the point of a norm's ball that it points to.
+
+    $u \leftarrow \rho\,\arg\max_{\|z\| \le 1}\langle u, z\rangle$. For an m x n matrix (outputs by inputs): "spectral"
+    $\sqrt{m/n}\,U V^T$; "sign" $\frac1n \operatorname{sign}(u)$; "column" each column $\sqrt m\,c/\|c\|$; "row" each row
+    $\sqrt{1/n}\,r/\|r\|$; "rms" $\sqrt{\text{size}}\,u/\|u\|$ for any tensor. A vector under a matrix's ball takes "rms",
+    for "sign" its sign. Momentum before it and `LR` after it make Scion (`presets.scion`).
+
+    Args:
+        ball: The norm.
+        radius: The radius $\rho$.
+        steps: Iterations of the orthogonalisation.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.LMO("rms", radius=2.0), [torch.tensor([3.0, 4.0])])
+        [tensor([1.6971, 2.2627])]
+
+    References:
+        T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, Tables 2 and 3.
+    """
+
+    ranges = {positive: ("radius",), check_at_least_one: ("steps",)}
+
+    def __init__(
+        self,
+        ball: Literal["spectral", "sign", "column", "row", "rms"] = "spectral",
+        *,
+        radius: Any = 1.0,
+        steps: int = 5,
+    ) -> None:
+        choice("LMO", "ball", ball, BALLS)
+        super().__init__(locals())
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        ball, wide = setting["ball"], torch.promote_types(tensor.dtype, torch.float32)
+        x = as_matrix(tensor.to(wide))
+        if ball == "sign":
+            out = tensor.to(wide).sgn() / (tensor[0].numel() if tensor.dim() > 1 and tensor.numel() else 1)
+        elif x is None or ball == "rms":
+            out = _unit(tensor.to(wide), None) * tensor.numel() ** 0.5
+        elif ball == "spectral":
+            rows, columns = x.shape[-2:]
+            out = from_matrix(orthogonalize(x, "newtonschulz", setting["steps"]), tensor) * (rows / columns) ** 0.5
+        elif ball == "column":
+            out = from_matrix(_unit(x, -2), tensor) * x.shape[-2] ** 0.5
+        else:
+            out = from_matrix(_unit(x, -1), tensor) / x.shape[-1] ** 0.5
+        return (out * setting["radius"]).to(tensor.dtype)
+
+
+def _unit(tensor: Tensor, dim: int | None) -> Tensor:
+    norm = torch.linalg.vector_norm(tensor, dim=dim, keepdim=dim is not None)
+    return tensor / torch.where(norm > 0, norm, 1.0)
+
+
+class NeuronNormalize(MatrixTransform):
+    r"""Divides each row of a matrix, the weights of one neuron, by a running root mean square of that row.
+
+    $v_i \leftarrow \beta v_i + (1-\beta)\,\operatorname{mean}_j(u_{ij}^2)$, $\hat u_{ij} = u_{ij}/(\sqrt{v_i} + \epsilon)$ and
+    $u \leftarrow 0.2\sqrt{mn}\;\hat u/\|\hat u\|$, the size of a step of Adam. After momentum and `Orthogonalize` it is
+    NorMuon (`presets.normuon`). Tensors that are no matrices are left as they are.
+
+    Args:
+        beta: Memory of the mean squares.
+        eps: Added to the denominator.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.NeuronNormalize(), [torch.tensor([[3.0, 3.0], [1.0, -1.0]])])
+        [tensor([[ 0.2000,  0.2000],
+                [ 0.2000, -0.2000]])]
+
+    References:
+        Z. Li et al., "NorMuon: making Muon more efficient and scalable", 2025, Algorithm 1.
+    """
+
+    differentiable = True
+    ranges = {fraction: ("beta",), positive: ("eps",)}
+
+    def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8) -> None:
+        super().__init__(locals())
+
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        x = as_matrix(tensor)
+        wide = torch.promote_types(tensor.abs().dtype, torch.float32)
+        state["mean_sq"] = tensor.new_zeros(0 if x is None else x.shape[0], dtype=wide)
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        x = as_matrix(tensor)
+        if x is not None:
+            square = x.to(torch.promote_types(x.dtype, torch.float32)).abs().square().mean(-1)
+            state["mean_sq"].lerp_(square, 1 - setting["beta"])
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        x = as_matrix(tensor)
+        if x is None:
+            return tensor
+        out = x / (state["mean_sq"].sqrt() + setting["eps"]).unsqueeze(-1)
+        norm = torch.linalg.vector_norm(out)
+        out = out * (0.2 * x.numel() ** 0.5 / torch.where(norm > 0, norm, 1.0))
+        return from_matrix(out, tensor).to(tensor.dtype)

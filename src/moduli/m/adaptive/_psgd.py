@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable
-from .._checks import allow_none, check_at_least_one, choice, fraction, non_negative, positive, probability
-from .._transforms import BufferTransform
+from .._transforms import (
+    BufferTransform,
+    allow_none,
+    check_at_least_one,
+    choice,
+    fraction,
+    non_negative,
+    positive,
+    probability,
+)
 from ._axes import work
 from ._kron import GEOMETRIES, balance, begin, fit, flip, limit_amplitude, precondition
 

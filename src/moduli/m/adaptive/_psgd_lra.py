@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, as_real, restore_complex
-from .._checks import allow_none, check_at_least_one, fraction, non_negative, positive, probability
-from .._transforms import BufferTransform
+from .._transforms import BufferTransform, allow_none, check_at_least_one, fraction, non_negative, positive, probability
 from ._axes import work
 from ._kron import limit_amplitude
 from ._lra import begin, fit, precondition

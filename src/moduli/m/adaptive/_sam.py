@@ -1,4 +1,9 @@
-"""Sharpness-aware minimisation: the gradient at the worst point nearby."""
+"""Gradients at a perturbed point, and orthogonal to the parameters.
+
+* Sharpness-aware minimisation: the gradient at the worst point nearby.
+* Momentum-SAM: the gradient at a point perturbed along the momentum, without a second evaluation.
+* Updates orthogonal to the weights.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Across, Chainable, Objective, Reformulation
-from .._checks import above_one, non_negative
-from .._scalars import read
+from ...optim import Across, Chainable, Objective, Reformulation, Transform, as_real
+from ...optim import step as run
+from .._measures import divide, dot, read
+from .._transforms import Settings, States, Tensors, UpdateTransform, above_one, check_settings, fraction, non_negative
 
 
 class SAM(Reformulation):
@@ -127,3 +133,188 @@ class ASAM(SAM):
 
     def __init__(self, *, rho: Any = 0.5, p: float = 2.0, eps: float = 1e-10, modules: Chainable | None = None) -> None:
         super().__init__(rho=rho, p=p, eps=eps, asam=True, modules=modules)
+
+
+class _Perturbed(Transform):
+    """Parameters that stay at points shifted along the momentum: keeps the momentum, and the shift before and now."""
+
+    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
+        """The momentum, and where it moves the points to."""
+        kept: list[tuple[dict[str, Any], Any]] = []
+        for i, (u, state, setting) in enumerate(zip(objective.peek_updates(), states, settings, strict=True)):
+            if objective.present is not None and not objective.present[i]:
+                continue
+            if "velocity" not in state:
+                state["velocity"], state["shift"] = torch.zeros_like(u), torch.zeros_like(u)
+            beta = setting["momentum"]
+            state["velocity"].mul_(beta).add_(u, alpha=1 - beta if setting["lerp"] else 1.0)
+            kept.append((state, setting))
+        if not kept:
+            return
+        size = read(kernels.norm([as_real(state["velocity"]) for state, _ in kept]))
+        for state, setting in kept:
+            state["before"] = state["shift"]
+            state["shift"] = state["velocity"] * divide(setting["rho"], size, 0.0)
+
+    @staticmethod
+    def _shift_step(state: dict[str, Any], step: Tensor) -> Tensor:
+        return step + state["shift"] - state["before"]
+
+
+class MSAMMomentum(_Perturbed):
+    r"""Momentum whose gradients are taken at points perturbed along it, which finds flatter minima at the price of momentum.
+
+    $v_t = \beta v_{t-1} + u_t,\quad u \leftarrow \eta v_t + \rho\frac{v_t}{\|v_t\|} - \rho\frac{v_{t-1}}{\|v_{t-1}\|}$, so that
+    the parameters are at $w_t - \rho v_t / \|v_t\|$ where $w_t = w_{t-1} - \eta v_t$ is what is trained. It has a step size
+    of its own: do not add `LR`.
+
+    Args:
+        lr: The step size $\eta$.
+        momentum: The memory $\beta$.
+        rho: The size of the perturbation.
+        weight_decay: Adds this multiple of the parameters to the step, times the step size.
+        nesterov: Step along $u_t + \beta v_t$.
+        lerp: Let v be a mean, $\beta v_{t-1} + (1 - \beta) u_t$.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> _ = mo.Optimizer([w], m.MSAMMomentum(0.25, rho=0.5)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([1.])
+
+    References:
+        M. Becker, F. Altrock, B. Risse, "Momentum-SAM: sharpness aware minimization without computational overhead",
+        arXiv:2401.12033, Algorithm 1.
+    """
+
+    ranges = {fraction: ("momentum",), non_negative: ("lr", "rho", "weight_decay")}
+
+    def __init__(
+        self,
+        lr: Any,
+        *,
+        momentum: Any = 0.9,
+        rho: Any = 0.3,
+        weight_decay: Any = 0.0,
+        nesterov: bool = False,
+        lerp: bool = False,
+    ) -> None:
+        super().__init__(check_settings(self, locals()))
+
+    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
+        """Along the momentum, and to the next perturbed point."""
+        out = list(objective.get_updates())
+        for i, (param, state, setting) in enumerate(zip(objective.params, states, settings, strict=True)):
+            if "before" in state:
+                step = state["velocity"]
+                if setting["nesterov"]:
+                    fresh = 1 - setting["momentum"] if setting["lerp"] else 1.0
+                    step = out[i] * fresh + step * setting["momentum"]
+                step = (step + param.detach() * setting["weight_decay"]) * setting["lr"]
+                out[i] = self._shift_step(state, step)
+        objective.updates = out
+        return objective
+
+
+class MSAM(_Perturbed):
+    r"""Lets any links see gradients at points perturbed along a momentum, as `MSAMMomentum` does.
+
+    The parameters are at $w_t - \rho v_t / \|v_t\|$, and w moves by what the links make of the gradient there.
+
+    Args:
+        modules: The links, with their step size.
+        momentum: The memory of v.
+        rho: The size of the perturbation.
+        lerp: Let v be a mean, not a sum.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> _ = mo.Optimizer([w], m.MSAM(m.LR(0.25), rho=0.5)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([1.])
+
+    References:
+        M. Becker, F. Altrock, B. Risse, "Momentum-SAM: sharpness aware minimization without computational overhead",
+        arXiv:2401.12033.
+    """
+
+    def __init__(self, modules: Chainable, *, momentum: Any = 0.9, rho: Any = 0.3, lerp: bool = False) -> None:
+        fraction("MSAM", momentum=momentum)
+        non_negative("MSAM", rho=rho)
+        super().__init__({"momentum": momentum, "rho": rho, "lerp": lerp})
+        self.set_child("modules", modules)
+
+    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
+        """What the links make of the update, and to the next perturbed point."""
+        objective.get_updates()
+        objective = run(objective, [self.children["modules"]])
+        objective.updates = [
+            self._shift_step(state, u) if "before" in state else u
+            for u, state in zip(objective.get_updates(), states, strict=True)
+        ]
+        return objective
+
+
+class OrthoGrad(UpdateTransform):
+    r"""Removes the part of the update along the weights, $u_\perp = u - \frac{\langle x, u\rangle}{\|x\|^2 + \epsilon}\,x$.
+
+    Args:
+        eps: Added to the squared norm of the weights.
+        renormalize: Scale the result to the norm of the update.
+        dim: "global" for all parameters as one vector, None for each tensor by itself.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> x, u = torch.tensor([2.0, 0.0]), torch.tensor([3.0, 4.0])
+        >>> optim.step_tensors(m.OrthoGrad(renormalize=False), [u], params=[x])
+        [tensor([0., 4.])]
+
+    References:
+        L. Prieto, M. Barsbey, P. A. M. Mediano, T. Birdal, "Grokking at the edge of numerical stability", ICLR 2025.
+    """
+
+    members = "batched"
+    differentiable = True
+    ranges = {non_negative: ("eps",)}
+
+    @property
+    def across(self) -> Across:  # type: ignore[override]
+        return Across.MATRICES if self.defaults["dim"] is None else Across.SUMS
+
+    def __init__(self, *, eps: float = 1e-8, renormalize: bool = True, dim: str | None = "global") -> None:
+        if dim not in ("global", None):
+            raise ValueError(f"OrthoGrad: dim is {dim!r}; it can be 'global' (all parameters) or None (each tensor)")
+        super().__init__(locals())
+        self.elementwise = self.measures = dim == "global"
+
+    def measure(
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+    ) -> dict[str, Any] | None:
+        if settings[0]["dim"] is None:
+            return None
+        pairs = {"xu": (params, tensors), "xx": (params, params), "uu": (tensors, tensors)}
+        return {key: dot(a, b, members) for key, (a, b) in pairs.items()}
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        if setting["dim"] is None:
+            setting = {
+                **setting,
+                "xu": (param.conj() * tensor).real.sum(),
+                "xx": param.abs().square().sum(),
+                "uu": tensor.abs().square().sum(),
+            }
+        eps, xu, xx, uu = setting["eps"], setting["xu"], setting["xx"], setting["uu"]
+        along = xu / (xx + eps)
+        out: Tensor = tensor - param * along
+        if setting["renormalize"]:
+            left = uu - 2 * along * xu + along * along * xx
+            left = left * ((left > 0) * 1.0)  # rounding can leave it below zero
+            out = out * (uu**0.5 / (left**0.5 + eps))
+        return out

@@ -1,10 +1,7 @@
 """Clipping and normalisation: the size of updates."""
 
-from ._by_ema import ClipNormByEMA, ClipValueByEMA, NormalizeByEMA
-from ._centralize import Centralize
-from ._clip_norm import ClipNorm, ClipValue, Normalize
-from ._growth import ClipNormGrowth, ClipValueGrowth
-from ._qk_clip import QKClip
+from ._clip_norm import Centralize, ClipNorm, ClipValue, Normalize, QKClip
+from ._growth import ClipNormByEMA, ClipNormGrowth, ClipValueByEMA, ClipValueGrowth, NormalizeByEMA
 
 __all__ = [
     "Centralize",

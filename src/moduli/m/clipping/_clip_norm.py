@@ -1,18 +1,22 @@
-"""A bound on the norm of the update."""
+"""Sizes of updates bounded by numbers.
+
+* A bound on the norm of the update.
+* Updates with mean zero.
+* QK-clip: attention logits kept bounded by rescaling query and key weights.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ...optim import Across
-from .._checks import check_at_least_one, non_negative
-from .._metrics import Axes, axes_of, check_axes, check_metric, lengths, metric, metric_of_all
-from .._scalars import choose
-from .._transforms import Settings, Tensors, UpdateTransform
+from ...optim import Across, Module, Objective
+from .._measures import Axes, axes_of, check_axes, check_metric, choose, lengths, metric, metric_of_all
+from .._transforms import Settings, Tensors, UpdateTransform, check_at_least_one, non_negative, positive
 
 
 class NormLink(UpdateTransform):
@@ -164,3 +168,124 @@ class ClipValue(UpdateTransform):
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor.clamp(-setting["value"], setting["value"])
+
+
+class Centralize(UpdateTransform):
+    r"""Subtracts the mean from the update, $u \leftarrow u - \operatorname{mean}(u)$.
+
+    Gradient centralisation, the mean over every axis but the output's, is `Centralize(dim=0, inverse_dims=True)`.
+
+    Args:
+        dim: None for the mean of each tensor, axes for the mean over them, "global" for the mean of everything. A tensor
+            that has none of the axes is left as it is.
+        inverse_dims: The axes are those to keep.
+        min_size: Means of fewer elements are not subtracted.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Centralize(), [torch.tensor([3.0, 1.0])])
+        [tensor([ 1., -1.])]
+
+    References:
+        H. Yong, J. Huang, X. Hua, L. Zhang, "Gradient centralization: a new optimization technique for deep neural
+        networks", ECCV 2020.
+    """
+
+    members = "batched"
+    differentiable = True
+    static = ("dim", "min_size")
+    ranges = {check_at_least_one: ("min_size",)}
+
+    def __init__(self, *, dim: Axes | str = None, inverse_dims: bool = False, min_size: int = 2) -> None:
+        dim = check_axes("Centralize", dim)
+        if dim == "global" and inverse_dims:
+            raise ValueError("Centralize: inverse_dims is for axes, but dim is 'global'")
+        super().__init__(locals())
+
+    def measure(
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+    ) -> dict[str, Any] | None:
+        if settings[0]["dim"] != "global":
+            return None
+        count = sum(tensor.numel() for tensor in tensors)
+        if count < settings[0]["min_size"]:
+            return {"mean": 0.0}
+        totals = [tensor.sum() if torch.is_grad_enabled() else tensor.sum().item() for tensor in tensors]
+        return {"mean": sum(totals) / count}
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        if setting["dim"] == "global":
+            return tensor - setting["mean"]
+        axes = axes_of(tensor, setting["dim"], setting["inverse_dims"], setting["min_size"])
+        if axes is None or tensor.dim() == 0:
+            return tensor
+        return tensor - tensor.mean(axes, keepdim=True)
+
+
+class QKClip(Module):
+    r"""Scales the query and key weights of attention heads whose largest logit exceeded a bound.
+
+    After the step, head h with largest logit $S_h > \tau$ has $\gamma_h = \tau / S_h$, its rows of $W_q$ are multiplied by
+    $\gamma_h^{\alpha}$ and those of $W_k$ by $\gamma_h^{1-\alpha}$, so that its logits are at most $\tau$ again. Put it
+    last. After `presets.muon` it is MuonClip (`presets.muonclip`).
+
+    Args:
+        pairs: The weights (query, key) of each attention layer, both (heads * size, inputs).
+        logits: A function that returns, for each pair, the largest logit of each head in the last forward pass.
+        tau: The bound $\tau$.
+        alpha: How much of the factor queries take.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> q, k = (torch.nn.Parameter(torch.full((2, 1), 20.0)) for _ in range(2))
+        >>> link = m.QKClip([(q, k)], lambda: [torch.tensor([400.0, 50.0])], tau=100.0)
+        >>> _ = mo.Optimizer([q, k], m.LR(0.0), link).step(mo.closure(lambda: (q * k).sum()))
+        >>> q.data.squeeze()
+        tensor([10., 20.])
+
+    References:
+        Kimi Team, "Kimi K2: open agentic intelligence", 2025, Algorithm 1.
+    """
+
+    needs = frozenset()
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Tensor, Tensor]],
+        logits: Callable[[], Sequence[Tensor]],
+        *,
+        tau: Any = 100.0,
+        alpha: Any = 0.5,
+    ) -> None:
+        positive("QKClip", tau=tau)
+        pairs = list(pairs)
+        if not pairs or any(len(pair) != 2 or not all(isinstance(w, Tensor) for w in pair) for pair in pairs):
+            raise ValueError("QKClip: pairs is a list of (query weight, key weight), one for each attention layer")
+        if not callable(logits):
+            raise TypeError(f"QKClip: logits is {logits!r}; give a function that returns the largest logits per head")
+        super().__init__({"tau": tau, "alpha": alpha})
+        self.pairs, self.logits = pairs, logits
+
+    def apply(self, objective: Objective) -> Objective:
+        """The update that leaves the scaled weights behind."""
+        found = list(self.logits())
+        if len(found) != len(self.pairs):
+            raise ValueError(f"QKClip: logits returned {len(found)} tensors for {len(self.pairs)} attention layers")
+        updates, where = list(objective.get_updates()), {id(p): i for i, p in enumerate(objective.params)}
+        for (query, key), largest in zip(self.pairs, found, strict=True):
+            setting = self.settings[query]
+            gamma = (setting["tau"] / largest.detach().reshape(-1).clamp(min=setting["tau"])).to(query)
+            for weight, power in ((query, setting["alpha"]), (key, 1 - setting["alpha"])):
+                i = where.get(id(weight))
+                if i is None:
+                    raise ValueError("QKClip: a weight of its pairs is not a parameter of this optimizer")
+                heads = gamma.numel()
+                if weight.shape[0] % heads:
+                    raise ValueError(f"QKClip: {heads} heads do not divide the {weight.shape[0]} rows of a weight")
+                rows = (gamma**power).repeat_interleave(weight.shape[0] // heads)
+                scale = rows.reshape(-1, *([1] * (weight.dim() - 1)))
+                updates[i] = weight.detach() - (weight.detach() - updates[i]) * scale
+        objective.updates = updates
+        return objective

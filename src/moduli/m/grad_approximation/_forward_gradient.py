@@ -10,7 +10,7 @@ import torch.autograd.forward_ad as forward
 from torch import Tensor
 
 from ...optim import Chainable, ChainError, Objective, Optimizer
-from .._checks import collect_settings
+from .._transforms import collect_settings
 from ._fdm import FORMULAS
 from ._randomized import RandomDirections
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Objective, sample_like
-from .._checks import collect_settings, positive
-from ._base import GradApproximator
-from ._fdm import FORMULAS, Formula, check_formula, derivative
+from .._transforms import collect_settings, positive
+from ._fdm import FORMULAS, Formula, GradApproximator, check_formula, derivative
 
 DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
 

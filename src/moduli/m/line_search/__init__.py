@@ -4,9 +4,8 @@ A line search multiplies the update by a length that it finds by evaluating the 
 that gives the direction: `m.LBFGS(), m.StrongWolfe()`.
 """
 
-from ._backtracking import AdaptiveBacktracking, Backtracking
+from ._backtracking import AdaptiveBacktracking, AdaptiveBisection, Backtracking, ScipyMinimizeScalar
 from ._base import LineSearchBase
-from ._scalar import AdaptiveBisection, ScipyMinimizeScalar
 from ._strong_wolfe import StrongWolfe
 
 __all__ = [

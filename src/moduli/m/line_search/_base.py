@@ -1,15 +1,304 @@
-"""What line searches have in common."""
+"""What line searches have in common: the base of all, one line, and the lines of all members.
+
+* The objective along a line: what every line search evaluates.
+* A line search for each member of a population: each chooses lengths of its own, all are evaluated together.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Generator
 from typing import Any, ClassVar
 
-from ...optim import Across, Module, Need, Objective
-from .._flat import dot
-from ._line import Line
-from ._more_thuente import Trials, run_trials
-from ._of_members import search_members
+import torch
+from torch import Tensor
+
+from ... import kernels
+from ...optim import Across, Module, Need, Objective, keeps_graph
+from .._vectors import array, dot, flat, flat_members, is_plain, mask_absent, tensors_of, unflat, unflat_members
+
+Trials = Generator[float, tuple[float, float], float | None]
+"""A search that yields lengths and is sent the value and slope there."""
+
+
+def run_trials(trials: Trials, evaluate: Callable[[float], tuple[float, float]]) -> float | None:
+    """What a search finds, its trials evaluated one by one."""
+    try:
+        a = next(trials)
+        while True:
+            a = trials.send(evaluate(a))
+    except StopIteration as end:
+        found: float | None = end.value
+        return found
+
+
+class Line:
+    """phi(a) = f(x - a u) and its slope, with every trial remembered, so that the accepted one can be handed on.
+
+    Args:
+        objective: The objective, with its parameters at x.
+        update: u, one tensor per parameter.
+        last: Whether nothing follows: then the parameters may stay at the accepted point.
+    """
+
+    def __init__(self, objective: Objective, update: list[Tensor], last: bool = False) -> None:
+        self.objective = objective
+        self.params = params = objective.params
+        self.held = [param.grad for param in params]
+        # Where the closure stays the same, a gradient at a trial point is the next step's, if the point is accepted.
+        self.carries = objective.evaluator is not None and objective.evaluator.fixed
+        # Links that differentiate twice evaluate the next point again, so for them a value alone is enough.
+        self.eager = self.carries and not keeps_graph(objective.needs)
+        self.last = last and objective._graph is None
+        # Parameters go back to where the graph was recorded, which then is still right: autograd need not notice trials.
+        self.unnoticed = objective._graph is not None
+        if objective.present is not None:
+            update = mask_absent(update, objective.present)
+        self.x: Any
+        self.u: Any
+        self.trials = 0
+        self.at: float | None = 0.0
+        self.points: dict[float, tuple[float, Any, list[Tensor], Tensor, list[Tensor] | None]] = {}
+        self.lowest: tuple[float, float] | None = None
+        self.start = [param.detach().clone() for param in params]
+        objective._remember_start(self.start)
+        self._lay_out(update)
+
+    def _lay_out(self, update: list[Tensor]) -> None:
+        """Remember x and u as they are calculated with."""
+        params = self.params
+        # One vector: x, u and all trials; for small ones NumPy's dispatch costs less than torch's.
+        self.numpy = is_plain(params) and all(tensor.dtype is params[0].dtype for tensor in update)
+        # Parameters of several precisions are rounded as the optimizer will round them.
+        self.mixed = False
+        if self.numpy:
+            self.x, self.u = array(self.start), array(update)
+        else:
+            u = flat(update)
+            self.x = flat(self.start)
+            self.u = u.to(self.x.dtype)
+            self.mixed = self.x.dtype is not u.dtype or any(param.dtype is not self.x.dtype for param in params)
+
+    def pieces(self, vector: Any) -> list[Tensor]:
+        """A vector as tensors like the parameters."""
+        return tensors_of(vector, self.params) if self.numpy else unflat(vector, self.params)
+
+    def along(self, tensors: list[Tensor]) -> float:
+        """The inner product of a gradient with the update, over all processes where they hold pieces."""
+        if kernels.over_processes() is not None:
+            return dot(tensors, self.pieces(self.u))
+        if self.numpy:
+            return float(array(tensors).dot(self.u))
+        vector = flat(tensors)
+        return torch.dot(vector, self.u.to(vector.dtype)).item()
+
+    def _place(self, a: float) -> tuple[Any, list[Tensor]]:
+        scaled = self.u * a
+        if self.mixed:
+            point = [x - u for x, u in zip(self.start, self.pieces(scaled), strict=True)]
+        else:
+            point = self.pieces(self.x - scaled)
+        self._write(point)
+        self.at = a
+        return scaled, point
+
+    def _write(self, values: list[Tensor]) -> None:
+        for param, value in zip(self.params, values, strict=True):
+            (param.data if self.unnoticed else param).copy_(value)
+
+    def _remember(self, a: float, f: float) -> float:
+        self.trials += 1
+        if not math.isfinite(f):
+            return -math.inf if f == -math.inf else math.inf
+        if self.lowest is None or f < self.lowest[1]:
+            self.lowest = (a, f)
+        return f
+
+    def value(self, a: float) -> float:
+        """f(x - a u); infinite where it is not a number."""
+        if self.eager:
+            return self.slope(a)[0]
+        scaled, point = self._place(a)
+        loss = self.objective.get_loss(backward=False, at_x0=False)
+        f = self._remember(a, loss.item())
+        self.points[a] = (f, scaled, point, loss, None)
+        return f
+
+    def slope(self, a: float) -> tuple[float, float]:
+        """f(x - a u), and its derivative by a."""
+        scaled, point = self._place(a)
+        loss, grads = self.objective.get_loss_grads(at_x0=False)
+        if loss is None:
+            raise RuntimeError("the closure returned no loss")
+        f = self._remember(a, loss.item())
+        self.points[a] = (f, scaled, point, loss, grads)
+        slope = -self.along(grads)
+        return f, slope if math.isfinite(slope) else math.inf
+
+    def finish(self, a: float | None) -> Objective:
+        """The objective with the update that leads to x - a u (to x itself for None); parameters go back to x.
+
+        Where nothing follows they stay at the accepted point instead, as going back and moving again would end there.
+        """
+        objective = self.objective
+        found = None if a is None or a == 0.0 else self.points.get(a)
+        if found is not None and self.last and not objective.post_step_hooks:
+            if self.at != a:
+                self._write(found[2])
+            objective.skip_update = True
+        else:
+            self._write(self.start)
+        for param, grad in zip(self.params, self.held, strict=True):
+            param.grad = grad
+        if a is None or a == 0.0:
+            objective.updates = [torch.zeros_like(param) for param in self.params]
+        elif found is None:
+            objective.updates = self.pieces(self.u * a)
+        else:
+            _, scaled, point, loss, grads = found
+            if not objective.skip_update:
+                objective.updates = self.pieces(scaled)
+            if grads is not None and self.carries:
+                objective.accepted = (point, loss, grads)
+        return objective
+
+
+def search_members(
+    objective: Objective,
+    trials: Callable[[float, float, Any, dict[str, Any]], Trials],
+    setting: Any,
+    known: dict[str, Any],
+    slopes: bool,
+) -> Objective:
+    """What a search by trials does to one model, to each member.
+
+    Args:
+        objective: The objective of a population.
+        trials: The search of one member, as `LineSearchBase.trials`.
+        setting: The settings of the link: numbers, or one for each member.
+        known: Where each member's memory is kept, stacked.
+        slopes: Whether the search looks at slopes.
+    """
+    losses, grads = objective.get_loss_grads()
+    if losses is None:
+        losses = objective.get_loss(backward=True)
+    x, g = flat_members(objective.params), flat_members(mask_absent(grads, objective.present))
+    u, slope, can = _turn_downhill(g, _update(objective), bool(setting.get("plus_minus")))
+    rows = can.nonzero()[:, 0].tolist()
+    # Numbers come and go as lists: an operation for each member would make a step cost what the loop over models costs.
+    memories, settings = _part(known, len(x)), _part_settings(setting, len(x))
+    starts, falls = losses.tolist(), slope.tolist()
+    searches = {i: trials(starts[i], falls[i], settings[i], memories[i]) for i in rows}
+    reach = [0.0] * len(x)
+    for i, search in searches.items():
+        reach[i] = next(search)
+    fixed = objective.evaluator is not None and objective.evaluator.fixed
+    # As for one model: gradients at trial points are those of the next step, if the point is accepted.
+    carries = fixed and objective.blocks is None
+    gradients = slopes or (carries and not keeps_graph(objective.needs))
+    turns: list[tuple[Tensor, Tensor]] = []  # values and gradients of all members, at each turn
+    seen: list[dict[float, int]] = [{} for _ in reach]  # the turn at which a member was at a length
+    found = [0.0] * len(x)
+    with objective.moved():
+        while searches:
+            # Members that are done stay where they were evaluated last.
+            _place(objective, x - u * _as_column(reach, u))
+            f, along, there = _evaluate(objective, u, gradients)
+            values = f.tolist()
+            if carries and there is not None:
+                turns.append((f, there))
+            for i, search in list(searches.items()):
+                seen[i][reach[i]] = len(turns) - 1
+                value = values[i] if math.isfinite(values[i]) or values[i] == -math.inf else math.inf
+                try:
+                    reach[i] = search.send((value, along[i] if math.isfinite(along[i]) else math.inf))
+                except StopIteration as end:
+                    del searches[i]
+                    found[i] = 0.0 if end.value is None else end.value
+    _remember(known, memories)
+    length = _as_column(found, u)
+    step = torch.where(length > 0, u * length, 0.0)
+    objective.updates = unflat_members(step, objective.params)
+    if carries and gradients:
+        chosen = [seen[i][a] if a > 0 else -1 for i, a in enumerate(found)]
+        loss, grad = losses, g
+        for turn, (f, there) in enumerate(turns):
+            if turn in chosen:
+                here = torch.tensor([at == turn for at in chosen], device=u.device)
+                loss, grad = torch.where(here, f, loss), torch.where(here[:, None], there, grad)
+        point = unflat_members(x - step, objective.params)
+        objective.accepted = (point, loss, unflat_members(grad, objective.params))
+    return objective
+
+
+def _as_column(numbers: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64).to(like)[:, None]
+
+
+def _update(objective: Objective) -> Tensor:
+    return flat_members(mask_absent(objective.peek_updates(), objective.present))
+
+
+def _place(objective: Objective, rows: Tensor) -> None:
+    for param, value in zip(objective.params, unflat_members(rows, objective.params), strict=True):
+        param.copy_(value)
+
+
+def _evaluate(objective: Objective, u: Tensor, gradients: bool) -> tuple[Tensor, list[float], Tensor | None]:
+    """Losses, slopes along the update, and gradients at where the members are."""
+    if not gradients:
+        f = objective.get_loss(backward=False, at_x0=False)
+        return f, [0.0] * len(u), None
+    found, grads = objective.get_loss_grads(at_x0=False)
+    if found is None:
+        raise RuntimeError("the closure returned no loss")
+    there = flat_members(grads)
+    return found, (-(there * u).sum(1)).tolist(), there
+
+
+def _turn_downhill(g: Tensor, u: Tensor, plus_minus: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The update (or the gradient at its length, where it points uphill), the slope, and whether there is one."""
+    slope = -(g * u).sum(1).double()
+    if plus_minus:
+        up = slope > 0
+        u, slope = torch.where(up[:, None], -u, u), torch.where(up, -slope, slope)
+    down = (slope < 0) & slope.isfinite()
+    size, length = (g * g).sum(1).double(), (u * u).sum(1).double()
+    known = length.isfinite() & (length > 0)
+    ratio = torch.where(known, (length / size).sqrt(), size.rsqrt())
+    can = down | ((size > 0) & size.isfinite())
+    u = torch.where(down[:, None], u, g * ratio.to(g)[:, None])
+    # What has no direction must not make a point that is not a number.
+    return torch.where(can[:, None], u, torch.zeros_like(u)), torch.where(down, slope, -size * ratio), can
+
+
+def _part_settings(setting: Any, members: int) -> list[dict[str, Any]]:
+    """The settings of each member."""
+    lists = {
+        key: value.tolist() if isinstance(value, Tensor) and value.dim() == 1 else [value] * members
+        for key, value in setting.items()
+    }
+    return [{key: values[i] for key, values in lists.items()} for i in range(members)]
+
+
+def _part(known: dict[str, Any], members: int) -> list[dict[str, Any]]:
+    """What each member remembers of its searches; zeros are nothing."""
+    out: list[dict[str, Any]] = [{} for _ in range(members)]
+    for key, rows in known.items():
+        for memory, row in zip(out, rows.tolist() if isinstance(rows, Tensor) else (), strict=False):
+            if isinstance(row, list) and any(row):
+                memory[key] = tuple(row)
+            elif not isinstance(row, list) and row:
+                memory[key] = row
+    return out
+
+
+def _remember(known: dict[str, Any], memories: list[dict[str, Any]]) -> None:
+    """Stack what all members remember, zeros for nothing."""
+    for key, value in {key: value for memory in memories for key, value in memory.items()}.items():
+        nothing = (0.0,) * len(value) if isinstance(value, tuple) else 0.0
+        rows = [memory.get(key, nothing) for memory in memories]
+        known[key] = torch.tensor(rows, dtype=torch.float64)
 
 
 class LineSearchBase(Module):

@@ -1,13 +1,191 @@
-"""A step length that satisfies the strong Wolfe conditions."""
+"""The search of More and Thuente.
+
+* The line search of More and Thuente: a step that satisfies the strong Wolfe conditions, in few evaluations.
+* A step length that satisfies the strong Wolfe conditions.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from typing import Any
 
-from .._checks import collect_settings
-from ._base import LineSearchBase
-from ._more_thuente import Trials, more_thuente_trials
+from .._transforms import collect_settings
+from ._base import LineSearchBase, Trials
+
+Trial = tuple[float, float, float]
+"""A length, the value there, and the slope there."""
+
+
+def _cubic(p: Trial, q: Trial, toward: float) -> tuple[float, float]:
+    """What the minimiser of the cubic through two points with slopes is made of: theta and gamma, with a given sign."""
+    (a, fa, da), (b, fb, db) = p, q
+    theta = 3 * (fa - fb) / (b - a) + da + db
+    scale = max(abs(theta), abs(da), abs(db))
+    inside = (theta / scale) ** 2 - (da / scale) * (db / scale) if scale > 0 else 0.0
+    return theta, math.copysign(scale * math.sqrt(max(inside, 0.0)), toward)
+
+
+def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: float, most: float) -> float:
+    """The next trial, from the lowest point, the other end of the interval and the newest point (section 4)."""
+    (al, fl, gl), (at, ft, gt) = low, new
+    toward = at - al
+    if ft > fl:
+        # Case 1: the value rose. Between the minimisers of the cubic and the quadratic, nearer to the cheap end.
+        theta, gamma = _cubic(low, new, toward)
+        cubic = al + ((gamma - gl) + theta) / (((gamma - gl) + gamma) + gt) * toward
+        quadratic = al + gl / ((fl - ft) / toward + gl) / 2 * toward
+        return cubic if abs(cubic - al) < abs(quadratic - al) else cubic + (quadratic - cubic) / 2
+    if gt * math.copysign(1.0, gl) < 0:
+        # Case 2: lower, and the slopes point at each other: whichever of cubic and secant is farther from the new point.
+        theta, gamma = _cubic(low, new, -toward)
+        cubic = at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + gl) * -toward
+        secant = at + gt / (gt - gl) * -toward
+        return cubic if abs(cubic - at) > abs(secant - at) else secant
+    if abs(gt) < abs(gl):
+        # Case 3: lower, same sign, flatter. The cubic only where it tends to infinity that way, or is beyond the point.
+        theta, gamma = _cubic(low, new, -toward)
+        r = ((gamma - gt) + theta) / ((gamma + (gl - gt)) + gamma) if ((gamma + (gl - gt)) + gamma) != 0 else 0.0
+        cubic = at - r * toward if r < 0 and gamma != 0 else (most if at > al else least)
+        secant = at + gt / (gt - gl) * -toward
+        if bracketed:
+            best = cubic if abs(cubic - at) < abs(secant - at) else secant
+            limit = at + 0.66 * (other[0] - at)
+            return min(limit, best) if at > al else max(limit, best)
+        best = cubic if abs(cubic - at) > abs(secant - at) else secant
+        return max(least, min(most, best))
+    # Case 4: lower, same sign, no flatter.
+    if bracketed:
+        theta, gamma = _cubic(new, other, other[0] - at)
+        return at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + other[2]) * (other[0] - at)
+    return most if at > al else least
+
+
+def _narrow(low: Trial, other: Trial, new: Trial) -> tuple[Trial, Trial, bool]:
+    """The new interval: its lowest end, its other end, and whether it is now known to hold a minimiser."""
+    if new[1] > low[1]:
+        return low, new, True
+    if new[2] * math.copysign(1.0, low[2]) < 0:
+        return new, low, True
+    return new, other, False
+
+
+def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | None:
+    """The minimiser along the line where three numbers show that the function is a parabola there, and it is worth it.
+
+    With exact steps quasi-Newton and conjugate directions end after n steps on a quadratic function (Nocedal and Wright,
+    theorem 6.4), while steps that only meet Wolfe's conditions can take many times as long if it is badly conditioned.
+    """
+    (_, f0, d0), (a, f, d) = start, new
+    if left is None or abs(d) <= left * abs(d0):
+        return None
+    size = a * (abs(d0) + abs(d))
+    off = abs(f - f0 - 0.5 * a * (d0 + d))
+    visible = 1e-9 * size > 4e-16 * max(abs(f0), abs(f))
+    return a * d0 / (d0 - d) if visible and off <= 1e-9 * size and d > d0 else None
+
+
+def more_thuente_trials(
+    loss: float,
+    slope: float,
+    first: float,
+    *,
+    c1: float,
+    c2: float,
+    most: float,
+    maxiter: int,
+    width: float = 0.1,
+    parabola: float | None = None,
+) -> Generator[float, tuple[float, float], tuple[float | None, bool, float, float | None]]:
+    r"""A length with $\phi(a) \le \phi(0) + c_1 a \phi'(0)$ and $|\phi'(a)| \le c_2 |\phi'(0)|$.
+
+    It yields the lengths to try and is sent the value and the slope there, so that many searches can be evaluated at once.
+
+    Args:
+        loss: The value at 0.
+        slope: The slope at 0, negative.
+        first: The first length to try.
+        c1: The first constant.
+        c2: The second constant.
+        most: The longest step.
+        maxiter: The largest number of evaluations.
+        width: Stop when the interval is this small relative to its upper end.
+        parabola: Where the function is a parabola along the line to rounding, and more than this fraction of the slope is
+            left at a length that would be accepted, go to the parabola's minimum.
+
+    Returns:
+        The length (the best end of the interval where the search ended otherwise; None where there is none), whether
+        both conditions hold there, and the lowest value that was seen with its length.
+    """
+    demanded = c1 * slope
+    low = other = (0.0, loss, slope)
+    bracketed, first_stage = False, True
+    span, span_before = most, 2 * most
+    a = min(first, most)
+    least, upper = 0.0, a + 4 * a
+    ceiling = most
+    lowest, best = math.inf, None
+    for _ in range(maxiter):
+        f, d = yield a
+        if f < lowest:
+            lowest, best = f, a
+        if f == -math.inf:
+            return a, False, lowest, best
+        if not math.isfinite(f) or not math.isfinite(d):
+            # Outside of where the function is defined: nothing beyond is of use.
+            ceiling = a
+            a = low[0] + 0.1 * (a - low[0]) if not bracketed else 0.5 * (low[0] + a)
+            upper = min(upper, ceiling)
+            if a == low[0] or abs(a - low[0]) <= 1e-16 * max(ceiling, 1e-300):
+                break
+            continue
+        new = (a, f, d)
+        enough = loss + a * demanded
+        if f <= enough and abs(d) <= c2 * -slope:
+            exact = _parabola_minimum((0.0, loss, slope), new, parabola)
+            if exact is not None and exact <= most:
+                f, d = yield exact
+                if f <= loss + exact * demanded and abs(d) < abs(new[2]):
+                    return exact, True, min(lowest, f), exact if f < lowest else best
+            return a, True, lowest, best
+        if first_stage and f <= enough and d >= 0:
+            first_stage = False
+        if bracketed and (a <= least or a >= upper or upper - least <= width * upper):
+            break
+        if a == most and f <= enough and d <= demanded:
+            break
+        if first_stage and f <= low[1] and f > enough:
+            # As long as no point has satisfied the first condition with a rising slope, search on the function minus
+            # what the condition demands, which has its minimisers where both conditions hold.
+            tilt = (low, other, new)
+            x, o, n = ((p, v - p * demanded, s - demanded) for p, v, s in tilt)
+        else:
+            x, o, n = low, other, new
+        try:
+            following = trial_step(x, o, n, bracketed, least, upper)
+        except (ZeroDivisionError, OverflowError):
+            following = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
+        chosen_low, chosen_other, closed = _narrow(x, o, n)
+        pick = {id(x): low, id(o): other, id(n): new}
+        low, other = pick[id(chosen_low)], pick[id(chosen_other)]
+        bracketed = bracketed or closed
+        if bracketed:
+            if abs(other[0] - low[0]) >= 0.66 * span_before:
+                following = low[0] + 0.5 * (other[0] - low[0])
+            span_before, span = span, abs(other[0] - low[0])
+            least, upper = min(low[0], other[0]), max(low[0], other[0])
+        else:
+            least = following + 1.1 * (following - low[0])
+            upper = following + 4 * (following - low[0])
+        a = min(max(following, 0.0), min(most, ceiling))
+        if not math.isfinite(a):
+            break
+        if bracketed and (a <= least or a >= upper or upper - least <= width * upper):
+            a = low[0]
+        if a == 0.0:
+            break
+    return (low[0] if low[0] > 0 else None), False, lowest, best
+
 
 _INITS = ("fixed", "previous", "first-order", "quadratic", "quadratic-clip")
 

@@ -1,11 +1,16 @@
 """Links that drive other links."""
 
-from ._accumulation import GradientAccumulation
-from ._alternate import Alternate, Switch
-from ._multistep import Multistep, NegateOnLossIncrease, Sequential
-from ._online import Online
+from ._multistep import (
+    Alternate,
+    GradientAccumulation,
+    Multistep,
+    NegateOnLossIncrease,
+    Online,
+    SaveBest,
+    Sequential,
+    Switch,
+)
 from ._quantized import Quantized
-from ._save_best import SaveBest
 from ._split import Split
 from ._wrap import Wrap
 

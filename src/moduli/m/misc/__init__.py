@@ -1,11 +1,21 @@
 """Small links that fit nowhere else."""
 
-from ._curvature import HpuEstimate, RandomHvp
-from ._escape import EscapeAnnealing
-from ._homotopy import ExpHomotopy, LambdaHomotopy, LogHomotopy, SqrtHomotopy, SquareHomotopy
+from ._curvature import EscapeAnnealing, HpuEstimate, PrintLoss, PrintParams, PrintShape, PrintUpdate, RandomHvp
 from ._previous import LastAbsoluteRatio, LastDifference, LastGradDifference, LastProduct, LastRatio, Previous
-from ._printing import PrintLoss, PrintParams, PrintShape, PrintUpdate
-from ._scaling import DivByLoss, FillLoss, GradSign, MulByLoss, NoiseSign, Relative, UpdateSign
+from ._scaling import (
+    DivByLoss,
+    ExpHomotopy,
+    FillLoss,
+    GradSign,
+    LambdaHomotopy,
+    LogHomotopy,
+    MulByLoss,
+    NoiseSign,
+    Relative,
+    SqrtHomotopy,
+    SquareHomotopy,
+    UpdateSign,
+)
 
 __all__ = [
     "DivByLoss",

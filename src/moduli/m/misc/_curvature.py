@@ -1,7 +1,13 @@
-"""The update in place of products with the Hessian, estimated or exact."""
+"""Measurements: of curvature, of what passes, of being stuck.
+
+* The update in place of products with the Hessian, estimated or exact.
+* Looking at a chain from inside.
+* Jumping out of a place where nothing moves.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +15,8 @@ from torch import Tensor
 
 from ... import kernels
 from ...optim import Module, Need, Objective, sample_like
-from .._checks import check_at_least_one, choice, positive
-from .._scalars import choose, read
+from .._measures import choose, measure_move, read
+from .._transforms import check_at_least_one, choice, positive
 
 
 class HpuEstimate(Module):
@@ -131,4 +137,182 @@ class RandomHvp(Module):
     def apply(self, objective: Objective) -> Objective:
         """Emit the products."""
         objective.updates = [self.state[param]["product"].clone() for param in objective.params]
+        return objective
+
+
+class _Print(Module):
+    needs = frozenset()
+    members = True
+    text = ""
+
+    def __init__(self, text: str | None = None, *, print_fn: Callable[[str], Any] = print) -> None:
+        super().__init__()
+        self.text = type(self).text if text is None else text
+        self.print_fn = print_fn
+
+    def observe(self, objective: Objective) -> Any:
+        """What is printed."""
+        raise TypeError(f"{type(self).__name__} does not say what to print")
+
+    def apply(self, objective: Objective) -> Objective:
+        """Print, and change nothing."""
+        self.print_fn(f"{self.text}{self.observe(objective)}")
+        return objective
+
+
+class PrintLoss(_Print):
+    """Prints the loss.
+
+    Args:
+        text: Printed before it.
+        print_fn: Prints.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> _ = mo.Optimizer([w], m.PrintLoss(), m.LR(0.1)).step(mo.closure(lambda: w.sum()))
+        loss = 1.0
+    """
+
+    decides_on_host = True
+
+    needs = frozenset({Need.LOSS})
+    text = "loss = "
+
+    def observe(self, objective: Objective) -> Any:
+        return objective.get_loss(backward=False).tolist()
+
+
+class PrintParams(_Print):
+    """Prints the parameters.
+
+    Args:
+        text: Printed before them.
+        print_fn: Prints.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> _ = optim.step_tensors(m.PrintParams(), [torch.ones(1)], [torch.zeros(1)])
+        params = [[0.0]]
+    """
+
+    decides_on_host = True
+
+    text = "params = "
+
+    def observe(self, objective: Objective) -> Any:
+        return [param.tolist() for param in objective.params]
+
+
+class PrintShape(_Print):
+    """Prints the shapes of the update.
+
+    Args:
+        text: Printed before them.
+        print_fn: Prints.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> _ = optim.step_tensors(m.PrintShape(), [torch.ones(1, 2)])
+        shapes = [(1, 2)]
+    """
+
+    needs = frozenset({Need.GRADIENT})
+    text = "shapes = "
+
+    def observe(self, objective: Objective) -> Any:
+        return [tuple(tensor.shape) for tensor in objective.peek_updates()]
+
+
+class PrintUpdate(_Print):
+    """Prints the update.
+
+    Args:
+        text: Printed before it.
+        print_fn: Prints.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> _ = optim.step_tensors(m.PrintUpdate(), [torch.ones(2)])
+        update = [[1.0, 1.0]]
+    """
+
+    decides_on_host = True
+
+    needs = frozenset({Need.GRADIENT})
+    text = "update = "
+
+    def observe(self, objective: Objective) -> Any:
+        return [tensor.tolist() for tensor in objective.peek_updates()]
+
+
+class EscapeAnnealing(Module):
+    """Where the parameters are stuck, tries random points on growing spheres and jumps to the first that is better.
+
+    Args:
+        max_region: The radius of the largest sphere, per component.
+        max_iter: How many points to try.
+        tol: The largest change of a parameter that counts as none.
+        n_tol: How many steps without change are stuck.
+        seed: Seed of a generator of its own; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.zeros(1))
+        >>> opt = mo.Optimizer([w], m.EscapeAnnealing(n_tol=1, seed=0), m.LR(0.1))
+        >>> for _ in range(3):
+        ...     _ = opt.step(mo.closure(lambda: (w**4 - w**2).sum()))
+        >>> bool(w.abs() > 0)
+        True
+    """
+
+    decides_on_host = True
+
+    shared_settings = True
+    needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
+
+    def __init__(
+        self,
+        *,
+        max_region: float = 1.0,
+        max_iter: int = 1000,
+        tol: float = 1e-6,
+        n_tol: int = 10,
+        seed: int | None = None,
+    ) -> None:
+        positive("EscapeAnnealing", max_region=max_region)
+        check_at_least_one("EscapeAnnealing", max_iter=max_iter, n_tol=n_tol)
+        super().__init__({"max_region": max_region, "tol": tol})
+        self.max_iter, self.n_tol, self.seed = max_iter, n_tol, seed
+
+    def apply(self, objective: Objective) -> Objective:
+        """Look whether anything moves; if not, search around."""
+        params = objective.params
+        setting = self.settings[params[0]]
+        moved = measure_move(self, params, torch.inf)
+        stuck = 0 if moved is None or moved > setting["tol"] else self.global_state.get("stuck", 0) + 1
+        self.global_state["stuck"] = stuck
+        if stuck < self.n_tol:
+            return objective
+        self.global_state["stuck"] = 0
+        here = objective.get_loss(backward=True)
+        generator = self.get_generator(params[0].device, self.seed)
+        found = None
+        with objective.moved() as start, torch.no_grad():
+            for i in range(1, self.max_iter + 1):
+                noise = sample_like(params, "sphere", 1.0, generator)
+                radius = setting["max_region"] * i / self.max_iter
+                for param, a, z in zip(params, start, noise, strict=True):
+                    param.copy_(a + radius * z)
+                if bool(objective.get_loss(backward=False, at_x0=False) < here):
+                    found = [a - param.detach() for a, param in zip(start, params, strict=True)]
+                    break
+        if found is not None:
+            objective.updates = found
+            objective.stop = True
         return objective

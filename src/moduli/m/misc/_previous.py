@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._checks import check_at_least_one, choice
-from .._transforms import BufferTransform
+from .._transforms import BufferTransform, check_at_least_one, choice
 
 
 class Previous(BufferTransform):

@@ -1,12 +1,14 @@
 """Momentum and averaging: updates of several steps as one."""
 
-from ._averaging import Averaging, MedianAveraging, WeightedAveraging
-from ._cautious import Cautious, IntermoduleCautious, UpdateGradientSignConsistency
-from ._cosine import ScaleByGradCosineSimilarity, ScaleModulesByCosineSimilarity
-from ._ema import EMA, NAG, HeavyBall
-from ._grokfast import GrokFast
-from ._lookahead import Lookahead
-from ._schedule_free import ScheduleFree
+from ._averaging import Averaging, Lookahead, MedianAveraging, ScheduleFree, WeightedAveraging
+from ._cautious import (
+    Cautious,
+    IntermoduleCautious,
+    ScaleByGradCosineSimilarity,
+    ScaleModulesByCosineSimilarity,
+    UpdateGradientSignConsistency,
+)
+from ._ema import EMA, NAG, GrokFast, HeavyBall
 
 __all__ = [
     "Averaging",

@@ -1,16 +1,22 @@
-"""Averages over the last updates."""
+"""Averages of updates and of parameters.
+
+* Averages over the last updates.
+* Lookahead: k steps forward, one step back.
+* Schedule-free averaging in place of momentum and a schedule.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._checks import check_at_least_one
-from .._transforms import BufferTransform
+from .._measures import rise
+from .._transforms import BufferTransform, check_at_least_one, fraction, non_negative, positive
 
 
 class _History(BufferTransform):
@@ -116,3 +122,166 @@ def _median(past: Tensor) -> Tensor:
     ordered = past.sort(0).values
     n = len(ordered)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+class Lookahead(BufferTransform):
+    r"""Lets the links before it make k steps, then goes back to a point between where they began and where they are.
+
+    At every k-th step $s \leftarrow s + \alpha (x - u - s)$ and the parameters become s; the steps between are left as
+    they are. Put it last, after `LR`.
+
+    Args:
+        k: Steps between two returns.
+        alpha: How much of the way is kept.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([0.0]))
+        >>> opt = mo.Optimizer([w], m.LR(1.0), m.Lookahead(k=2, alpha=0.5))
+        >>> for _ in range(2):
+        ...     _ = opt.step(mo.closure(lambda: -w.sum()))
+        ...     print(w.item())
+        1.0
+        1.0
+
+    References:
+        M. R. Zhang, J. Lucas, G. Hinton, J. Ba, "Lookahead optimizer: k steps forward, 1 step back", NeurIPS 2019,
+        Algorithm 1.
+    """
+
+    elementwise = True
+    counts = True
+    static = ("k",)
+    ranges = {check_at_least_one: ("k",), positive: ("alpha",)}
+
+    def __init__(self, *, k: int = 5, alpha: Any = 0.5) -> None:
+        super().__init__(locals())
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["slow"] = param.clone()
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        back = (state["step"] % setting["k"] == 0) * 1.0
+        state["slow"].lerp_(param - tensor, setting["alpha"] * back)
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        back = (state["step"] % setting["k"] == 0) * 1.0
+        return tensor + (param - tensor - state["slow"]) * back
+
+
+class ScheduleFree(BufferTransform):
+    r"""Steps with a sequence z, evaluates between it and its average x, so that no schedule is needed.
+
+    The parameters are $y = (1-\beta) z + \beta x$. A step makes $z \leftarrow z - s_t u$ and
+    $x \leftarrow (1-c_t) x + c_t z$ with $s_t = \min(t/T, 1)$ over T steps of warmup and
+    $c_t = \frac{w_t}{\sum_{i \le t} w_i}$, $w_t = t^r s_t^2$: a step counts by the square of its size, as in the authors'
+    code. Put it last, after a constant `LR`. Training evaluates at y; the result is the average x: see `averaged`.
+
+    Args:
+        momentum: Where between z and x the gradient is taken, $\beta$; above zero.
+        r: The power of t that weighs the average; 0 weighs all steps the same.
+        warmup: Steps T over which steps grow; 0 for none.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([4.0]))
+        >>> link = m.ScheduleFree()
+        >>> opt = mo.Optimizer([w], m.LR(0.5), link)
+        >>> for _ in range(200):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> with link.averaged([w]):
+        ...     print(abs(w.item()) < 0.05)
+        True
+
+    References:
+        A. Defazio et al., "The road less scheduled", NeurIPS 2024, Algorithm 1.
+    """
+
+    elementwise = True
+    counts = True
+
+    def __init__(self, momentum: Any = 0.9, *, r: float = 0.0, warmup: int = 0) -> None:
+        fraction("ScheduleFree", momentum=momentum)
+        positive("ScheduleFree", momentum=momentum)
+        if callable(r):
+            raise TypeError("ScheduleFree: r weighs steps by their number; give one number, not a function of the step")
+        non_negative("ScheduleFree", r=r)
+        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+            raise ValueError(f"ScheduleFree: warmup is {warmup!r}; give a number of steps, or 0")
+        super().__init__({"momentum": momentum})
+        self.r, self.warmup = r, warmup
+        # Without a power of t the sum of the weights has a closed form, and the link is pointwise.
+        self.elementwise = r == 0
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["z"] = param.clone()
+        if self.r:
+            state["weight_sum"] = 0.0
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        size = self._size(state["step"])
+        state["z"].sub_(tensor * size)
+        if self.r:
+            state["weight_sum"] = state["weight_sum"] + state["step"] ** self.r * size**2
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        beta, t, z = setting["momentum"], state["step"], state["z"]
+        size = self._size(t)
+        total = state["weight_sum"] if self.r else self._total(t)
+        c = t**self.r * size**2 / total
+        # beta x = y - (1 - beta) z of before the step, so that x need not be kept.
+        average = (param - (z + tensor * size) * (1 - beta)) * (1 - c)
+        return param - z * (1 - beta + beta * c) - average
+
+    def _size(self, t: Any) -> Any:
+        """min(t / T, 1), written so that t may be a symbol."""
+        return rise(t, self.warmup) if self.warmup else 1.0
+
+    def _total(self, t: Any) -> Any:
+        """The sum of squared sizes up to t: squares of 1/T, 2/T, ... while they rise, ones from then on."""
+        n = self.warmup
+        if not n:
+            return t
+        rising = (t < n) * 1.0
+        squares = t * (t + 1) * (2 * t + 1) / (6 * n * n)
+        return rising * squares + (1 - rising) * ((n + 1) * (2 * n + 1) / (6 * n) + t - n)
+
+    def averages(self, params: Iterable[Tensor]) -> list[Tensor]:
+        """The average x of these parameters; a parameter that has not been stepped is its own average."""
+        out = []
+        for param in params:
+            state, beta = self.state.get(param), self.settings[param]["momentum"]
+            here = param.detach()
+            if not state:
+                out.append(here.clone())
+                continue
+            z = torch.view_as_complex(state["z"]) if here.is_complex() and not state["z"].is_complex() else state["z"]
+            out.append((here - (1 - beta) * z) / beta)
+        return out
+
+    @contextmanager
+    def averaged(self, params: Iterable[Tensor]) -> Iterator[None]:
+        """A block in which these parameters are their averages, to evaluate or save; training goes on after it."""
+        given = list(params)
+        before = [param.detach().clone() for param in given]
+        with torch.no_grad():
+            for param, value in zip(given, self.averages(given), strict=True):
+                param.copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for param, value in zip(given, before, strict=True):
+                    param.copy_(value)

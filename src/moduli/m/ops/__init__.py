@@ -31,8 +31,7 @@ from ._binary import (
     Threshold,
 )
 from ._graft import Graft, GraftGradToUpdate, GraftInputToOutput, GraftOutputToInput, GraftToGrad, GraftToParams
-from ._identity import Identity, Noop
-from ._reduce import (
+from ._operations import (
     ClipModules,
     DivModules,
     LerpModules,
@@ -52,8 +51,10 @@ from ._unary import (
     Clip,
     CustomUnaryOperation,
     Exp,
+    Identity,
     NanToNum,
     Negate,
+    Noop,
     Reciprocal,
     Sign,
     Sqrt,

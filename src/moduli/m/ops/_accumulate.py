@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._checks import probability
-from .._transforms import BufferTransform, UpdateTransform
+from .._transforms import BufferTransform, UpdateTransform, probability
 
 
 class _Accumulate(BufferTransform):

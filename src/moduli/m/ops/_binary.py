@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from .._flat import mask_absent
-from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor
+from .._vectors import mask_absent
+from ._operations import MultiOperation, Operand, apply_in_pairs, as_tensor
 
 
 class _Binary(MultiOperation):

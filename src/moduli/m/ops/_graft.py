@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective
-from .._flat import mask_absent
-from .._metrics import check_metric, shape_like, sizes
-from ._operands import MultiOperation
+from .._measures import check_metric, shape_like, sizes
+from .._vectors import mask_absent
+from ._operations import MultiOperation
 from ._sources import Params, SourceLink
 
 

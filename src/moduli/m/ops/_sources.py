@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Module, Need, Objective, TensorTransform, sample_like
-from .._checks import choice, non_negative
-from .._metrics import lengths, shape_like
-from ._operands import spread_numbers
+from .._measures import lengths, shape_like
+from .._transforms import choice, non_negative
+from ._operations import spread_numbers
 
 
 class SourceLink(Module):

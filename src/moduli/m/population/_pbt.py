@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._torch import pytree
 from ...optim import ChainError, Module, Need, Objective, Optimizer
 from ...population import Population, Shard
-from .._exact_moves import land
+from .._vectors import land
 
 
 class PBT(Module):

@@ -1,9 +1,8 @@
 """Links that show the tensors to other links in another form: another shape, dtype or basis."""
 
-from ._ggt_basis import GGTBasis
+from ._bases import GGTBasis, SOAPBasis
 from ._low_rank import APOLLO, Fira, GaLore
 from ._projection import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
-from ._soap_basis import SOAPBasis
 
 __all__ = [
     "APOLLO",

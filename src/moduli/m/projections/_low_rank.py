@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective
-from .._checks import above_one, check_at_least_one, positive
+from .._transforms import above_one, check_at_least_one, positive
 from ._projection import Projection
 
 

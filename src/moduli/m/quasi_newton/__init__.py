@@ -15,13 +15,25 @@ from ._diagonal import (
     DiagonalWeightedQuasiCauchi,
     NewDQN,
 )
-from ._gradient_correction import GradientCorrection
 from ._lbfgs import LBFGS
-from ._lsr1 import LSR1
+from ._pairs import LSR1, SG2, GradientCorrection
 from ._projected import ProjectedGradientMethod, ProjectedNewtonRaphson, ShorR, ThomasOptimalMethod
-from ._rank_one import ICUM, BroydenBad, BroydenGood, Greenstadt1, Greenstadt2, McCormick, Pearson
-from ._sg2 import SG2
-from ._symmetric import BFGS, DFP, PSB, SR1, SSVM, FletcherVMM, Horisho
+from ._updates import (
+    BFGS,
+    DFP,
+    ICUM,
+    PSB,
+    SR1,
+    SSVM,
+    BroydenBad,
+    BroydenGood,
+    FletcherVMM,
+    Greenstadt1,
+    Greenstadt2,
+    Horisho,
+    McCormick,
+    Pearson,
+)
 
 __all__ = [
     "BFGS",

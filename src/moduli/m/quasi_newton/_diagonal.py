@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...linalg import Diagonal, LinearOperator
 from ...optim import Chainable, Objective
-from .._checks import collect_settings
-from .._vector_link import HessianLink, vector_like
+from .._transforms import collect_settings
+from .._vectors import HessianLink, vector_like
 from ._pairs import PairLink, take_tensors
 
 

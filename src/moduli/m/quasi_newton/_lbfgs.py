@@ -1,20 +1,248 @@
-"""Limited-memory BFGS."""
+"""The last pairs of steps and gradient differences, with the small matrices of the compact form kept up to date.
+
+* L-BFGS for all members of a population at once: each has pairs of its own.
+* Limited-memory BFGS.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
-from ...optim import Chainable, ChainError, Objective, Optimizer, describe_params
-from .._checks import collect_settings
-from .._vector_link import HessianLink, vector_like
-from ._memory import PairMemory
-from ._of_members import learn_members, multiply_members
+from ...optim import Chainable, ChainError, Objective, Optimizer, as_real, describe_params
+from .._transforms import collect_settings
+from .._vectors import HessianLink, is_small, mask_absent, unflat_members, vector_like
 from ._pairs import PairLink, take_pair
+
+_WIDE = 8_192
+"""For products with larger matrices NumPy's library uses all threads, also for one that was told to use one only."""
+_BLOCKS = 4
+"""So they are cut into blocks of rows; those that would need more than this are left to torch."""
+Small = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class PairMemory:
+    r"""Rows of S and Y in one buffer, with $Y Y^T$, the diagonal of $S Y^T$, and the inverse of its upper part R.
+
+    It is a view of a dictionary of plain tensors, which is what a link saves. Rows are slots that are used in turn, and so
+    are the rows and columns of the small matrices: the triangle is one in the order of age, but all that is done with it
+    is as right in any other order. Of a slot that is not used the small matrices are zero. A new pair costs one product with
+    the buffer, and a column of the inverse in O(m^2); the oldest leaves with its row and column.
+
+    Args:
+        state: The dictionary.
+        like: A vector of the length, dtype and device of the pairs.
+        history: How many pairs are kept.
+    """
+
+    def __init__(self, state: Any, like: Tensor, history: int) -> None:
+        n, dtype, device = len(like), like.dtype, like.device
+        held = state.get("rows")
+        if held is None or held.shape[1] != n or state["history"] != history or held.dtype is not dtype:
+            capacity = history
+            # Saved vectors follow reordered parameters along every axis of their length, so no other axis may have it.
+            while capacity == n or 2 * capacity == n:
+                capacity += 1
+            state["rows"] = torch.zeros(2 * capacity, n, dtype=dtype, device=device)
+            for key in ("yy", "inverse"):
+                state[key] = torch.zeros(capacity, capacity, dtype=torch.float64)
+            state["sy"] = torch.zeros(1, capacity, dtype=torch.float64)
+            state["slots"] = []
+            state["history"] = history
+            state["capacity"] = capacity
+        self.rows: Tensor = state["rows"]
+        self.n, self.dtype, self.history = n, dtype, history
+        self.eps = torch.finfo(dtype).eps
+        self.capacity: int = state["capacity"]
+        self.slots: list[int] = state["slots"]
+        # Below this size NumPy's dispatch, on the same memory, costs less than torch's.
+        self.numpy = is_small(n, device)
+        self._rows: Any = self.rows.numpy() if self.numpy else self.rows
+        self._blocks = self._split_slots() if self.numpy else []
+        self._found: Any = np.empty(2 * self.capacity, dtype=self._rows.dtype) if self.numpy else None
+        self._yy: Small = state["yy"].numpy()
+        self._inverse: Small = state["inverse"].numpy()
+        self._sy: Small = state["sy"].numpy()[0]
+        self._weights: Small = np.empty(2 * self.capacity)
+
+    def _split_slots(self) -> list[tuple[slice, Any]]:
+        height = max(_WIDE // max(self.n, 1), 1)
+        if height * self.n > _WIDE or 2 * self.capacity > _BLOCKS * height:
+            return []
+        cuts = [slice(i, min(i + height, 2 * self.capacity)) for i in range(0, 2 * self.capacity, height)]
+        return [(cut, self._rows[cut]) for cut in cuts]
+
+    def still(self, state: Any, like: Tensor, history: int) -> bool:
+        """Whether this is still the view of that state."""
+        return (
+            state.get("rows") is self.rows
+            and state["slots"] is self.slots
+            and self.n == len(like)
+            and self.dtype is like.dtype
+            and self.history == history
+        )
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def products(self, vector: Any) -> Small:
+        """S v and Y v, one after the other; v is an array where NumPy is used."""
+        if self._blocks:
+            found: Any = self._found
+            for cut, rows in self._blocks:
+                np.dot(rows, vector, out=found[cut])
+        else:
+            given = torch.from_numpy(vector) if self.numpy else vector
+            found = torch.mv(self.rows, given).cpu().numpy()
+        return found if found.dtype == np.float64 else found.astype(np.float64)
+
+    def direction(self, vector: Any) -> Any:
+        """The inverse BFGS matrix times v: an array where NumPy is used, otherwise a tensor."""
+        capacity, inverse, weights, newest = self.capacity, self._inverse, self._weights, self.slots[-1]
+        gamma = float(self._sy[newest] / self._yy[newest, newest])
+        found = self.products(vector)
+        v = inverse.dot(found[:capacity])
+        inner = self._yy.dot(v)
+        inner -= found[capacity:]
+        inner *= gamma
+        inner += self._sy * v
+        weights[:capacity] = inner.dot(inverse)
+        v *= -gamma
+        weights[capacity:] = v
+        if not self.numpy:
+            return torch.addmv(vector, self.rows.T, torch.from_numpy(weights).to(vector), beta=gamma, alpha=1.0)
+        rows = self._rows
+        given = weights if rows.dtype == np.float64 else weights.astype(rows.dtype)
+        out = rows.dtype.type(gamma) * vector
+        if self._blocks:
+            for cut, block in self._blocks:
+                out += given[cut].dot(block)
+        else:
+            out += torch.mv(self.rows.T, torch.from_numpy(given)).numpy()
+        return out
+
+    def add(self, s: Any, y: Any, sy: float) -> None:
+        """Take in a pair, and forget the oldest where there is no room."""
+        slots, inverse, capacity = self.slots, self._inverse, self.capacity
+        slot = slots.pop(0) if len(slots) == self.history else len(slots)
+        slots.append(slot)
+        self._rows[slot], self._rows[slot + capacity] = s, y
+        found = self.products(y)
+        inverse[slot] = inverse[:, slot] = 0.0
+        column = inverse.dot(found[:capacity])
+        column *= -1.0 / sy
+        column[slot] = 1.0 / sy
+        inverse[:, slot] = column
+        self._yy[slot] = self._yy[:, slot] = found[capacity:]
+        self._sy[slot] = sy
+
+    def clear(self) -> None:
+        """Forget all pairs."""
+        self.slots.clear()
+        self._inverse[:] = 0.0
+        self._sy[:] = 0.0
+
+    def ordered(self) -> tuple[Tensor, Tensor]:
+        """S and Y with the oldest pair first, as new tensors."""
+        slots = torch.tensor(self.slots, dtype=torch.long, device=self.rows.device)
+        return self.rows.index_select(0, slots), self.rows.index_select(0, slots + self.capacity)
+
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def _view_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+    out = [as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors]
+    return [rows.float() if rows.dtype in _LOW else rows for rows in out]
+
+
+def _dots(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """Inner products over all parameters, one for each member."""
+    found = [(x * y).sum(1).double() for x, y in zip(a, b, strict=True)]
+    return torch.stack(found).sum(0)
+
+
+def _largest(tensors: Sequence[Tensor]) -> Tensor:
+    found = [rows.abs().amax(1).double() for rows in tensors if rows.shape[1]]
+    # `amax` carries NaN along, so what is not a number exceeds no threshold.
+    return torch.stack(found).amax(0) if found else torch.zeros(len(tensors[0]), dtype=torch.float64)
+
+
+def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> None:
+    """Take in the pair of the last step of each member; the newest pair is last in (N, history, size)."""
+    x, u = _view_rows(objective.params), _view_rows(mask_absent(objective.peek_updates(), objective.present))
+    history = setting["history_size"]
+    fits = all(
+        "x" in state and state["x"].shape == rows.shape and state["s"].shape[1] == history
+        for state, rows in zip(states, x, strict=True)
+    )
+    if not fits:
+        shared["pairs"] = torch.zeros(len(x[0]), dtype=torch.long, device=x[0].device)
+        for state, place, rows in zip(states, x, u, strict=True):
+            state["x"], state["u"] = place.clone(), rows.clone()
+            state["s"] = place.new_zeros(len(place), history, place.shape[1])
+            state["y"] = torch.zeros_like(state["s"])
+        return
+    s = [place - state["x"] for place, state in zip(x, states, strict=True)]
+    y = [rows - state["u"] for rows, state in zip(u, states, strict=True)]
+    for state, place, rows in zip(states, x, u, strict=True):
+        state["x"], state["u"] = place.clone(), rows.clone()
+    long, steep = _largest(s), _largest(y)
+    moved = (long > setting["ptol"]) & long.isfinite()
+    changed = (steep > setting["gtol"]) & steep.isfinite()
+    pairs: Tensor = shared["pairs"]
+    if setting["ptol_restart"]:
+        pairs = torch.where(moved, pairs, 0)
+    if setting["gtol_restart"]:
+        pairs = torch.where(moved & ~changed, 0, pairs)
+    sy = _dots(s, y)
+    rounding = torch.finfo(x[0].dtype).eps * (_dots(s, s) * _dots(y, y)).sqrt()
+    good = moved & changed & (sy > setting["sy_tol"]) & (sy > rounding) & sy.isfinite()
+    for state, a, b in zip(states, s, y, strict=True):
+        for key, new in (("s", a), ("y", b)):
+            held = state[key]
+            state[key] = torch.where(good[:, None, None], torch.cat([held[:, 1:], new[:, None]], 1), held)
+    shared["pairs"] = torch.where(good, (pairs + 1).clamp(max=history), pairs)
+
+
+def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> Objective:
+    """The inverse BFGS matrix of each member times its update: the two-loop recursion, all members in each step of it."""
+    u = _view_rows(mask_absent(objective.peek_updates(), objective.present))
+    history, pairs = setting["history_size"], shared["pairs"]
+    s, y = [state["s"] for state in states], [state["y"] for state in states]
+    q = [rows.clone() for rows in u]
+    steps: list[tuple[list[Tensor], list[Tensor], Tensor, Tensor]] = []
+    gamma = torch.ones(len(pairs), dtype=torch.float64, device=pairs.device)
+    for age in range(int(pairs.max()) if len(pairs) else 0):
+        here = pairs > age
+        of_s, of_y = [rows[:, history - 1 - age] for rows in s], [rows[:, history - 1 - age] for rows in y]
+        sy = torch.where(here, _dots(of_s, of_y), 1.0)
+        if age == 0:
+            gamma = torch.where(here, sy / _dots(of_y, of_y).where(here, 1.0), 1.0)
+        alpha = torch.where(here, _dots(of_s, q) / sy, 0.0)
+        for rows, other in zip(q, of_y, strict=True):
+            rows.sub_(other * alpha.to(rows)[:, None])
+        steps.append((of_s, of_y, sy, torch.where(here, alpha, 0.0)))
+    for rows in q:
+        rows.mul_(gamma.to(rows)[:, None])
+    for age in reversed(range(len(steps))):
+        of_s, of_y, sy, alpha = steps[age]
+        beta = torch.where(pairs > age, _dots(of_y, q) / sy, 0.0)
+        for rows, other in zip(q, of_s, strict=True):
+            rows.add_(other * (alpha - beta).to(rows)[:, None])
+    if setting["scale_first"]:
+        length = _dots(u, u).sqrt()
+        shrink = torch.where((pairs == 0) & (length > 1) & length.isfinite(), 1 / length, 1.0)
+        for rows in q:
+            rows.mul_(shrink.to(rows)[:, None])
+    objective.updates = [unflat_members(rows, [param])[0] for rows, param in zip(q, objective.params, strict=True)]
+    return objective
 
 
 class LBFGS(PairLink, HessianLink):

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ._dense import QuasiNewton
-from ._rules import Pair, Rule, dilation, rank_one
+from ._dense import Pair, QuasiNewton, Rule, dilation, rank_one
 
 
 class ShorR(QuasiNewton):

@@ -5,18 +5,12 @@
 * `PSGDDenseNewton`, `PSGDKronNewton`, `PSGDLRANewton` fit a preconditioner to products.
 """
 
-from ._adahessian import AdaHessian
-from ._esgd import ESGD
-from ._inverse_free import InverseFreeNewton
-from ._matrix_momentum import MatrixMomentum
+from ._diagonal import ESGD, AdaHessian, SophiaH
 from ._multipoint import MultipointNewton, SixthOrder3P, SixthOrder3PM2, SixthOrder5P, TwoPointNewton
-from ._natural_gradient import NaturalGradient
-from ._newton import Newton
-from ._newton_cg import NewtonCG, NewtonCGSteihaug
-from ._nystrom import NystromPCG, NystromSketchAndSolve
+from ._newton import InverseFreeNewton, Newton
+from ._newton_cg import NewtonCG, NewtonCGSteihaug, NystromPCG, NystromSketchAndSolve
 from ._psgd import PSGDDenseNewton, PSGDKronNewton, PSGDLRANewton
-from ._sophia import SophiaH
-from ._subspace import SubspaceNewton
+from ._subspace import MatrixMomentum, NaturalGradient, SubspaceNewton
 
 __all__ = [
     "AdaHessian",

@@ -1,4 +1,10 @@
-"""What methods that precondition by a sketch of the Hessian's diagonal have in common."""
+"""Links from estimates of the Hessian's diagonal.
+
+* What methods that precondition by a sketch of the Hessian's diagonal have in common.
+* AdaHessian.
+* Sophia with Hutchinson's estimator.
+* Equilibrated gradient descent.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...optim import Objective
-from .._transforms import transform_buffers
-from ._base import SecondOrderLink
+from ...optim import Chainable, Objective, sample_like
+from .._transforms import collect_settings, transform_buffers
+from ._newton import SecondOrderLink
 
 _DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
 
@@ -107,5 +113,249 @@ class DiagonalMoments(HutchinsonBase):
                 m = m / (1 - setting["beta1"] ** state["step"])
                 D = D / (1 - setting["beta2"] ** max(state["estimates"], 1))
             out[i] = self.divide(m, D, setting)
+        objective.updates = out
+        return objective
+
+
+class AdaHessian(DiagonalMoments):
+    r"""Adam with the Hessian's diagonal in place of the gradient in the second moment.
+
+    $D = z \odot Hz$ (averaged over space), $v_t = \beta_2 v_{t-1} + (1-\beta_2) D^2$,
+    $u \leftarrow \hat m_t / (\hat v_t^{k/2} + \epsilon)$.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        averaging: Average the diagonal over the axes beyond the second (the kernels of a convolution).
+        block_size: Average over blocks of this many numbers along the first axis instead.
+        update_freq: Estimate the diagonal at every n-th step only.
+        eps: Added to the denominator.
+        hessian_power: k, between 0 and 1.
+        distribution: "rademacher", "normal", "uniform" or "sphere".
+        hvp_method: As for `NewtonCG`.
+        h: The length of difference steps.
+        n_samples: Vectors per estimate.
+        zHz: False to use Hz itself.
+        debias: Correct for the moments starting at zero.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        inner: Links between learning and the transformation.
+        exp_avg_tfm: Links that transform a copy of the mean before it is used.
+        D_exp_avg_sq_tfm: Links that transform a copy of the mean square before its power is taken.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> _ = mo.Optimizer([w], m.AdaHessian(seed=0)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data.abs() < 1e-5
+        tensor([True, True])
+
+    References:
+        Z. Yao et al., "AdaHessian: an adaptive second order optimizer for machine learning", AAAI 2021.
+    """
+
+    second = "D_exp_avg_sq"
+
+    def __init__(
+        self,
+        *,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        averaging: bool = True,
+        block_size: int | None = None,
+        update_freq: int = 1,
+        eps: Any = 1e-8,
+        hessian_power: Any = 1.0,
+        distribution: str = "rademacher",
+        hvp_method: str = "autograd",
+        h: float = 1e-3,
+        n_samples: int = 1,
+        zHz: bool = True,
+        debias: bool = True,
+        seed: int | None = None,
+        inner: Chainable | None = None,
+        exp_avg_tfm: Chainable | None = None,
+        D_exp_avg_sq_tfm: Chainable | None = None,
+    ) -> None:
+        super().__init__(**collect_settings(locals()))
+
+    def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
+        """The mean square."""
+        D = _average_blocks(D, setting)
+        held.mul_(setting["beta2"]).addcmul_(D, D.conj(), value=1 - setting["beta2"])
+
+    def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
+        """By a power of the root of the mean square."""
+        out: Tensor = m / (D ** (setting["hessian_power"] / 2) + setting["eps"])
+        return out
+
+
+def _average_blocks(D: Tensor, setting: Any) -> Tensor:
+    block = setting["block_size"]
+    if block is not None and D.dim() > 0 and D.shape[0] % block == 0:
+        blocks = D.reshape(D.shape[0] // block, block, *D.shape[1:]).abs().mean(1, keepdim=True)
+        return blocks.expand(D.shape[0] // block, block, *D.shape[1:]).reshape(D.shape)
+    if setting["averaging"] and D.dim() >= 3:
+        return D.abs().mean(tuple(range(2, D.dim())), keepdim=True).expand_as(D)
+    return D
+
+
+class SophiaH(DiagonalMoments):
+    r"""Divides the mean gradient by a running mean of the Hessian's diagonal, and clips.
+
+    $h_t = \beta_2 h_{t-1} + (1-\beta_2)\, z \odot Hz$ at every n-th step,
+    $u \leftarrow \mathrm{clip}(m_t / \max(\rho h_t, \epsilon), \pm c)$.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the diagonal.
+        update_freq: Estimate the diagonal at every n-th step.
+        precond_scale: $\rho$.
+        clip: c.
+        eps: The smallest divisor.
+        hvp_method: As for `NewtonCG`.
+        distribution: "gaussian", "rademacher", "uniform" or "sphere".
+        h: The length of difference steps.
+        n_samples: Vectors per estimate.
+        zHz: False to use Hz itself.
+        debias: Correct for the means starting at zero.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        inner: Links between learning and the transformation.
+        exp_avg_tfm: Links that transform a copy of the mean before it is used.
+        D_exp_avg_tfm: Links that transform a copy of the mean diagonal before it is used.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> opt = mo.Optimizer([w], m.SophiaH(seed=0), m.LR(0.1))
+        >>> for _ in range(100):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool(w.abs().max() < 1)
+        True
+
+    References:
+        H. Liu et al., "Sophia: a scalable stochastic second-order optimizer for language model pre-training", ICLR 2024.
+    """
+
+    second = "D_exp_avg"
+
+    def __init__(
+        self,
+        *,
+        beta1: Any = 0.96,
+        beta2: Any = 0.99,
+        update_freq: int = 10,
+        precond_scale: Any = 1.0,
+        clip: Any = 1.0,
+        eps: Any = 1e-12,
+        hvp_method: str = "autograd",
+        distribution: str = "gaussian",
+        h: float = 1e-3,
+        n_samples: int = 1,
+        zHz: bool = True,
+        debias: bool = False,
+        seed: int | None = None,
+        inner: Chainable | None = None,
+        exp_avg_tfm: Chainable | None = None,
+        D_exp_avg_tfm: Chainable | None = None,
+    ) -> None:
+        super().__init__(**collect_settings(locals()))
+
+    def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
+        """The mean."""
+        held.lerp_(D, 1 - setting["beta2"])
+
+    def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
+        """By the diagonal, and clips."""
+        ratio = m / (D * setting["precond_scale"]).clamp(min=setting["eps"])
+        return ratio.clamp(-setting["clip"], setting["clip"])
+
+
+class ESGD(HutchinsonBase):
+    r"""Divides by the norms of the Hessian's rows, estimated as $\sqrt{E (Hz)^2}$.
+
+    $D_t = D_{t-1} + (Hz)^2$ at every n-th step, $u \leftarrow u / (\sqrt{D_t / k} + \lambda)$, with k the number of draws.
+
+    Args:
+        damping: $\lambda$.
+        update_freq: Draw at every n-th step.
+        distribution: "gaussian", "rademacher", "uniform" or "sphere".
+        hvp_method: As for `NewtonCG`.
+        h: The length of difference steps.
+        n_samples: Draws each time.
+        zHz: Accumulate the squares of $z \odot Hz$ instead.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        beta: Memory of an exponential mean; None for the mean of all draws.
+        beta_debias: Correct that mean for starting at zero.
+        inner: Links between learning and the transformation.
+        Hz_sq_acc_tfm: Links that transform a copy of the accumulated squares before they are used.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> opt = mo.Optimizer([w], m.ESGD(seed=0, update_freq=1), m.LR(0.2))
+        >>> for _ in range(60):
+        ...     _ = opt.step(mo.closure(lambda: w[0] ** 2 + 9 * w[1] ** 2))
+        >>> bool(w.abs().max() < 0.1)
+        True
+
+    References:
+        Y. N. Dauphin, H. de Vries, Y. Bengio, "Equilibrated adaptive learning rates for non-convex optimization", NeurIPS
+        2015.
+    """
+
+    def __init__(
+        self,
+        *,
+        damping: Any = 1e-4,
+        update_freq: int = 20,
+        distribution: str = "gaussian",
+        hvp_method: str = "autograd",
+        h: float = 1e-3,
+        n_samples: int = 1,
+        zHz: bool = False,
+        seed: int | None = None,
+        beta: float | None = None,
+        beta_debias: bool = True,
+        inner: Chainable | None = None,
+        Hz_sq_acc_tfm: Chainable | None = None,
+    ) -> None:
+        super().__init__(**collect_settings(locals()))
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Accumulates squares of products with random vectors."""
+        if self.increment_counter("estimates", 0) % self.every:
+            return
+        setting = settings[0]
+        generator = self.get_generator(objective.params[0].device, self.seed)
+        grads = None
+        for _ in range(setting["n_samples"]):
+            z = sample_like(objective.params, setting["distribution"], generator=generator)
+            product, grads = objective.hessian_vector_product(
+                z, grads, hvp_method=setting["hvp_method"], h=setting["h"]
+            )
+            for state, own, v, p in zip(states, settings, z, product, strict=True):
+                if "Hz_sq" not in state:
+                    state["Hz_sq"], state["draws"] = torch.zeros_like(p), 0
+                square = (v * p if own["zHz"] else p).abs().square().to(p.dtype)
+                state["draws"] += 1
+                if own["beta"] is None:
+                    state["Hz_sq"].add_(square)
+                else:
+                    state["Hz_sq"].lerp_(square, 1 - own["beta"])
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Divides by the roots of the means."""
+        out = list(objective.get_updates())
+        for i, state in self.find_known(objective, states, Hz_sq_acc_tfm="Hz_sq"):
+            setting = settings[i]
+            mean = state["Hz_sq"]
+            if setting["beta"] is None:
+                mean = mean / state["draws"]
+            elif setting["beta_debias"]:
+                mean = mean / (1 - setting["beta"] ** state["draws"])
+            out[i] = out[i] / (mean.sqrt() + setting["damping"])
         objective.updates = out
         return objective

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import HESSIAN_METHODS, Module, Need, Objective
-from .._flat import flat, unflat
-from .._vector_link import refuse_complex
-from ._solve import shortest, solve, solve_live
+from .._vectors import flat, refuse_complex, unflat
+from ._newton import shortest, solve, solve_live
 
 
 class _Points:

@@ -1,4 +1,10 @@
-"""Newton's method."""
+"""Newton's method.
+
+* What second-order links have in common: how derivatives are asked for, and how much of the spectrum is kept.
+* Systems with a Hessian, which may be singular or indefinite.
+* Newton's method.
+* Newton's method without a solution of systems.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +14,116 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...linalg import Dense, Eigendecomposition, LinearOperator
-from ...optim import Chainable, Need, Objective
-from .._checks import collect_settings
-from .._vector_link import HessianLink
-from ._base import SecondOrderLink
-from ._solve import decompose, shortest, solve, solve_live
+from ...linalg import Dense, Eigendecomposition, FunctionOperator, LinearOperator
+from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
+from .._transforms import collect_settings
+from .._vectors import HessianLink, flat, size
+
+HVP = ("autograd", "batched_autograd", "fd_forward", "fd_central")
+
+
+class SecondOrderLink(Transform):
+    """A link that asks for second derivatives, by autograd or by differences of gradients.
+
+    Args:
+        update_freq: Learn at every n-th step only.
+        inner: Links between learning and the transformation.
+        seed: Of a generator of its own; None for torch's.
+        **settings: The settings, whose `hvp_method`, `hessian_method`, `eigv_tol` and `truncate` are checked.
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
+
+    def __init__(
+        self, *, update_freq: int = 1, inner: Chainable | None = None, seed: int | None = None, **settings: Any
+    ) -> None:
+        name = type(self).__name__
+        for key, known in (("hvp_method", HVP), ("hessian_method", HESSIAN_METHODS)):
+            if key in settings and settings[key] not in known:
+                raise ValueError(f"{name}: {key} is {settings[key]!r}; it can be {', '.join(known)}")
+        truncate, eigv_tol = settings.get("truncate"), settings.get("eigv_tol")
+        if truncate is not None and truncate < 1:
+            raise ValueError(f"{name}: truncate is {truncate}; keep at least one eigenvalue")
+        if eigv_tol is not None and not 0 <= eigv_tol < 1:
+            raise ValueError(f"{name}: eigv_tol is {eigv_tol}; it is a fraction of the largest eigenvalue")
+        super().__init__(settings, update_freq=update_freq, inner=inner)
+        self.seed = seed
+
+    def all_needs(self) -> frozenset[Need]:
+        """Second derivatives; evaluations elsewhere where they are made of differences."""
+        needs, own = super().all_needs(), self.defaults
+        if "fd" in own.get("hvp_method", own.get("hessian_method", "")):
+            return (needs - {Need.PRODUCTS, Need.HESSIAN}) | {Need.CLOSURE}
+        return needs
+
+
+def hessian_operator(objective: Objective, setting: Any) -> FunctionOperator:
+    """The Hessian of the loss as an operator, in the precision of the parameters' vector."""
+    like = flat(objective.params)
+    _, vector, _ = objective.tensor_Hvp_function(setting["hvp_method"], setting["h"])
+
+    def product(z: Tensor) -> Tensor:
+        out = vector(z)
+        return out.to(like.dtype)
+
+    return FunctionOperator(product, size(objective.params), dtype=like.dtype, device=like.device, symmetric=True)
+
+
+EigvalFn = Callable[[Tensor], Tensor]
+
+
+def decompose(
+    H: Tensor, eigval_fn: EigvalFn | None, eigv_tol: float | None, truncate: int | None
+) -> Eigendecomposition:
+    """The eigenvalues that are kept, after the function, and their vectors."""
+    values, vectors = torch.linalg.eigh(H)
+    if eigval_fn is not None:
+        values = eigval_fn(values)
+    size = values.abs()
+    keep = torch.isfinite(values) & (size > 0)
+    if eigv_tol is not None and bool(keep.any()):
+        keep &= size > eigv_tol * size[keep].max()
+    if truncate is not None and int(keep.sum()) > truncate:
+        order = torch.where(keep, size, torch.zeros_like(size)).argsort(descending=True)
+        chosen = torch.zeros_like(keep)
+        chosen[order[:truncate]] = True
+        keep &= chosen
+    return Eigendecomposition(values[keep], vectors[:, keep])
+
+
+def solve(H: Tensor, b: Tensor) -> Tensor:
+    """H d = b: by Cholesky where H is positive definite, else LU; the shortest least-squares solution where it is singular."""
+    factor, failed = torch.linalg.cholesky_ex(H)
+    if not int(failed):
+        return torch.cholesky_solve(b.unsqueeze(-1), factor).squeeze(-1)
+    found, failed = torch.linalg.solve_ex(H, b)
+    if not int(failed) and bool(torch.isfinite(found).all()):
+        residual = torch.linalg.vector_norm(H @ found - b)
+        if float(residual) <= 1e-3 * float(torch.linalg.vector_norm(b)):
+            solved: Tensor = found
+            return solved
+    return shortest(H, b)
+
+
+def shortest(H: Tensor, b: Tensor) -> Tensor:
+    """The shortest least-squares solution of a symmetric system."""
+    values, vectors = torch.linalg.eigh(H)
+    tiny = torch.finfo(H.dtype).eps * H.shape[0] * values.abs().max().clamp(min=torch.finfo(H.dtype).tiny)
+    inverse = torch.where(values.abs() > tiny, 1 / values, torch.zeros_like(values))
+    out: Tensor = vectors @ (inverse * (vectors.mT @ b))
+    return out
+
+
+def solve_live(H: Tensor, b: Tensor, how: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The system of the parameters that have curvature; the others (linear or unused ones) keep b as it is."""
+    live = (H != 0).any(0)
+    if bool(live.all()):
+        return how(H, b)
+    out = b.clone()
+    index = live.nonzero().squeeze(-1)
+    if index.numel():
+        out[index] = how(H[index][:, index], b[index])
+    return out
 
 
 class SpectralLink(SecondOrderLink, HessianLink):
@@ -127,3 +237,71 @@ def evaluate_hessian(objective: Objective, setting: Any) -> Tensor:
     H = objective.hessian(setting["hessian_method"], setting["h"])[2]
     H = H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
     return 0.5 * (H + H.mT)
+
+
+class InverseFreeNewton(SecondOrderLink, HessianLink):
+    r"""Multiplies the update by an inverse of the Hessian that one product improves at each step.
+
+    $Y \leftarrow Y (2I - HY),\quad u \leftarrow Yu$, the iteration of Schulz, from $Y = H^T / (\|H\|_1 \|H\|_\infty)$. Y is
+    carried over from step to step, and begun again where the Hessian has changed so much that $\|I - HY\| \ge 1$, from where
+    the iteration would not return.
+
+    Args:
+        update_freq: Evaluate the Hessian, and improve Y, at every n-th step only.
+        hessian_method: How the Hessian is computed (see `Objective.hessian`).
+        h: The length of difference steps, for the methods that use them.
+        inner: Links between the Hessian's evaluation and the product.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.InverseFreeNewton())
+        >>> for _ in range(12):
+        ...     _ = opt.step(mo.closure(lambda: w[0] ** 2 + w[0] * w[1] + 3 * w[1] ** 2))
+        >>> bool(w.abs().max() < 1e-6)
+        True
+
+    References:
+        G. Schulz, "Iterative Berechnung der reziproken Matrix", ZAMM 13 (1933); M. Massalski, M. Nockowska-Rosiak,
+        "Inverse-free Newton's method", 2025.
+    """
+
+    shared_settings = True
+    needs = frozenset({Need.GRADIENT, Need.HESSIAN})
+    real_only = True
+    learnt = "H"
+
+    def __init__(
+        self,
+        *,
+        update_freq: int = 1,
+        hessian_method: str = "batched_autograd",
+        h: float = 1e-3,
+        inner: Chainable | None = None,
+    ) -> None:
+        super().__init__(**collect_settings(locals()))
+
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
+        """Evaluates the Hessian, and improves its inverse."""
+        state["H"] = H = evaluate_hessian(objective, setting)
+        Y = state.get("Y")
+        if Y is not None:
+            rest = -(H @ Y)
+            rest.diagonal().add_(1.0)
+            if float(torch.linalg.matrix_norm(rest, 2)) >= 1.0 + 1e-6:
+                Y = None
+        if Y is None:
+            size = float(torch.linalg.matrix_norm(H, 1)) * float(torch.linalg.matrix_norm(H, float("inf")))
+            state["Y"] = H.mT / size if 0 < size < float("inf") else torch.eye(len(H), dtype=H.dtype, device=H.device)
+        else:
+            state["Y"] = Y + Y @ rest
+
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
+        """Multiplies by the inverse as it is known."""
+        out: Tensor = state["Y"].to(u.dtype) @ u
+        return out
+
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
+        """The Hessian."""
+        return Dense(state["H"], symmetric=True)

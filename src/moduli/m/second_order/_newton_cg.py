@@ -1,18 +1,23 @@
-"""Truncated Newton methods: products with the Hessian only."""
+"""Newton's method by products with the Hessian.
+
+* Truncated Newton methods: products with the Hessian only.
+* Newton's method with a low-rank sketch of the Hessian.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...linalg import LinearOperator, LinearSolution, Outcome, cg, minres
+from ...linalg import Eigendecomposition, LinearOperator, LinearSolution, LowRankPlusDiagonal, Outcome, cg, minres
 from ...optim import Chainable, Objective
-from .._checks import collect_settings
-from .._vector_link import HessianLink, refuse_complex
+from .._transforms import collect_settings
+from .._vectors import HessianLink, flat, refuse_complex
 from ..trust_region import TrustCG
-from ._base import SecondOrderLink, hessian_operator
+from ._newton import SecondOrderLink, hessian_operator
 
 
 class NewtonCG(SecondOrderLink, HessianLink):
@@ -144,3 +149,198 @@ class NewtonCGSteihaug(TrustCG):
             if not number >= 0:
                 raise ValueError(f"NewtonCGSteihaug: {name} is {number}; give a number that is not negative")
         super().__init__(NewtonCG(hvp_method=hvp_method, h=h, reg=reg), **settings)
+
+
+def nystrom(
+    objective: Objective, rank: int, method: str, h: float, generator: torch.Generator | None
+) -> Eigendecomposition:
+    """The eigenvalues (not negative) and vectors of the Nystrom approximation of the Hessian, largest first."""
+    like = flat(objective.params)
+    n = like.numel()
+    rank = min(rank, n)
+    draw = torch.randn(n, rank, dtype=like.dtype, device=like.device, generator=generator)
+    omega = torch.linalg.qr(draw).Q
+    Y = objective.hessian_matrix_product(omega, hvp_method=method, h=h)[0].to(like.dtype)
+    # A shift keeps the small Gram matrix positive definite (Frangella, Tropp and Udell, algorithm 2.1).
+    shift = (
+        math.sqrt(n)
+        * torch.finfo(like.dtype).eps
+        * max(float(torch.linalg.matrix_norm(Y)), torch.finfo(like.dtype).tiny)
+    )
+    shifted = Y + shift * omega
+    core = omega.T @ shifted
+    factor, failed = torch.linalg.cholesky_ex(0.5 * (core + core.T))
+    if int(failed):
+        # An indefinite Hessian has no such factor: its Ritz values, cut at zero, are what the subspace knows.
+        values, vectors = torch.linalg.eigh(0.5 * (core + core.T))
+        return Eigendecomposition(values.clamp(min=0).flip(0), (omega @ vectors).flip(1))
+    B = torch.linalg.solve_triangular(factor, shifted.T, upper=False).T
+    U, s, _ = torch.linalg.svd(B, full_matrices=False)
+    return Eigendecomposition((s * s - shift).clamp(min=0), U)
+
+
+class _Sketch(SecondOrderLink, HessianLink):
+    real_only = True
+    learnt = "values"
+
+    def __init__(self, **arguments: Any) -> None:
+        if arguments["rank"] < 1:
+            raise ValueError(f"{type(self).__name__}: rank is {arguments['rank']}; sketch at least one direction")
+        super().__init__(**arguments)
+
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
+        """Sketches the Hessian."""
+        generator = self.get_generator(objective.params[0].device, self.seed)
+        found = nystrom(objective, setting["rank"], setting["hvp_method"], setting["h"], generator)
+        # Lists, so that no axis of the sketch is taken for the parameters when a saved state is reordered.
+        state["values"] = found.values.tolist()
+        state["vectors"] = list(found.vectors.unbind(1))
+
+    def _sketch(self, state: Any, setting: Any) -> Eigendecomposition:
+        Q = torch.stack(state["vectors"], 1)
+        values = torch.tensor(state["values"], dtype=Q.dtype, device=Q.device)
+        # Largest first; one is always kept, so that there is a sketch.
+        kept = max(1, int((values >= setting["eigv_tol"] * values[0]).sum()))
+        kept = min(kept, setting.get("truncate") or kept)
+        more = setting.get("damping", 0.0) + setting.get("rdamping", 0.0) * values[0]
+        return Eigendecomposition(values[:kept] + more, Q[:, :kept])
+
+
+class NystromSketchAndSolve(_Sketch):
+    r"""Solves $(\hat H + \rho I)\,d = u$ with a Nystrom sketch $\hat H = Q \Lambda Q^T$ of the Hessian.
+
+    $d = Q (\Lambda + \rho)^{-1} Q^T u + \tfrac1\rho (u - QQ^Tu)$.
+
+    Args:
+        rank: How many products are made.
+        reg: $\rho$; None for the pseudo-inverse on the span of the sketch.
+        eigv_tol: Leave out eigenvalues of the sketch below this fraction of the largest.
+        truncate: Keep only this many of its largest eigenvalues.
+        damping: Added to those that are kept.
+        rdamping: Added to them, relative to the largest.
+        update_freq: Sketch at every n-th step only.
+        hvp_method: As for `NewtonCG`.
+        h: The length of difference steps.
+        inner: Links that transform the right-hand side.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.NystromSketchAndSolve(rank=2, seed=0))
+        >>> for _ in range(5):
+        ...     _ = opt.step(mo.closure(lambda: w[0] ** 2 + 9 * w[1] ** 2))
+        >>> bool(w.abs().max() < 1e-6)
+        True
+
+    References:
+        Z. Frangella, P. Rathore, S. Zhao, M. Udell, "SketchySGD: reliable stochastic optimization via randomized curvature
+        estimates", arXiv:2211.08597 (2022).
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 100,
+        reg: float | None = 1e-2,
+        eigv_tol: float = 0.0,
+        truncate: int | None = None,
+        damping: float = 0.0,
+        rdamping: float = 0.0,
+        update_freq: int = 1,
+        hvp_method: str = "batched_autograd",
+        h: float = 1e-3,
+        inner: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if reg is not None and not reg > 0:
+            raise ValueError(f"NystromSketchAndSolve: reg is {reg}; it is positive, or None")
+        if damping < 0 or rdamping < 0:
+            raise ValueError(
+                f"NystromSketchAndSolve: damping is {damping} and rdamping {rdamping}; neither is negative"
+            )
+        super().__init__(**collect_settings(locals()))
+
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
+        """Solves with the sketch."""
+        sketch, reg = self._sketch(state, setting), setting["reg"]
+        if reg is None:
+            inside = sketch.vectors.T @ u
+            tiny = torch.finfo(u.dtype).eps * sketch.values.max()
+            return sketch.vectors @ torch.where(sketch.values > tiny, inside / sketch.values, torch.zeros_like(inside))
+        return sketch.solve_plus_diag(u, float(reg))
+
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
+        """The sketch, plus its regularisation."""
+        sketch = self._sketch(state, setting)
+        diag = torch.full(sketch.shape[-1:], float(setting["reg"] or 0.0), dtype=sketch.dtype)
+        return LowRankPlusDiagonal(diag, sketch.vectors, sketch.values)
+
+
+class NystromPCG(_Sketch):
+    r"""Solves $(H + \rho I)\,d = u$ by conjugate gradients, preconditioned with a Nystrom sketch of the Hessian.
+
+    $P^{-1} = (\lambda_r + \rho)\,Q (\Lambda + \rho)^{-1} Q^T + I - QQ^T$, of which no matrix is formed.
+
+    Args:
+        rank: How many products the sketch takes.
+        maxiter: The largest number of further products; n by default.
+        tol: Stop when the residual has fallen to this part of the right-hand side.
+        reg: $\rho$.
+        eigv_tol: Leave out eigenvalues of the sketch below this fraction of the largest.
+        update_freq: Sketch at every n-th step only.
+        hvp_method: As for `NewtonCG`.
+        h: The length of difference steps.
+        inner: Links that transform the right-hand side.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> _ = mo.Optimizer([w], m.NystromPCG(rank=1, seed=0)).step(mo.closure(lambda: w[0] ** 2 + 9 * w[1] ** 2))
+        >>> bool(w.abs().max() < 1e-5)
+        True
+
+    References:
+        Z. Frangella, J. A. Tropp, M. Udell, "Randomized Nystrom preconditioning", SIAM J. Matrix Anal. Appl. 44 (2023).
+    """
+
+    hessian = "products"
+
+    def __init__(
+        self,
+        *,
+        rank: int = 100,
+        maxiter: int | None = None,
+        tol: float = 1e-8,
+        reg: float = 1e-6,
+        eigv_tol: float = 0.0,
+        update_freq: int = 1,
+        hvp_method: str = "batched_autograd",
+        h: float = 1e-3,
+        inner: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not reg > 0:
+            raise ValueError(f"NystromPCG: reg is {reg}; it is positive")
+        super().__init__(**collect_settings(locals()))
+
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
+        """Solves for the update."""
+        if not bool(torch.isfinite(u).all()) or not bool(u.any()):
+            return None
+        sketch, reg = self._sketch(state, setting), float(setting["reg"])
+        values = (sketch.values.min() + reg) / (sketch.values + reg) - 1
+        P = LowRankPlusDiagonal(torch.ones_like(u), sketch.vectors, values)
+        A = self.operator(objective, state, setting)
+        try:
+            out: Tensor = cg(A, u, preconditioner=P, rtol=setting["tol"], maxiter=setting["maxiter"] or u.numel()).x
+        except ValueError:
+            out = u
+        return out if bool(out.any()) else u.clone()
+
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
+        """The Hessian, by its products."""
+        return hessian_operator(objective, setting) + float(setting["reg"])

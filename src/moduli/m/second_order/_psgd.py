@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Objective, sample_like
-from .._checks import check_at_least_one, choice, collect_settings, fraction, non_negative, positive, probability
-from .._flat import flat, mask_absent
-from .._vector_link import VectorLink, refuse_complex
+from .._transforms import check_at_least_one, choice, collect_settings, fraction, non_negative, positive, probability
+from .._vectors import VectorLink, flat, mask_absent, refuse_complex
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
 from ..adaptive._psgd import Geometry
-from ._base import SecondOrderLink
+from ._newton import SecondOrderLink
 
 
 class _PSGDNewton(SecondOrderLink):

@@ -1,4 +1,9 @@
-"""Newton's method in a subspace."""
+"""Curvature along some directions.
+
+* Newton's method in a subspace.
+* Natural gradients with the empirical Fisher matrix.
+* Momentum that knows the curvature along the last step.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...linalg import Eigendecomposition, LinearOperator
-from ...optim import Chainable, Objective
-from .._checks import collect_settings
-from .._flat import flat
-from .._vector_link import gather_update
-from ._newton import SpectralLink
+from ...linalg import AtA, Eigendecomposition, LinearOperator
+from ...optim import Chainable, Closure, Evaluator, Need, Objective
+from .._measures import divide, read
+from .._transforms import collect_settings, non_negative, positive
+from .._vectors import HessianLink, flat, gather_update, jacobian, mask_absent, refuse_complex, unflat
+from ._newton import SecondOrderLink, SpectralLink
 
 _TYPES = ("common_directions", "orthonormal", "rademacher", "rows", "topk", "mixed")
 
@@ -141,3 +146,158 @@ def _unit(index: Tensor, like: Tensor) -> Tensor:
     out = torch.zeros(like.numel(), index.numel(), dtype=like.dtype, device=like.device)
     out[index, torch.arange(index.numel(), device=like.device)] = 1.0
     return out
+
+
+class NaturalGradient(HessianLink):
+    r"""The shortest step that changes every sample's loss alike: $d = G^T (GG^T + \epsilon I)^{-1} 1$.
+
+    The closure returns one loss per sample; $G$ is their Jacobian, $G^TG$ the empirical Fisher matrix. The links that follow
+    see the sum of the losses.
+
+    Args:
+        reg: $\epsilon$.
+        sqrt: Divide by the root of the Fisher matrix instead, $d = V \Lambda^{-1/2} V^T G^T 1$.
+        batched: Compute all rows of the Jacobian in one vectorised pass.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> _ = mo.Optimizer([w], m.NaturalGradient(), m.LR(0.5)).step(mo.closure(lambda: w**2))
+        >>> w.data
+        tensor([2.9167, 0.7500], dtype=torch.float64)
+
+    References:
+        S. Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998).
+    """
+
+    decides_on_host = False
+
+    shared_settings = True
+    needs = frozenset({Need.GRADIENT, Need.RESIDUALS})
+    real_only = True
+    learnt = "G"
+
+    def __init__(self, *, reg: float = 1e-8, sqrt: bool = False, batched: bool = True) -> None:
+        if reg < 0:
+            raise ValueError(f"NaturalGradient: reg is {reg}; it is not negative")
+        super().__init__({"reg": reg, "sqrt": sqrt})
+        self.batched = batched
+
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
+        """Evaluates the Jacobian, and puts the sum of the losses in place of the vector."""
+        losses = objective.get_residuals()
+        G = jacobian(losses, objective.params, self.batched)
+        state["G"] = list(G.unbind(0))
+        total = losses.detach().sum()
+        objective.loss = objective.loss_approx = total
+        objective.grads = unflat(G.sum(0), objective.params)
+        objective._graph = None
+        evaluator = objective.evaluator
+        if evaluator is not None:
+            objective.evaluator = Evaluator(Closure(lambda: evaluator.ask().sum(), fixed=evaluator.fixed))
+        objective.needs = objective.needs - {Need.RESIDUALS}
+
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
+        """Solves in the space of samples."""
+        G = torch.stack(state["G"])
+        gram = G @ G.T
+        reg = float(setting["reg"])
+        # Not lstsq, whose last bit depends on where its workspace lies: a resumed run would differ.
+        values, vectors = torch.linalg.eigh(gram)
+        ok = values > values.max() * torch.finfo(G.dtype).eps * len(values)
+        # V Lambda^-1/2 V' G'1 with V = G' U / sqrt(lambda), or the shortest solution of (G G' + reg) w = 1.
+        scale = values.clamp(min=0).sqrt() + reg if setting["sqrt"] else values + reg
+        weights = vectors @ torch.where(ok, vectors.T.sum(1) / scale, torch.zeros_like(values))
+        return G.T @ weights
+
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
+        """The Fisher matrix, by its factor."""
+        return AtA(torch.stack(state["G"]))
+
+
+class MatrixMomentum(SecondOrderLink):
+    r"""Heavy ball with the matrix $I - \mu H$ as momentum: $u \leftarrow \eta u - (s - \mu Hs)$ with s the last step.
+
+    Along directions of large curvature the ball slows down, along others it rolls on, so that $\mu$ is below
+    $1 / \lambda_{max}$. One product with the Hessian per step. It has a step size of its own: do not add `LR`.
+
+    Args:
+        lr: The step size $\eta$.
+        mu: The factor $\mu$ of the Hessian.
+        hvp_method: "autograd", "batched_autograd", "fd_forward" or "fd_central".
+        h: The length of difference steps.
+        adaptive: Multiply $\mu$ by $\|s\| / \|y\|$, with y the change of the gradient: one over the curvature last seen.
+        adapt_freq: Find that number at every n-th step only.
+        inner: Links that transform the update first.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> opt = mo.Optimizer([w], m.MatrixMomentum(0.02, mu=0.1))
+        >>> for _ in range(200):
+        ...     _ = opt.step(mo.closure(lambda: 4 * w[0] ** 2 + 0.5 * w[1] ** 2))
+        >>> bool(w.abs().max() < 1e-2)
+        True
+
+    References:
+        G. B. Orr, T. K. Leen, "Using curvature information for fast stochastic search", NeurIPS 1996.
+    """
+
+    shared_settings = True
+    vector_state = True
+
+    def __init__(
+        self,
+        lr: Any,
+        *,
+        mu: Any = 0.1,
+        hvp_method: str = "autograd",
+        h: float = 1e-3,
+        adaptive: bool = False,
+        adapt_freq: int | None = None,
+        inner: Chainable | None = None,
+    ) -> None:
+        non_negative("MatrixMomentum", lr=lr, mu=mu)
+        positive("MatrixMomentum", h=h)
+        if adapt_freq is not None and adapt_freq < 1:
+            raise ValueError(f"MatrixMomentum: adapt_freq is {adapt_freq}; give a number of steps, at least 1")
+        super().__init__(**collect_settings(locals()))
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """The momentum: the last step without what its curvature takes from it."""
+        state, setting = states[0], settings[0]
+        refuse_complex("MatrixMomentum", objective.params)
+        x, u = flat(objective.params), gather_update(objective)
+        state["momentum"] = torch.zeros_like(x)
+        if "x" in state:
+            s = x - state["x"]
+            tensors = [part.clone() for part in unflat(s, objective.params)]
+            product = objective.hessian_vector_product(tensors, hvp_method=setting["hvp_method"], h=setting["h"])[0]
+            mu = setting["mu"]
+            if setting["adaptive"]:
+                due = state["steps"] % (setting["adapt_freq"] or 1) == 0
+                if due or "radius" not in state:
+                    bend = read(torch.linalg.vector_norm(u - state["u"]))
+                    length = read(torch.linalg.vector_norm(s))
+                    state["radius"] = divide(length, bend, state.get("radius", 1.0))
+                mu = mu * state.get("radius", 1.0)
+            state["momentum"] = s - mu * flat(product).to(s.dtype)
+        state["x"], state["u"], state["steps"] = x.clone(), u.clone(), state.get("steps", 0) + 1
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Along the update, and on along the last step."""
+        on = unflat(states[0]["momentum"], objective.params)
+        objective.updates = [
+            setting["lr"] * u - part.to(u.dtype)
+            for u, part, setting in zip(
+                mask_absent(objective.peek_updates(), objective.present), on, settings, strict=True
+            )
+        ]
+        return objective
+
+    def reset_for_online(self) -> None:
+        """Forgets the last point."""
+        super().reset_for_online()
+        self.state.clear()

@@ -1,12 +1,21 @@
-"""The step size."""
+"""Step sizes that are given.
+
+* The step size.
+* A multiplier that rises at the start of training.
+* Random step sizes.
+* Layer-wise trust ratios: LARS and LAMB.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .._transforms import UpdateTransform
+from ...optim import Across
+from .._measures import lengths, metric_of_all
+from .._transforms import ListTransform, Settings, States, Tensors, UpdateTransform, allow_none, non_negative, positive
 
 
 class LR(UpdateTransform):
@@ -60,3 +69,179 @@ class StepSize(UpdateTransform):
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor * setting[self.key]
+
+
+class Warmup(UpdateTransform):
+    r"""Multiplies the update by a number that rises linearly and then stays.
+
+    $u \leftarrow \left(a + (b-a)\,\min\left(\frac{t-1}{n}, 1\right)\right) u$
+
+    Args:
+        steps: How many steps the rise takes, n.
+        start_lr: The multiplier a of the first step.
+        end_lr: The multiplier b after n steps.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([0.0]))
+        >>> opt = mo.Optimizer([w], m.Warmup(2, start_lr=0.0))
+        >>> for _ in range(4):
+        ...     _ = opt.step(mo.closure(lambda: -w.sum()))
+        ...     print(w.item())
+        0.0
+        0.5
+        1.5
+        2.5
+    """
+
+    elementwise = True
+    counts = True
+    ranges = {positive: ("steps",), non_negative: ("start_lr", "end_lr")}
+
+    def __init__(self, steps: Any = 100, *, start_lr: Any = 1e-5, end_lr: Any = 1.0) -> None:
+        super().__init__(locals())
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        before, start, end = state["step"] - 1, setting["start_lr"], setting["end_lr"]
+        rising = (before < setting["steps"]) * 1.0
+        return tensor * (rising * (start + (end - start) * (before / setting["steps"])) + (1 - rising) * end)
+
+
+class WarmupNormClip(UpdateTransform):
+    """Bounds the norm over all parameters by a number that rises linearly, and after that not at all.
+
+    Args:
+        steps: How many steps the rise takes.
+        start_norm: The bound of the first step.
+        end_norm: The bound it rises to.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([0.0]))
+        >>> opt = mo.Optimizer([w], m.WarmupNormClip(2, start_norm=1.0, end_norm=3.0))
+        >>> for _ in range(3):
+        ...     _ = opt.step(mo.closure(lambda: (-8 * w).sum()))
+        ...     print(round(w.item(), 3))
+        1.0
+        3.0
+        11.0
+    """
+
+    across = Across.SUMS
+
+    differentiable = True
+    elementwise = True
+    counts = True
+    ranges = {positive: ("steps", "start_norm", "end_norm")}
+
+    def __init__(self, steps: Any = 100, *, start_norm: Any = 1e-5, end_norm: Any = 1.0) -> None:
+        super().__init__(locals())
+
+    def measure(
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+    ) -> dict[str, Any] | None:
+        return {"norm": metric_of_all(tensors) if members is None else lengths(tensors)}
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        before, start, end = state["step"] - 1, setting["start_norm"], setting["end_norm"]
+        rising = (before < setting["steps"]) * 1.0
+        scale = (start + (end - start) * (before / setting["steps"])) / (setting["norm"] + 1e-6)
+        clipped = rising * ((scale < 1) * 1.0)
+        return tensor * (clipped * scale + (1 - clipped))
+
+
+class RandomStepSize(ListTransform):
+    """Multiplies the update by a random number, uniform between two bounds.
+
+    Args:
+        low: The lower bound.
+        high: The upper bound.
+        parameterwise: A number for each tensor; otherwise one for all.
+        seed: Seed of the numbers; None uses torch's own generator.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> out = optim.step_tensors(m.RandomStepSize(low=0.5, high=1.0, seed=0), [torch.ones(2)])[0]
+        >>> bool(out[0] == out[1]), 0.5 <= out[0].item() <= 1.0
+        (True, True)
+    """
+
+    shared_settings = ("seed",)
+
+    def __init__(
+        self, *, low: float = 0.0, high: float = 1.0, parameterwise: bool = False, seed: int | None = None
+    ) -> None:
+        if low > high:
+            raise ValueError(f"RandomStepSize: low is {low!r}, which is above high, {high!r}")
+        super().__init__(locals())
+
+    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+        one: float | None = None
+        for state, setting in zip(states, settings, strict=True):
+            if one is None or setting["parameterwise"]:
+                one = torch.rand((), generator=self.get_generator("cpu", setting["seed"])).item()
+            state["factor"] = setting["low"] + (setting["high"] - setting["low"]) * one
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor * state["factor"]
+
+
+class TrustRatio(UpdateTransform):
+    r"""Rescales the update of each tensor to a fraction of the tensor's own norm.
+
+    $u \leftarrow \eta\,\frac{\phi(\|x\|)}{\|u\| + \lambda\|x\| + \epsilon}\,(u + \lambda x)$ with
+    $\phi(z) = \min(\max(z, l), h)$; where either norm is zero the ratio is one. After `Adam` and `WeightDecay` it is
+    LAMB (`presets.lamb`), before momentum it is LARS (`presets.lars`).
+
+    Args:
+        trust: The fraction $\eta$.
+        weight_decay: An L2 penalty $\lambda$ that takes part in the ratio, as in LARS.
+        eps: Added to the denominator.
+        low: The least norm that a tensor counts for, l.
+        high: The largest norm that a tensor counts for, h; None for no limit.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.TrustRatio(), [torch.tensor([0.0, 8.0])], params=[torch.tensor([3.0, 4.0])])
+        [tensor([0., 5.])]
+
+    References:
+        Y. You, I. Gitman, B. Ginsburg, "Large batch training of convolutional networks", 2017 (LARS), equation (6).
+        Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020 (LAMB),
+        Algorithm 2.
+    """
+
+    members = "batched"
+    across = Across.MATRICES
+    differentiable = True
+    ranges = {positive: ("trust",), non_negative: ("weight_decay", "eps", "low"), allow_none(positive): ("high",)}
+
+    def __init__(
+        self,
+        *,
+        trust: Any = 1.0,
+        weight_decay: Any = 0.0,
+        eps: Any = 0.0,
+        low: Any = 0.0,
+        high: float | None = None,
+    ) -> None:
+        super().__init__(locals())
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        x, u = param.to(wide), tensor.to(wide)
+        size, step = torch.linalg.vector_norm(x), torch.linalg.vector_norm(u)
+        decay = setting["weight_decay"]
+        below = step + decay * size + setting["eps"]
+        counted = size.clamp(min=setting["low"])
+        if setting["high"] is not None:
+            counted = counted.clamp(max=setting["high"])
+        moves = (counted > 0) & (step > 0)
+        ratio = torch.where(moves, counted * setting["trust"] / torch.where(moves, below, 1.0), 1.0)
+        return ((u + x * decay) * ratio).to(tensor.dtype)

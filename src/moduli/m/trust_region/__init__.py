@@ -4,10 +4,6 @@ A trust region takes a link that gives a Hessian, `m.TrustCG(m.LBFGS())`, and is
 """
 
 from ._base import TrustRegionBase
-from ._cubic import CubicRegularization
-from ._dogleg import Dogleg
-from ._levenberg_marquardt import LevenbergMarquardt
-from ._trust_cg import TrustCG
-from ._trust_exact import TrustExact
+from ._regions import CubicRegularization, Dogleg, LevenbergMarquardt, TrustCG, TrustExact
 
 __all__ = ["CubicRegularization", "Dogleg", "LevenbergMarquardt", "TrustCG", "TrustExact", "TrustRegionBase"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, ScaledIdentity, SingularError
 from ...optim import Chainable, ChainError, Module, Need, Objective
-from .._checks import collect_settings
-from .._flat import flat, mask_absent, unflat
-from ..line_search._line import Line
+from .._transforms import collect_settings
+from .._vectors import flat, mask_absent, unflat
+from ..line_search._base import Line
 
 
 def provider(link: Module) -> Module | None:

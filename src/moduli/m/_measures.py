@@ -1,0 +1,237 @@
+"""What links measure: numbers, inner products and norms of lists of tensors, and other sizes.
+
+* Arithmetic of numbers that a link measures: Python numbers on the host, 0-d tensors where the parameters are elsewhere.
+
+  A norm of tensors on an accelerator stays there, because reading it would make the host wait for the device. What a link
+  would decide by `if` and `max` on a number is decided by these functions for both kinds.
+* Inner products and norms of lists of tensors: numbers, which stay 0-d tensors where the tensors are on a device.
+* Sizes of tensors: norms and other measures, over axes, whole tensors, or all tensors together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from .._torch import in_transform, is_fake
+from ..optim import Module, Objective
+
+
+def read(found: Tensor) -> Any:
+    """A 0-d tensor as a number where that costs nothing; on a device, differentiated or vectorised, as it is."""
+    if (
+        found.device.type != "cpu"
+        or is_fake(found)
+        or in_transform()
+        or (found.requires_grad and torch.is_grad_enabled())
+    ):
+        return found
+    return found.item()
+
+
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes if condition else no`."""
+    if not isinstance(condition, Tensor):
+        return yes if condition else no
+    if not isinstance(yes, Tensor) and not isinstance(no, Tensor):
+        wide = torch.float32 if condition.device.type == "mps" else torch.float64
+        yes = torch.full((), yes, dtype=wide, device=condition.device)
+    return torch.where(condition, yes, no)
+
+
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two numbers."""
+    return choose(a > b, a, b)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two numbers."""
+    return choose(a < b, a, b)
+
+
+def divide(a: Any, b: Any, otherwise: Any) -> Any:
+    """The quotient where the denominator is positive."""
+    if isinstance(b, Tensor):
+        return choose(b > 0, a / b, otherwise)
+    return a / b if b > 0 else otherwise
+
+
+def root(a: Any) -> Any:
+    """The square root of a number that is not negative."""
+    return a**0.5
+
+
+def rise(t: Any, steps: int) -> Any:
+    """min(t / steps, 1), written so that t may be a symbol."""
+    rising = (t < steps) * 1.0
+    return rising * t / steps + (1 - rising)
+
+
+def _view_real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
+
+
+def dot(first: Sequence[Tensor], second: Sequence[Tensor], members: int | None = None) -> Any:
+    """The real inner product, accumulated in double; a tensor where it is differentiated or vectorised.
+
+    One for each member of a population, where tensors are stacked over them.
+    """
+    if members is not None:
+        pairs = zip(_view_real(first), _view_real(second), strict=True)
+        return torch.stack([(a.double() * b).reshape(members, -1).sum(1) for a, b in pairs]).sum(0)
+    if torch.is_grad_enabled() or in_transform():
+        products = [(a.double() * b.double()).sum() for a, b in zip(_view_real(first), _view_real(second), strict=True)]
+        return torch.stack(products).sum()
+    return read(kernels.dot(_view_real(first), _view_real(second)))
+
+
+def norm(tensors: Sequence[Tensor], order: float = 2) -> Any:
+    """The norm of all elements, accumulated in double; a tensor where it is differentiated or vectorised."""
+    if torch.is_grad_enabled() or in_transform():
+        parts = _view_real(tensors) if order == 2 else [t.abs() for t in tensors]
+        sizes = [torch.linalg.vector_norm(t, order, dtype=torch.float64) for t in parts]
+        return torch.linalg.vector_norm(torch.stack(sizes), order)
+    return read(kernels.norm(tensors, order))
+
+
+def measure_move(link: Module, params: Sequence[Tensor], order: float) -> float | None:
+    """The norm of what the parameters moved by since the link asked last; None where there is one that it did not know."""
+    fresh = any("previous" not in link.state[param] for param in params)
+    before = link.get_state(params, "previous", init="param")
+    size = float(kernels.norm([param.detach() - value for param, value in zip(params, before, strict=True)], order))
+    for param, value in zip(params, before, strict=True):
+        value.copy_(param.detach())
+    return None if fresh else size
+
+
+def reset_others(link: Module, objective: Objective, modules: Sequence[Module]) -> None:
+    """Reset the links of an optimizer that this one is not part of; a hook for the end of a step, but for the first argument."""
+    for module in modules:
+        if all(part is not link for _, part in module.links()):
+            module.reset()
+
+
+Axes = int | tuple[int, ...] | list[int] | None
+
+_NAMES = ("mad", "std", "var", "sum", "l0", "l1", "l2", "l3", "l4", "linf")
+
+
+def check_metric(link: str, ord: Any, key: str = "ord") -> None:
+    """Refuse what is neither a p-norm nor a name."""
+    number = isinstance(ord, int | float) and not isinstance(ord, bool) and (ord > 0 or ord == 0)
+    if not number and ord not in _NAMES:
+        raise ValueError(f"{link}: {key} is {ord!r}; give p for a p-norm (2, 1, inf, 0), or one of {', '.join(_NAMES)}")
+
+
+def check_axes(link: str, dim: Any) -> Any:
+    """`dim` in a form that can be compared: an int, a tuple of ints, None or "global"."""
+    if dim is None or dim == "global" or (isinstance(dim, int) and not isinstance(dim, bool)):
+        return dim
+    if isinstance(dim, list | tuple) and all(isinstance(axis, int) for axis in dim):
+        return tuple(dim)
+    raise ValueError(f"{link}: dim is {dim!r}; give an axis, several axes, None (the whole tensor) or 'global'")
+
+
+def axes_of(tensor: Tensor, dim: Axes, inverse_dims: bool, min_size: int) -> tuple[int, ...] | None:
+    """The axes of this tensor to reduce; None where there is nothing to reduce, so that the tensor stays as it is.
+
+    Axes that a tensor does not have are left out; an axis list of one tensor is never taken for that of another.
+    """
+    if dim is None:
+        axes = () if inverse_dims else tuple(range(tensor.dim()))
+        whole = not inverse_dims
+    else:
+        asked = (dim,) if isinstance(dim, int) else tuple(dim)
+        named = (
+            {axis % tensor.dim() for axis in asked if -tensor.dim() <= axis < tensor.dim()} if tensor.dim() else set()
+        )
+        axes = tuple(axis for axis in range(tensor.dim()) if (axis in named) != inverse_dims)
+        whole = False
+    if not axes and not whole:
+        return None
+    size = 1
+    for axis in axes:
+        size *= tensor.shape[axis]
+    return axes if size >= max(min_size, 1) and tensor.numel() else None
+
+
+def _power(ord: Any) -> float:
+    if isinstance(ord, str):
+        return float("inf") if ord == "linf" else float(ord[1:])
+    return float(ord)
+
+
+def metric(tensor: Tensor, ord: Any, axes: tuple[int, ...]) -> Tensor:
+    """The measure over these axes (all of a 0-d tensor's none), which are kept with size 1; real, at least float32."""
+    work = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+    if work in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
+    if ord in ("mad", "std", "var", "sum"):
+        if not axes:
+            tensor, axes = tensor.reshape(1), (0,)
+            return metric(tensor, ord, axes).reshape(())
+        if ord == "mad":
+            return tensor.abs().mean(axes, keepdim=True)
+        if ord == "sum":
+            return (tensor.real if tensor.is_complex() else tensor).sum(axes, keepdim=True)
+        variance = torch.var(tensor, axes, correction=0, keepdim=True)
+        return variance.sqrt() if ord == "std" else variance
+    norm: Tensor = torch.linalg.vector_norm(tensor, _power(ord), axes if axes else None, keepdim=bool(axes))
+    return norm
+
+
+def lengths(tensors: Sequence[Tensor]) -> Tensor:
+    """The Euclidean length over all tensors for each member of a population, in double."""
+    squares = [torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1, dtype=torch.float64).square() for t in tensors]
+    total: Tensor = torch.stack(squares).sum(0)
+    return total.sqrt()
+
+
+def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> Any:
+    """The measure over all tensors as one vector: a number, or a 0-d tensor on a device and where it is differentiated."""
+    if ord in (2, "l2"):
+        return norm(tensors)
+    whole = torch.cat(
+        [tensor.reshape(-1).double() if not tensor.is_complex() else tensor.reshape(-1) for tensor in tensors]
+    )
+    if not whole.numel():
+        return 0.0
+    found = metric(whole, ord, (0,)).squeeze(0)
+    return found if torch.is_grad_enabled() else read(found)
+
+
+def _size(tensor: Tensor, ord: Any, members: int | None) -> Tensor:
+    rows = tensor.reshape(-1) if members is None else tensor.reshape(members, -1)
+    if rows.numel() == 0:
+        return torch.zeros(rows.shape[:-1], dtype=tensor.abs().dtype, device=tensor.device)
+    return metric(rows, ord, (rows.dim() - 1,)).squeeze(-1)
+
+
+def sizes(tensors: Sequence[Tensor], tensorwise: bool, ord: Any = 2, members: int | None = None) -> list[Tensor]:
+    """For each tensor its measure, or that of all together; 0-d, or one number per member of a population."""
+    if tensorwise or not tensors:
+        return [_size(tensor, ord, members) for tensor in tensors]
+    if ord in (2, "l2"):
+        whole = norm if torch.is_grad_enabled() else kernels.norm
+        found = whole(list(tensors)) if members is None else lengths(tensors)
+    else:
+        wide = torch.complex128 if any(tensor.is_complex() for tensor in tensors) else torch.float64
+        rows = [tensor.to(wide).reshape(1 if members is None else members, -1) for tensor in tensors]
+        found = _size(torch.cat(rows, 1), ord, 1 if members is None else members)
+        found = found.reshape(()) if members is None else found
+    return [found] * len(tensors)
+
+
+def group_tensors(count: int, tensorwise: bool) -> list[list[int]]:
+    """The positions of tensors that are measured together: each by itself, or all."""
+    return [[i] for i in range(count)] if tensorwise else [list(range(count))]
+
+
+def shape_like(value: Tensor, like: Tensor) -> Tensor:
+    """A number, or one per member, in the precision of this tensor and shaped to multiply it."""
+    value = value.to(like.dtype.to_real() if like.is_complex() else like.dtype)
+    return value if value.dim() == 0 else value.reshape(-1, *([1] * (like.dim() - 1)))

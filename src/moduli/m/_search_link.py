@@ -1,0 +1,350 @@
+"""Links around a search: it is asked for models, they are evaluated, and it is told the losses.
+
+One adapter makes all of them. A link takes the arguments of its search, with the same names and defaults, but for what an
+optimizer has already: where to start, how many members a population has, and how a gradient is descended along.
+
+* Copies of one model that are kept from step to step, as long as the model is built as it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..evolve import GradientSearch, Search
+from ..optim import Module, Need, Objective, Optimizer, as_real
+from ..population import Population, Shard
+from ._vectors import flat, flat_members, land, unflat, unflat_members
+
+BLOCK = 1 << 22  # numbers that the models of one block have together
+_OURS = ("x0", "initial", "spread", "shapes", "rank", "lr", "optimizer", "momentum", "betas", "own")
+
+
+def read_settings(search: type[Search], left_out: tuple[str, ...]) -> list[inspect.Parameter]:
+    """The settings of a search that a link has too, with their defaults."""
+    found: dict[str, inspect.Parameter] = {}
+    for kind in search.__mro__[: search.__mro__.index(Search)]:
+        for name, parameter in inspect.signature(kind.__init__).parameters.items():  # type: ignore[misc]
+            settable = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty
+            if settable and name not in (*_OURS, *left_out):
+                found.setdefault(name, parameter)
+    return list(found.values())
+
+
+class SearchLink(Module):
+    """A link around a search; a subclass names the search.
+
+    Args:
+        seed: Decides every random number.
+        **options: The settings of the search.
+    """
+
+    decides_on_host = True
+
+    search_class: ClassVar[type[Search]]
+    left_out: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *, seed: int = 0, **options: Any) -> None:
+        super().__init__()
+        self.seed, self.options = seed, options
+        self._made: Search | None = None
+        self._models = Models()
+        self._begin(self._example())  # options that can't work are refused here
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "search_class" not in cls.__dict__:
+            return
+        settings = read_settings(cls.search_class, cls.left_out)
+        seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0)
+        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        signature = inspect.Signature([this, *settings, seed])
+
+        def __init__(self: SearchLink, *args: Any, **given: Any) -> None:
+            bound = signature.bind(self, *args, **given)
+            bound.apply_defaults()
+            bound.arguments.pop("self")
+            SearchLink.__init__(self, **bound.arguments)
+
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        cls.__init__ = __init__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        given = "".join(f", {key}={value!r}" for key, value in self.options.items() if value is not None)
+        return f"{type(self).__name__}(seed={self.seed}{given})"
+
+    def _example(self) -> Tensor:
+        """What a search could begin with."""
+        return torch.zeros(2)
+
+    def _arguments(self, start: Tensor) -> dict[str, Any]:
+        """What a search that begins here is made with, besides the options."""
+        return {"x0": start}
+
+    def _begin(self, start: Tensor) -> Search:
+        given = {key: value for key, value in self.options.items() if value is not None}
+        return self.search_class(seed=self.seed, **{**self._arguments(start), **given})
+
+    def search(self, start: Tensor) -> Search:
+        """The search as it stands; made, or made again from what was saved, when it is not there."""
+        if self._made is None:
+            made = self._begin(start)
+            saved = self.global_state.get("search")
+            if saved is not None:
+                made.load_state_dict({"method": type(made).__name__, **saved})
+            self._made = made
+        return self._made
+
+    def _report(self, objective: Objective, search: Search) -> None:
+        objective.attrs["best_loss"] = search.best_fitness
+        reason = search.should_stop()
+        if reason is not None:
+            objective.terminate(str(reason))
+
+    def reset(self) -> None:
+        """Begin again from the parameters as they are."""
+        super().reset()
+        self._made, self._models = None, Models()
+
+    def _extra_unpack(self, extra: dict[str, Any]) -> None:
+        self._made = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_made": None, "_models": Models()}
+
+
+class ModelLink(SearchLink):
+    """A link around a search over the parameters of one model as one vector.
+
+    Each step asks for a generation around the parameters, evaluates it (all at once where the closure is a function of the
+    model, `mo.closure(lambda net: ...)`, and the optimizer was given the module; else one by one), and emits the way from
+    the parameters to the new centre of the search; where the search estimates a gradient it emits that, for the next link.
+    """
+
+    needs = frozenset({Need.CLOSURE})
+    vector_state = True
+
+    def _arguments(self, start: Tensor) -> dict[str, Any]:
+        # The next link descends, so the search only says along what.
+        descends = {"optimizer": None} if issubclass(self.search_class, GradientSearch) else {}
+        return {"x0": start, **descends}
+
+    def apply(self, objective: Objective) -> Objective:
+        """One generation."""
+        params = objective.params
+        x = flat(params).clone()
+        search = self.search(x)
+        search.revise(mean=x.clone())
+        fitness = self._evaluate(objective, search, x.numel())
+        search.tell(fitness)
+        self.global_state["search"] = search.state
+        if isinstance(search, GradientSearch):
+            # The way to the new centre would be the estimate rounded to the precision of the parameters.
+            objective.updates = unflat(search.take_estimate(), params)
+            objective.grads = [tensor.clone() for tensor in objective.updates]
+            objective.present = None
+        else:
+            centre = unflat(search.mean.to(x), params)
+            objective.updates = [param.detach() - goal for param, goal in zip(params, centre, strict=True)]
+            land(objective, centre)
+        finite = fitness[fitness.isfinite()]
+        objective.loss_approx = finite.mean() if len(finite) else fitness.mean()
+        self._report(objective, search)
+        return objective
+
+    def _evaluate(self, objective: Objective, search: Search, size: int) -> Tensor:
+        evaluator = objective._closure("evaluations at other points")
+        asked, net = evaluator.closure, objective.model
+        fitness = torch.empty(search.population, dtype=torch.float64)
+        if asked is None or not asked.of_model or not isinstance(net, torch.nn.Module):
+            with objective.moved(), torch.no_grad():
+                for i in range(search.population):
+                    objective.move_to(unflat(search.rows(i, i + 1)[0], objective.params))
+                    fitness[i] = objective.get_loss(backward=False, at_x0=False).double()
+            return fitness
+        # Frozen parameters and buffers are copied for every model too.
+        copied = sum(tensor.numel() for tensor in (*net.parameters(), *net.buffers()))
+        block = max(1, min(search.population, BLOCK // max(copied, size, 1)))
+        for start in range(0, search.population, block):
+            stop = min(start + block, search.population)
+            fitness[start:stop] = self._evaluate_together(objective, search.rows(start, stop), asked.fn)
+        return fitness
+
+    def _evaluate_together(self, objective: Objective, rows: Tensor, fn: Callable[..., Any]) -> Tensor:
+        net: Any = objective.model
+        pop = self._models.of(net, len(rows))
+        leaves = dict(pop.named_parameters())
+        names = {id(param): name for name, param in net.named_parameters()}
+        at = 0
+        with torch.no_grad():
+            for param in objective.params:
+                leaf = leaves[names[id(param)]]
+                size = as_real(param.detach()).numel()
+                part = rows[:, at : at + size]
+                at += size
+                as_real(leaf.detach()).copy_(part.reshape(as_real(leaf.detach()).shape))
+            losses = pop.losses(fn).detach()
+        if objective.evaluator is not None:
+            objective.evaluator.count += len(rows)
+        return (losses if objective.reduce is None else objective.reduce(losses)).double()
+
+
+class PopulationLink(SearchLink):
+    """A link around a search whose members are the population's.
+
+    A step first makes the move that the links before it want (gradient steps), then asks the search for new members,
+    evaluates them, tells the search, and leaves the population at what the search keeps.
+
+    Where processes share a population, each runs the same search from the same seed and evaluates its own members: what
+    travels is fitness, and the members themselves only where other links have moved them.
+    """
+
+    needs = frozenset({Need.CLOSURE, Need.LOSS, Need.MEMBERS})
+    members = True
+    over_processes = True
+    replicated = True
+    left_out = ("population",)
+
+    def _example(self) -> Tensor:
+        return torch.zeros(64, 2)
+
+    def _arguments(self, start: Tensor) -> dict[str, Any]:
+        return {"x0": start[0], "population": len(start), "initial": start}
+
+    def attached(self, optimizer: Optimizer) -> None:
+        """Refuse a population that is too small for the method."""
+        shard = None if optimizer.population is None else optimizer.population.sharding
+        self._begin(torch.zeros((optimizer.binding.members if shard is None else shard.total) or 1, 2))
+
+    def apply(self, objective: Objective) -> Objective:
+        """One generation."""
+        params = objective.params
+        shard = None if objective.model is None else getattr(objective.model, "sharding", None)
+        own = slice(None) if shard is None else slice(shard.start, shard.stop)
+        here = flat_members(params)
+        base = here
+        if objective.updates is not None:
+            moved = zip(params, objective.updates, strict=True)
+            base = flat_members([param.detach() - update for param, update in moved])
+        count = len(here) if shard is None else shard.total
+        shapes = [[count, *param.shape[1:]] for param in params]
+        if self.global_state.setdefault("shapes", shapes) != shapes:
+            # Other parameters are searched over than before (some were frozen or thawed), so it begins afresh.
+            self.global_state["shapes"], self._made = shapes, None
+            self.global_state.pop("search", None)
+        if self._made is None and shard is not None:
+            begins = "search" not in self.global_state
+            self.search(shard.gather(base) if begins else base.new_zeros(count, base.shape[1]))
+        search = self.search(base)
+        with objective.moved(), torch.no_grad():
+            known = search.state.get("x")
+            if search.generation and isinstance(known, Tensor):
+                followed = torch.tensor([float(torch.equal(known[own], base))])
+                if not (followed if shard is None else shard.gather(followed.expand(len(base)))).all():
+                    self._follow(objective, search, base, shard)
+            asked = search.ask().clone()
+            objective.move_to(unflat_members(asked[own], params))
+            losses = objective.get_loss(backward=False, at_x0=False)
+            search.tell(losses if shard is None else shard.gather(losses))
+        self.global_state["search"] = search.state
+        kept = search.state.get("x")
+        goal = unflat_members((kept if isinstance(kept, Tensor) else asked)[own].to(here), params)
+        objective.updates = [param.detach() - there for param, there in zip(params, goal, strict=True)]
+        # A generation moves all parameters, those without a gradient too.
+        objective.present = None
+        land(objective, goal)
+        if objective.loss is None:
+            objective.loss_approx = losses
+        self._report(objective, search)
+        return objective
+
+    def _follow(self, objective: Objective, search: Search, base: Tensor, shard: Shard | None) -> None:
+        """Gradient links (or the user) moved members, so what is known of their fitness is of other places."""
+        entries = {"x": base.clone() if shard is None else shard.gather(base)}
+        if "fitness" in search.state:
+            objective.move_to(unflat_members(base, objective.params))
+            losses = objective.get_loss(backward=False, at_x0=False)
+            losses = losses if shard is None else shard.gather(losses)
+            losses = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).double()
+            entries["fitness"] = losses.to(search.device)
+        search.revise(**entries)
+
+
+_PLAIN = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type,
+    torch.dtype,
+    torch.device,
+    FunctionType,
+    BuiltinFunctionType,
+)
+_VALUES = ("_parameters", "_buffers", "_modules")
+
+
+class Models:
+    """Populations of copies of a model, by their size.
+
+    To copy a small model takes about as long as to evaluate it. What copies depend on besides parameters and buffers, which
+    are brought up to date every time, is compared: classes, modes, attributes. A model with attributes that can change
+    without being replaced (a list, a hook, an object) is copied anew each time.
+    """
+
+    def __init__(self) -> None:
+        self._built: list[Any] | None = None
+        self._kept: dict[int, Population] = {}
+
+    def of(self, net: nn.Module, count: int) -> Population:
+        """`count` copies of the model as it is now."""
+        built = _describe_build(net)
+        if built is None or built != self._built:
+            self._built, self._kept = built, {}
+        pop = self._kept.get(count)
+        if pop is None:
+            pop = Population.of(net, count)
+            if built is not None:
+                # All blocks of a generation but the last have one size.
+                self._kept = {**dict(list(self._kept.items())[-1:]), count: pop}
+            return pop
+        with torch.no_grad():
+            for mine, theirs in (
+                (pop.named_parameters(), net.named_parameters()),
+                (pop.named_buffers(), net.named_buffers()),
+            ):
+                values = dict(theirs)
+                for name, stacked in mine:
+                    stacked.copy_(values[name])
+        return pop
+
+
+def _describe_build(net: nn.Module) -> list[Any] | None:
+    """What a copy of the model depends on besides values, to be compared; None where it can't be."""
+    found: list[Any] = [
+        (name, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad)
+        for named in (net.named_parameters(), net.named_buffers())
+        for name, tensor in named
+    ]
+    for path, module in net.named_modules():
+        found.append((path, type(module)))
+        for name, value in module.__dict__.items():
+            if name in _VALUES:
+                continue
+            if not _is_plain(value):
+                if value or not isinstance(value, dict | set | list):
+                    return None
+                value = None
+            found.append((name, type(value), value))
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if type(value) is tuple else isinstance(value, _PLAIN)

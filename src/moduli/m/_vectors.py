@@ -1,0 +1,256 @@
+"""All parameters as one real vector, for links that work on the whole of them.
+
+* Links over all parameters as one vector, whose state is that of the first parameter.
+* Arriving exactly where a link wants to be.
+* The Jacobian of a vector by all parameters concatenated.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..linalg import LinearOperator
+from ..optim import Objective, Transform, as_real
+
+SMALL = 10_000
+"""Up to this many numbers on the CPU are worked on by NumPy, whose dispatch costs less; above it would use all threads."""
+_LOW = (torch.float16, torch.bfloat16)
+_PLAIN = (torch.float32, torch.float64)
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """One real vector, complex numbers as pairs, half precision as float32. May share memory with a single tensor."""
+    if len(tensors) == 1:
+        tensor = tensors[0].detach()
+        if tensor.dim() == 1 and tensor.dtype in _PLAIN and tensor.is_contiguous():
+            return tensor
+        vector = as_real(tensor).reshape(-1)
+    else:
+        vector = torch.cat([as_real(tensor.detach()).reshape(-1) for tensor in tensors])
+    return vector.float() if vector.dtype in _LOW else vector
+
+
+def array(tensors: Sequence[Tensor]) -> Any:
+    """`flat` of plain tensors on the CPU as an array: for small vectors NumPy's dispatch costs less than torch's."""
+    if len(tensors) == 1:
+        tensor = tensors[0]
+        out = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+        return out if out.ndim == 1 else out.reshape(-1)
+    return np.concatenate([tensor.detach().numpy().reshape(-1) for tensor in tensors])
+
+
+def is_small(n: int, device: torch.device) -> bool:
+    """Whether a vector is worked on by NumPy."""
+    return n <= SMALL and device.type == "cpu"
+
+
+def is_plain(params: Sequence[Tensor]) -> bool:
+    """Whether `array` can be used: real, of one precision, on the CPU, strided, and not too many numbers."""
+    dtype = params[0].dtype
+    if dtype not in _PLAIN:
+        return False
+    count = 0
+    for param in params:
+        if param.dtype is not dtype or not param.is_cpu or param.layout is not torch.strided:
+            return False
+        count += param.numel()
+    return count <= SMALL
+
+
+def size(params: Sequence[Tensor]) -> int:
+    """How long the vector of these tensors is."""
+    return sum(param.numel() * (2 if param.is_complex() else 1) for param in params)
+
+
+def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    """The vector in pieces shaped and typed like the parameters."""
+    if len(params) == 1 and params[0].dtype is vector.dtype:
+        return [vector if params[0].dim() == 1 else vector.view(params[0].shape)]
+    out = []
+    position = 0
+    for param in params:
+        count = param.numel() * (2 if param.is_complex() else 1)
+        piece = vector[position : position + count]
+        position += count
+        if param.is_complex():
+            real = torch.float32 if param.dtype is torch.complex64 else torch.float64
+            out.append(torch.view_as_complex(piece.to(real).reshape(*param.shape, 2).contiguous()))
+        else:
+            out.append(piece.to(param.dtype).view(param.shape))
+    return out
+
+
+def tensors_of(vector: Any, params: Sequence[Tensor]) -> list[Tensor]:
+    """`unflat` of an array for `is_plain` parameters; the tensors share its memory."""
+    if len(params) == 1:
+        out = torch.from_numpy(vector)
+        return [out if params[0].dim() == 1 else out.view(params[0].shape)]
+    return unflat(torch.from_numpy(vector), params)
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The inner product of two lists of tensors, as real vectors; over all processes where they hold pieces."""
+    if kernels.over_processes() is not None:
+        return float(kernels.dot([as_real(tensor) for tensor in a], [as_real(tensor) for tensor in b]))
+    if len(a) == 1 and a[0].dtype is b[0].dtype and not a[0].is_complex() and a[0].dtype not in _LOW:
+        return torch.dot(a[0].reshape(-1), b[0].reshape(-1)).item()
+    return torch.dot(flat(a), flat(b)).item()
+
+
+def mask_absent(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> list[Tensor]:
+    """The tensors, with zeros for parameters that have no gradient and so do not move."""
+    if present is None:
+        return list(tensors)
+    return [tensor if here else torch.zeros_like(tensor) for tensor, here in zip(tensors, present, strict=True)]
+
+
+def flat_members(tensors: Sequence[Tensor]) -> Tensor:
+    """One real vector for each member of a population, in rows: `flat` of each."""
+    rows = torch.cat([as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors], 1)
+    return rows.float() if rows.dtype in _LOW else rows
+
+
+def unflat_members(rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    """Rows, one for each member, in pieces shaped and typed like stacked parameters."""
+    out = []
+    position = 0
+    for param in params:
+        shape = as_real(param.detach()).shape
+        count = shape[1:].numel()
+        piece = rows[:, position : position + count]
+        position += count
+        if param.is_complex():
+            real = torch.float32 if param.dtype is torch.complex64 else torch.float64
+            out.append(torch.view_as_complex(piece.to(real).reshape(shape).contiguous()))
+        else:
+            out.append(piece.to(param.dtype).reshape(shape))
+    return out
+
+
+def refuse_complex(name: str, params: Sequence[Tensor]) -> None:
+    """Second derivatives by complex numbers are not a matrix."""
+    for param in params:
+        if param.is_complex():
+            raise TypeError(
+                f"{name} takes real parameters, got {param.dtype}; optimize torch.view_as_real(w), or use LBFGS"
+            )
+
+
+def gather_update(objective: Objective) -> Tensor:
+    """The update as one vector, with zeros where a parameter has no gradient. May share memory with it."""
+    return flat(mask_absent(objective.peek_updates(), objective.present))
+
+
+def vector_like(objective: Objective) -> Tensor:
+    """An uninitialised vector for all parameters."""
+    return flat(objective.params[:1]).new_empty(size(objective.params))
+
+
+class VectorLink(Transform):
+    """A link that learns from, and transforms, the update as one vector: override `learn_vector` and `transform_vector`."""
+
+    vector_state = True
+    real_only: ClassVar[bool] = False
+    """Whether complex parameters are refused."""
+    learnt: ClassVar[str] = ""
+    """The entry of the state that it cannot do without."""
+
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
+        """Learn: change `state`, not the update."""
+
+    @abstractmethod
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
+        """The new update from the one that there is; None to leave it."""
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Learns."""
+        if self.real_only:
+            refuse_complex(type(self).__name__, objective.params)
+        self.learn_vector(objective, states[0], settings[0])
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Transforms the update."""
+        self._ensure_learnt(objective, states[0], settings[0])
+        out = self.transform_vector(objective, gather_update(objective), states[0], settings[0])
+        if out is not None:
+            objective.updates = unflat(out, objective.params)
+        return objective
+
+    def _ensure_learnt(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
+        if self.learnt and self.learnt not in state:
+            self.update_states(objective, [state], [setting])
+
+
+class HessianLink(VectorLink):
+    """A link over one vector that knows the Hessian, or an approximation of it: override `operator` too."""
+
+    decides_on_host = True
+
+    hessian = "matrix"
+
+    @abstractmethod
+    def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
+        """The Hessian as it is known now."""
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """The Hessian as this link knows it."""
+        param = objective.params[0]
+        state, setting = self.state[param], self.settings[param]
+        self._ensure_learnt(objective, state, setting)
+        return self.operator(objective, state, setting)
+
+
+def land(objective: Objective, goal: Sequence[Tensor]) -> None:
+    """Leave the parameters at a goal bit for bit, where the links that follow let the update lead there.
+
+    The update is a difference, and x - (x - goal) is the goal up to rounding only; a search that is asked again has to
+    find its members where it left them, and a member that is infinite or NaN would stay so.
+    """
+    params, updates = list(objective.params), objective.get_updates()
+    expected = [param.detach() - update.to(param.dtype) for param, update in zip(params, updates, strict=True)]
+
+    def settle(last: Objective, links: Sequence[Any]) -> None:
+        with torch.no_grad():
+            for param, there, place in zip(params, expected, goal, strict=True):
+                if torch.allclose(param, there, rtol=0.0, atol=0.0, equal_nan=True):
+                    param.copy_(place)
+
+    objective.post_step_hooks.append(settle)
+
+
+def jacobian(vector: Tensor, params: Sequence[Tensor], batched: bool) -> Tensor:
+    """The matrix of derivatives, one row per component; zero columns for parameters it does not depend on.
+
+    Args:
+        vector: The components, with their graph.
+        params: The parameters.
+        batched: All rows in one vectorised pass, or one after another.
+    """
+    with torch.enable_grad():
+        flat = vector.reshape(-1)
+    m = flat.numel()
+
+    def join(found: Sequence[Tensor | None], rows: int) -> Tensor:
+        parts = [
+            flat.new_zeros(rows, param.numel()) if f is None else f.reshape(rows, param.numel())
+            for f, param in zip(found, params, strict=True)
+        ]
+        return torch.cat(parts, 1).detach()
+
+    if not flat.requires_grad or m == 0:
+        return join([None] * len(params), m)
+    if batched:
+        eye = torch.eye(m, dtype=flat.dtype, device=flat.device)
+        found = torch.autograd.grad(flat, params, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        return join(found, m)
+    with torch.enable_grad():
+        elements = flat.unbind(0)
+    rows = [torch.autograd.grad(element, params, retain_graph=True, allow_unused=True) for element in elements]
+    return torch.cat([join(row, 1) for row in rows])

@@ -1,0 +1,319 @@
+"""Links run in the basis of what updates were like.
+
+* Any links in the space of the last updates.
+* Any links in the eigenbasis of Shampoo's covariances.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import (
+    Chainable,
+    ChainError,
+    Module,
+    Need,
+    Objective,
+    StandIns,
+    as_real,
+    from_vector,
+    restore_complex,
+    step_tensors,
+    to_vector,
+)
+from ...optim.module import ProjectedBuffer
+from .._transforms import check_at_least_one, fraction, non_negative
+from ..adaptive._axes import multiply, work
+from ..adaptive._full_matrix import find_span
+from ..adaptive._shampoo import begin, follow, learn, matrices
+from ._projection import Projection
+
+# By which power of a change of the basis buffers are multiplied; covariances from both sides.
+_POWERS: dict[ProjectedBuffer, int] = {"grad": 1, "grad_sq": 2, "grad_cu": 3, "covariance": 1}
+
+
+class GGTBasis(Module):
+    r"""Runs links on the coordinates of the update in the space that the last r updates span.
+
+    With M their matrix, $M^T M = V \Lambda V^T$ and $U = M V \Lambda^{-1/2}$, the links see the numbers $c = U^T u$ and make
+    $c'$ of them; the result is $U c' + \frac{\|c'\|}{\|c\|}(u - U c)$: what is outside of the space (there is something only
+    where eigenvectors are left out, updates are not kept, or `inner` changes them) is not lost, and gets the size that the
+    links give to the rest. When the space moves, what the links remember follows with $C = U_{new}^T U_{old}$: means as
+    $Cb$, mean squares as $(C \odot C) b$, covariances as $C b C^T$. There are always r numbers, zeros while fewer are used.
+
+    Args:
+        basis_opt: The links. They can't evaluate anything: r numbers are not a point.
+        history_size: How many updates are kept, r.
+        update_freq: Keep every n-th update.
+        eig_tol: Eigenvalues below this times the largest count as zero.
+        truncate: Use only this many of the largest eigenvalues.
+        inner: Links that transform the update before it is projected, after it entered the history.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> _ = mo.Optimizer([w], m.GGTBasis(m.Sign()), m.LR(0.5)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([2.7000, 3.6000])
+
+    References:
+        N. Agarwal et al., "Efficient full-matrix adaptive regularization", ICML 2019.
+    """
+
+    decides_on_host = True
+
+    vector_state = True
+
+    def __init__(
+        self,
+        basis_opt: Chainable,
+        *,
+        history_size: int = 100,
+        update_freq: int = 1,
+        eig_tol: float = 1e-7,
+        truncate: int | None = None,
+        inner: Chainable | None = None,
+    ) -> None:
+        check_at_least_one("GGTBasis", history_size=history_size, update_freq=update_freq)
+        if truncate is not None:
+            check_at_least_one("GGTBasis", truncate=truncate)
+        non_negative("GGTBasis", eig_tol=eig_tol)
+        super().__init__({"eig_tol": eig_tol})
+        self.history_size, self.update_freq, self.truncate = history_size, update_freq, truncate
+        self.set_child("modules", basis_opt)
+        self.set_child("inner", inner)
+
+    def check(self) -> None:
+        far = {need for need in self.children["modules"].all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
+        if far:
+            wanted = " and ".join(sorted(need.value for need in far))
+            raise ChainError(
+                f"GGTBasis shows its links coordinates of the update, where nothing can be evaluated, but they need {wanted}"
+            )
+
+    def update(self, objective: Objective) -> None:
+        """Keep the update, and turn the basis; what the links inside remember turns with it."""
+        if self.increment_counter("seen", 0) % self.update_freq:
+            return
+        vector = work(_vector(objective.peek_updates()))
+        history = self.global_state.setdefault("history", deque(maxlen=self.history_size))
+        history.append(vector.clone())
+        _, found, _ = find_span(history, self.settings[objective.params[0]]["eig_tol"], self.truncate)
+        # Columns one by one: a square matrix would not say which of its axes are parameters.
+        basis = found.flip(-1)
+        new = list(basis.unbind(1))
+        old = self.global_state.get("basis", [])
+        if old and new:
+            self._turn(_pad(basis.mT @ torch.stack(old, 1), self.history_size))
+        self.global_state["basis"] = new
+
+    def _turn(self, turn: Tensor) -> None:
+        for kind, power in _POWERS.items():
+            for (buffer,) in self.get_child_projected_buffers("modules", kind):
+                if buffer.shape[:1] == turn.shape[:1]:
+                    turned = turn.to(buffer.dtype) ** power @ buffer
+                    buffer.copy_(turned @ turn.to(buffer.dtype).mT if kind == "covariance" else turned)
+
+    def apply(self, objective: Objective) -> Objective:
+        """The links inside transform the coordinates."""
+        if "inner" in self.children:
+            objective = self.inner_step("inner", objective)
+        updates = objective.get_updates()
+        vector = work(_vector(updates))
+        columns = self.global_state.get("basis", [])
+        basis = torch.stack(columns, 1) if columns else vector.new_zeros(vector.numel(), 0)
+        inside = basis.mT @ vector
+        outside = vector - basis @ inside
+        shown = vector.new_zeros(self.history_size)
+        shown[: len(columns)] = inside
+        stand_ins = self._stand_ins.setdefault(self._stand_in_key("modules"), StandIns())
+        self.children["modules"].check_shared(objective.params, every=True)
+        with stand_ins.point_at([shown.clone()], self.settings.binding, objective.params[:1]) as fakes:
+            made = step_tensors(self.children["modules"], [shown], fakes, [shown.clone()], objective.loss)[0]
+        made = made[: len(columns)]
+        size = inside.norm()
+        ratio = torch.where(size > 0, made.norm() / torch.where(size > 0, size, 1.0), 1.0)
+        out = basis @ made + ratio * outside
+        parts = from_vector(out, [as_real(param.detach()) for param in objective.params])
+        objective.updates = [
+            restore_complex(part.to(_real_dtype(p)), p) for part, p in zip(parts, objective.params, strict=True)
+        ]
+        return objective
+
+
+def _real_dtype(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+
+
+def _vector(tensors: list[Tensor]) -> Tensor:
+    return to_vector([as_real(tensor) for tensor in tensors])
+
+
+def _pad(matrix: Tensor, size: int) -> Tensor:
+    out = matrix.new_zeros(size, size)
+    out[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return out
+
+
+class SOAPBasis(Projection):
+    r"""Runs links in the slowly moving eigenbasis of Shampoo's covariances: with `Adam` inside it is SOAP.
+
+    With $U_i$ the unfolding of the update along axis i, $C_i \leftarrow \beta C_i + (1-\beta) U_i U_i^T$ and $Q_i$ its
+    eigenvectors, the links see $u \times_i Q_i^T$ (and the parameters and the gradient in the same basis, so that decay and
+    line searches inside mean what they say); what they make of it is rotated back. At every n-th step $Q_i$ makes one step of
+    orthogonal iteration. What the links remember follows: means are rotated, mean squares change places with their axes.
+    The first step of a parameter makes its basis and moves nothing, as in `SOAP`.
+
+    Args:
+        basis_opt: The links.
+        shampoo_beta: Memory $\beta$ of the covariances.
+        precond_freq: The basis follows at every n-th step.
+        merge_small: Take neighbouring axes after the first as one while their product is at most `max_dim`.
+        max_dim: Longer axes are not rotated.
+        precondition_1d: Whether vectors are rotated.
+        inner: Links that transform the update before it is rotated, after the covariances have seen it.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.diag(torch.tensor([1.0, 8.0])))
+        >>> opt = mo.Optimizer([w], m.SOAPBasis([m.EMA(0.9), m.Sign()]), m.LR(0.25))
+        >>> for _ in range(2):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([[0.7500, 0.0000],
+                [0.0000, 7.7500]])
+
+    References:
+        N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024.
+    """
+
+    needs = frozenset({Need.GRADIENT})
+
+    def __init__(
+        self,
+        basis_opt: Chainable,
+        *,
+        shampoo_beta: float = 0.95,
+        precond_freq: int = 10,
+        merge_small: bool = False,
+        max_dim: int = 4096,
+        precondition_1d: bool = True,
+        inner: Chainable | None = None,
+    ) -> None:
+        fraction("SOAPBasis", shampoo_beta=shampoo_beta)
+        check_at_least_one("SOAPBasis", precond_freq=precond_freq, max_dim=max_dim)
+        super().__init__(basis_opt)
+        self.defaults["shampoo_beta"] = shampoo_beta
+        self.precond_freq, self.merge_small = precond_freq, merge_small
+        self.max_dim, self.precondition_1d = max_dim, precondition_1d
+        self.set_child("inner", inner)
+        self._rows: list[Any] = []
+
+    # ------------------------------------------------------------------ learning
+
+    def _learn(self, objective: Objective) -> None:
+        names = self._names(objective.params)
+        for i, (param, update) in enumerate(zip(objective.params, objective.peek_updates(), strict=True)):
+            if objective.present is not None and not objective.present[i]:
+                continue
+            state, beta = self.state[param], self.settings[param]["shampoo_beta"]
+            if "rows" not in state:
+                begin(state, update, beta, self.max_dim, self.merge_small, self.precondition_1d)
+                state["step"] = 1
+                continue
+            made = state["step"] - 1  # without the step that made the basis
+            if state["axes"] and made > 0 and made % self.precond_freq == 0:
+                self._follow(state, f"modules {names[i]}")
+            state["step"] += 1
+            learn(state, work(update).reshape(state["shape"]), beta)
+
+    def _follow(self, state: Any, key: str) -> None:
+        """One step of orthogonal iteration; what the links inside remember moves to the new basis."""
+        old = matrices(state)
+        orders = follow(state)
+        new = matrices(state)
+        stand_ins = self._stand_ins.get(self._stand_in_key(key))
+        fakes = [] if stand_ins is None else stand_ins.tensors
+        for buffers in self.get_child_projected_buffers("modules", "grad", fakes):
+            for buffer in buffers:
+                if buffer.dim() >= len(state["shape"]):
+                    # Pointwise links keep complex numbers as pairs.
+                    pairs = not buffer.is_complex() and any(m is not None and m.is_complex() for m in new)
+                    value = torch.view_as_complex(buffer.contiguous()) if pairs else buffer
+                    value = multiply(multiply(value, old), new, adjoint=True)
+                    buffer.copy_(torch.view_as_real(value) if pairs else value)
+        for buffers in self.get_child_projected_buffers("modules", ["grad_sq", "grad_cu"], fakes):
+            for buffer in buffers:
+                if buffer.dim() >= len(state["shape"]):
+                    value = buffer
+                    for axis, order in zip(state["axes"], orders, strict=True):
+                        value = value.index_select(axis, order)
+                    buffer.copy_(value)
+
+    # ------------------------------------------------------------------ the basis
+
+    def prepare(self, params: list[Tensor]) -> list[str]:
+        keys = super().prepare(params)
+        self._rows = [self.state[params[i]] for i in self._order]
+        return keys
+
+    def project(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [
+            multiply(work(tensor).reshape(row["shape"]), matrices(row), adjoint=True) if "rows" in row else work(tensor)
+            for tensor, row in zip(tensors, self._rows, strict=True)
+        ]
+
+    def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+        return [
+            (multiply(tensor, matrices(row)) if "rows" in row else tensor).reshape(param.shape).to(param.dtype)
+            for tensor, row, param in zip(tensors, self._rows, params, strict=True)
+        ]
+
+    def _find_fresh(self, objective: Objective) -> list[bool]:
+        """For each parameter whether this step only made its basis."""
+        return [self.state[param].get("step") == 1 for param in objective.params]
+
+    def presence(self, objective: Objective) -> list[bool] | None:
+        present, fresh = super().presence(objective), self._find_fresh(objective)
+        if not any(fresh):
+            return present
+        return [(present is None or present[k]) and not fresh[i] for k, i in enumerate(self._order)]
+
+    def _zero_fresh(self, objective: Objective) -> Objective:
+        """Parameters whose basis this step made do not move."""
+        fresh = self._find_fresh(objective)
+        if any(fresh):
+            updates = objective.get_updates()
+            objective.updates = [torch.zeros_like(u) if new else u for u, new in zip(updates, fresh, strict=True)]
+        return objective
+
+    def update(self, objective: Objective) -> None:
+        """The basis follows, and the links inside learn."""
+        self._learn(objective)
+        if "inner" in self.children:
+            self.children["inner"].update(objective)
+        if not all(self._find_fresh(objective)):
+            super().update(objective)
+
+    def apply(self, objective: Objective) -> Objective:
+        """The links inside transform, in the basis."""
+        if "inner" in self.children:
+            objective = self.children["inner"].apply(objective)
+        if not all(self._find_fresh(objective)):
+            objective = super().apply(objective)
+        return self._zero_fresh(objective)
+
+    def step(self, objective: Objective) -> Objective:
+        """The basis follows, and the links inside make their step."""
+        self._learn(objective)
+        if "inner" in self.children:
+            objective = self.inner_step("inner", objective)
+        if not all(self._find_fresh(objective)):
+            objective = super().step(objective)
+        return self._zero_fresh(objective)
