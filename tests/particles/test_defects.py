@@ -300,7 +300,7 @@ def test_d12_operations_keep_shapes():
     assert one.weight.shape == (5, 1)
     assert torch.equal((net + torch.ones(3)).weight, net.weight + 1)
     assert torch.equal((torch.ones(5, 3) - net).weight, 1 - net.weight)
-    with pytest.raises(StructureError, match="from shape"):
+    with pytest.raises(StructureError, match="does not fit"):
         net.product() + torch.ones(2, 5, 3)
 
 

@@ -24,7 +24,7 @@ def test_from_vector_equals_the_function_on_modules():
     model = net()
     values = torch.arange(vector(model).numel(), dtype=torch.float32)
     assert torch.equal(vector(model.product().from_vector(values).module()), vector(from_vector(model, values)))
-    with pytest.raises(StructureError, match="values in all"):
+    with pytest.raises(StructureError, match="parameters in all"):
         model.product().from_vector(values[:-1])
 
 

@@ -9,8 +9,8 @@ The nouns, and what is built from them:
 * A **product** (`net.product()`) is the light form of a particle, for chains of operations of one's own.
 * A **species** is all particles derived from each other. Its structure has **versions**: an edit makes a new one, and the
   other particles follow when they are touched or used next. `history` tells the edits, `migrate` brings older values in.
-  Edits that two particles made in different places before they met are merged; where they made them in the same place,
-  the later one is refused. `independent` lets a particle go its own way.
+  Where two particles were edited differently before they met, the later edit is refused. `independent` lets a particle
+  go its own way.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
 
 Two particles can be combined when their structures agree, whether or not they share a history; otherwise a

@@ -34,15 +34,6 @@ _FOREACH: dict[Any, Callable[..., Any] | None] = {
     torch.lerp: torch._foreach_lerp,
     operator.pos: getattr(torch, "_foreach_clone", None),  # since torch 2.13
 }
-# The same with a number that lies on a device, from which torch would read it back.
-_BY_NUMBER = {operator.add: "_foreach_add", operator.mul: "_foreach_mul", operator.truediv: "_foreach_div"}
-# The same with `out=`, tensor by tensor.
-_INTO: dict[Any, Callable[..., Tensor]] = {
-    operator.add: torch.add,
-    operator.sub: torch.sub,
-    operator.mul: torch.mul,
-    operator.truediv: torch.div,
-}
 _IN_PLACE: dict[Any, Callable[..., Any]] = {
     operator.add: torch._foreach_add_,
     operator.sub: torch._foreach_sub_,
@@ -117,20 +108,10 @@ def apply(fn: Callable[..., Any], *operands: Any) -> Values:
         return [_apply_to_pieces(fn, row) for row in zip(*_columns(operands, len(lists[0])), strict=True)]
     foreach = None if is_composing() else _FOREACH.get(fn)
     if foreach is not None and type(operands[0]) is list and not isinstance(operands[-1], Tensor | complex):
-        if fn in _INTO and is_large(operands[0]):
-            return _combine_large(_INTO[fn], *operands)
         return foreach(*operands)  # type: ignore[no-any-return]
-    if foreach is not None and len(operands) == 2:
-        held, given = operands if fn is operator.truediv or type(operands[0]) is list else operands[::-1]
-        if fn in _BY_NUMBER and type(held) is list and _is_number_elsewhere(given):
-            return getattr(torch.ops.aten, _BY_NUMBER[fn]).Tensor(held, given)  # type: ignore[no-any-return]
     columns = _columns(operands, len(lists[0]))
     made = [fn(*row) for row in zip(*columns, strict=True)]
     return [new.clone() if any(new is old for old in row) else new for new, *row in zip(made, *columns, strict=True)]
-
-
-def _is_number_elsewhere(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0 and value.device.type != "cpu"
 
 
 def _columns(operands: Sequence[Any], count: int) -> list[list[Any]]:
@@ -168,15 +149,9 @@ def _add(x: Operand, y: Operand, sign: int, places: list[int] | None) -> Values:
     if y.spare and large:
         return [torch.add(p, q, alpha=b, out=q) for p, q in zip(first, second, strict=True)]
     if large:
-        return _combine_large(torch.add, first, second, alpha=b)
+        rows = zip(first, second, allocate_like(first), strict=True)
+        return [torch.add(p, q, alpha=b, out=made) for p, q, made in rows]
     return torch._foreach_sub(first, second) if b == -1 else torch._foreach_add(first, second, alpha=b)
-
-
-def _combine_large(fn: Callable[..., Tensor], first: list[Tensor], second: Any, **options: float) -> Values:
-    """A function of a list of tensors and another list or a number, into memory fit for large results."""
-    others = second if isinstance(second, list) else [second] * len(first)
-    rows = zip(first, others, allocate_like(first), strict=True)
-    return [fn(p, q, out=made, **options) for p, q, made in rows]
 
 
 def _scale(left: Operand, value: float) -> nn.Module:
@@ -319,8 +294,6 @@ def overwrite(left: Operand, act: Callable[[list[Tensor], Any], Any], given: Any
 def _change(fn: Any, tensors: list[Tensor], given: Any) -> None:
     if fn in _IN_PLACE and not (isinstance(given, Tensor) and given.dim() == 0):
         _IN_PLACE[fn](tensors, given)
-    elif fn in _BY_NUMBER and _is_number_elsewhere(given):
-        getattr(torch.ops.aten, _BY_NUMBER[fn] + "_").Tensor(tensors, given)
     else:
         act = getattr(operator, f"i{fn.__name__}")
         for tensor, value in zip(tensors, given if isinstance(given, list) else [given] * len(tensors), strict=True):
@@ -351,7 +324,7 @@ def rebuild(
     made: nn.Module = object.__new__(unwrap_kind(left.structure.modules[0].kind))
     record = made.__dict__[RECORD] = ParticleRecord(version, states[0].get(RECORD, ()))
     modules = {0: made}
-    assemble(modules, range(len(states) - 1, -1, -1), left.structure, states, parameters, held)
+    assemble(modules, left.structure, states, parameters, held)
     adorn(modules, states, facts_of(left.structure).particles)
     if left.reading is not None:
         record.saw(left.reading._replace(modules=[modules[place] for place in range(len(modules))]), states)

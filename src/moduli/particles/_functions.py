@@ -8,33 +8,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import keep_from_tracing
 from moduli.layout import cut_like
 
-from ._arithmetic import apply, derive, overwrite, pick, unary
-from ._lambda_wrappers import unary_lambda_wrapper
-from ._measures import operand_of
+from ._arithmetic import apply, derive, overwrite, pick
 from ._mode import is_composing, refuse_graph
-from ._only import Only
+from ._only import operand_of
 from ._operand import Operand, pair
-from ._product import ParamProduct
-from ._species import require
+from ._product import take_products
 from .base import NytoModuleBase
 from .errors import StructureError
-from .kernel import Product
-from .mtype import ParamConfig
 
 T = TypeVar("T")
 
 
+@take_products
 def _elementwise(x: T, fn: Callable[[Tensor], Tensor]) -> T:
-    if isinstance(x, ParamProduct):
-        return x.unary_operator(unary_lambda_wrapper(fn))  # type: ignore[return-value]
-    if isinstance(x, Product):
-        return type(x).from_ParamProduct(_elementwise(x.product, fn))  # type: ignore[attr-defined, no-any-return]
-    if isinstance(x, Only):
-        return unary(fn, x.module, x.patterns)  # type: ignore[return-value]
-    return unary(fn, require(x))  # type: ignore[return-value]
+    left = operand_of(x)
+    return derive(left, lambda places: apply(fn, pick(left.values(), places)))  # type: ignore[return-value]
 
 
 def sign(x: T) -> T:
@@ -81,6 +71,7 @@ def clamp(x: T, min: float | None = None, max: float | None = None) -> T:
     return _elementwise(x, lambda t: torch.clamp(t, min, max))
 
 
+@take_products
 def lerp(x: T, y: Any, weight: Any) -> T:
     r"""The point between two models, $x + w (y - x)$.
 
@@ -95,9 +86,7 @@ def lerp(x: T, y: Any, weight: Any) -> T:
         >>> lerp(net, net + 8, 0.25).bias.item()
         2.0
     """
-    if isinstance(x, Product):
-        return x + weight * (y - x)  # type: ignore[no-any-return]
-    left, right = pair(operand_of(x), Operand(require(y)))
+    left, right = pair(operand_of(x), operand_of(y))
 
     def blend(mine: Tensor, theirs: Tensor) -> Tensor:
         return mine + weight * (theirs - mine)  # type: ignore[no-any-return]
@@ -150,14 +139,15 @@ def axpy_(x: T, alpha: float, y: Any) -> T:
     )
 
 
+@take_products
 def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any], divides: bool) -> T:
-    module, scope = (x.module, x.patterns) if isinstance(x, Only) else (x, None)
     refuse_graph()
-    left, right = pair(Operand(require(module), scope, live=True), Operand(require(y)))
+    left, right = pair(operand_of(x, live=True), operand_of(y))
     overwrite(left, act, right.values(), divides)
     return x
 
 
+@take_products
 def where(condition: Any, x: T, y: Any) -> T:
     """Choose between two models, parameter by parameter or element by element.
 
@@ -173,12 +163,10 @@ def where(condition: Any, x: T, y: Any) -> T:
         >>> where(torch.tensor([True, False]), net, -net).bias.item()
         -3.0
     """
-    if isinstance(x, Product):
-        return where(condition, x.particle(), y.particle() if isinstance(y, Product) else y).product()  # type: ignore[no-any-return]
     left = operand_of(x)
     right: Operand | None = None
     if isinstance(y, nn.Module):
-        left, right = pair(left, Operand(require(y)))
+        left, right = pair(left, operand_of(y))
     layout, entries = left.layout, left.entries
     chosen: list[Any]
     if isinstance(condition, NytoModuleBase):
@@ -208,6 +196,7 @@ def where(condition: Any, x: T, y: Any) -> T:
     return derive(left, compute)  # type: ignore[return-value]
 
 
+@take_products
 def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T:
     """Apply a function to every parameter.
 
@@ -223,13 +212,6 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
         >>> map(lambda name, p: p * 0 + len(name), net, named=True).bias.item()
         4.0
     """
-    if isinstance(x, ParamProduct):
-        rest = [x._same_version(other) for other in others]
-
-        def each(name: str, config: ParamConfig, param: nn.Parameter, *row: Tensor) -> nn.Parameter:
-            return unary_lambda_wrapper(lambda p: fn(*((name,) if named else ()), p, *row))(param, config)
-
-        return x._map(each, *rest)  # type: ignore[return-value]
     left = operand_of(x)
     rights = []
     for other in others:
@@ -251,6 +233,7 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
     return derive(left, compute)  # type: ignore[return-value]
 
 
+@take_products
 def _draw(x: T, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> T:
     left = operand_of(x)
 
@@ -307,10 +290,4 @@ def zeros_like(x: T) -> T:
         >>> zeros_like(adopt(nn.Linear(2, 1))).bias.item()
         0.0
     """
-    if isinstance(x, Product):
-        return _elementwise(x, torch.zeros_like)
-    left = operand_of(x)
-    return derive(left, lambda places: apply(torch.zeros_like, pick(left.values(), places)))  # type: ignore[return-value]
-
-
-keep_from_tracing(_elementwise, lerp, _in_place, where, map, _draw, zeros_like)
+    return _elementwise(x, torch.zeros_like)

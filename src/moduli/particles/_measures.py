@@ -9,24 +9,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn  # noqa: F401 - nn is for the examples
 
-from moduli._torch import keep_from_tracing
 from moduli.layout import any_sharded, is_sharded, make_whole
 
 from . import _arithmetic
 from ._mode import record_nothing
-from ._only import Only
+from ._only import Only, operand_of
 from ._operand import Operand, pair
-from ._species import require
+from ._product import take_products
 from .errors import StructureError
-from .kernel import Product
 
 T = TypeVar("T")
-
-
-def operand_of(x: Any) -> Operand:
-    if isinstance(x, Only):
-        return Operand(x.module, x.patterns)
-    return Operand(require(x))
 
 
 def _select_values(which: Operand) -> list[Tensor]:
@@ -35,27 +27,15 @@ def _select_values(which: Operand) -> list[Tensor]:
     return [tensor for place, tensor in enumerate(which.parameters()) if place not in outside]
 
 
-def _tensors(x: Any) -> list[Tensor]:
-    """The values of a model that take part, tensor by tensor."""
-    if isinstance(x, Product):
-        inner: Any = getattr(x, "product", x)
-        return list(inner.params.values())
-    return _select_values(operand_of(x))
-
-
 def _pair(x: Any, y: Any) -> tuple[list[Tensor], list[Tensor]]:
     """The values of two models of one structure."""
-    if isinstance(x, Product) or isinstance(y, Product):
-        if not (isinstance(x, Product) and isinstance(y, Product)):
-            raise StructureError("cannot combine a product and a module; write module.product() or product.module()")
-        left: Any = getattr(x, "product", x)
-        return _tensors(left), _tensors(left._same_version(y))
     if isinstance(x, Only) != isinstance(y, Only):
         x, y = (x if isinstance(x, Only) else Only(x, y.patterns)), (y if isinstance(y, Only) else Only(y, x.patterns))
     a, b = pair(operand_of(x), operand_of(y))
     return _select_values(a), _select_values(b)
 
 
+@take_products
 def norm(x: Any, p: float = 2.0) -> Tensor:
     r"""The norm of all parameters taken as one vector, $(\sum_i |x_i|^p)^{1/p}$.
 
@@ -73,7 +53,7 @@ def norm(x: Any, p: float = 2.0) -> Tensor:
         12.0
     """
     with record_nothing():
-        return _measure(_tensors(x), p)
+        return _measure(_select_values(operand_of(x)), p)
 
 
 def _measure(tensors: list[Tensor], p: float) -> Tensor:
@@ -92,6 +72,7 @@ def _measure(tensors: list[Tensor], p: float) -> Tensor:
     return total
 
 
+@take_products
 def dot(x: Any, y: Any) -> Tensor:
     r"""The inner product of two models, $\sum_i \bar x_i y_i$.
 
@@ -114,6 +95,7 @@ def dot(x: Any, y: Any) -> Tensor:
         return total.to(kind) if not (total.is_complex() and not kind.is_complex) else total
 
 
+@take_products
 def cosine(x: Any, y: Any) -> Tensor:
     """The cosine of the angle between two models; 0 if one of them is all zeros.
 
@@ -131,6 +113,7 @@ def cosine(x: Any, y: Any) -> Tensor:
         )
 
 
+@take_products
 def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
     """The norm of the difference of two models.
 
@@ -145,6 +128,7 @@ def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
         return _measure([a - b for a, b in zip(left, right, strict=True)], p)
 
 
+@take_products
 def vector(x: Any, copy: bool = True) -> Tensor:
     """All parameters as one vector, in the order of `named_parameters()`.
 
@@ -161,7 +145,7 @@ def vector(x: Any, copy: bool = True) -> Tensor:
         tensor([1., 1., 1.])
     """
     with record_nothing():
-        tensors = _tensors(x)
+        tensors = _select_values(operand_of(x))
         if any_sharded(tensors):
             tensors = list(map(make_whole, tensors))
         joined = None if copy else _see_joined(tensors)
@@ -188,6 +172,7 @@ def _see_joined(tensors: list[Tensor]) -> Tensor | None:
     return first.as_strided((end - first.storage_offset(),), (1,))
 
 
+@take_products
 def from_vector(x: T, values: Tensor) -> T:
     """A particle like another, with the values of a vector; `vector` undoes it.
 
@@ -203,7 +188,7 @@ def from_vector(x: T, values: Tensor) -> T:
         >>> from_vector(adopt(nn.Linear(2, 1)), torch.arange(3.0)).bias.item()
         2.0
     """
-    left = Operand(require(x))
+    left = operand_of(x)
     layout = left.layout
     if values.shape != (layout.numel,):
         raise StructureError(
@@ -219,6 +204,3 @@ def from_vector(x: T, values: Tensor) -> T:
         return _arithmetic.pick(made, places)
 
     return _arithmetic.derive(left, compute)  # type: ignore[return-value]
-
-
-keep_from_tracing(norm, dot, cosine, distance, vector, from_vector)

@@ -11,6 +11,7 @@ from moduli._torch import keep_from_tracing
 
 from . import _arithmetic
 from ._config import fits, refuse
+from ._operand import Operand
 from ._operators import InPlaceOperators
 from ._species import require
 
@@ -75,6 +76,12 @@ def only(module: Any, *patterns: str) -> Only:
         if not any(fits(name, [pattern]) for name in (*names, *buffers)):
             refuse(type(module).__name__, "parameter", pattern, names)
     return Only(particle, patterns)
+
+
+def operand_of(x: Any, live: bool = False) -> Operand:
+    """The operand of a particle, or of a part of one."""
+    module, scope = (x.module, x.patterns) if isinstance(x, Only) else (x, None)
+    return Operand(require(module), scope, live=live)
 
 
 keep_from_tracing(only, Only._binary, Only._unary, Only._inplace)

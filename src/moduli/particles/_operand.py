@@ -78,7 +78,7 @@ class Operand:
     ) -> None:
         self.module, self.scope, self.spare, self.scale, self.acting = module, scope, spare, 1, ()
         pending: Pending | None = module.__dict__.get(PENDING)
-        if pending is not None and (live or pending.parts or pending.version.next_version is not None):
+        if pending is not None and (live or pending.version.next_version is not None):
             build(module)
             pending = None
         self.pending = pending

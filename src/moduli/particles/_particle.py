@@ -18,9 +18,9 @@ from ._config import CONFIG_KEY, add_rule, collect_configs, configure, restore_c
 from ._identity import begin_here
 from ._operators import InPlaceOperators, Operators, count_operand, is_temporary
 from ._product import ParamProduct, module_to_product, product_assign_to_module
-from ._record import Pending, Species, build, get_part, record_of, refuse_wrapped
+from ._record import Pending, Species, build, record_of, refuse_wrapped
 from ._skeleton import PENDING, RECORD
-from ._species import adopt_child, adopt_children, bring_up, edit, kernel_of, touch, version_of
+from ._species import adopt_children, bring_up, edit, kernel_of, touch, version_of
 from .base import NytoModuleBase, ParticleKernelImp
 from .errors import StructureError
 from .kernel import Particle, Product, VersionKernel
@@ -37,9 +37,6 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     def __getattr__(self, name: str) -> Any:
         if PENDING in self.__dict__:
             # In a result that was not looked into yet, the registries are missing.
-            part = get_part(self, name)
-            if part is not None:
-                return part
             build(self)
             return getattr(self, name)
         return super().__getattr__(name)
@@ -154,12 +151,14 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         root = self if record.root is None else self._particle_root
         record.busy = True
         try:
-            if record_of(root).version is None and record.version is None:
+            if record_of(root).version is None:
                 act()
                 record.order.setdefault(name)
-                adopt_child(root, self._modules.get(name))
+                child = self._modules.get(name)
+                if child is not None:
+                    adopt_children(root, child)
             else:
-                edit(self, name, act)
+                edit(self, root, name, act)
         finally:
             record.busy = False
 

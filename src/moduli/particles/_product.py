@@ -1,40 +1,46 @@
-"""Products: the parameters of a particle without its modules, on which chains of operations are cheap."""
+"""Products: the parameters of a particle without its modules, and functions of tensors as functions of parameters.
+
+What operators and functions do to a product they do to the module around its parameters.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from moduli import particles
 from moduli._torch import keep_from_tracing
-from moduli.labels import Axes
+from moduli.layout import diff, layout_of, read
 
 from . import _arithmetic
-from ._lambda_wrappers import binary_lambda_wrapper, unary_lambda_wrapper
 from ._mode import is_composing, record_nothing
-from ._operand import Operand, align, read_number
-from ._record import build, record_of, refuse_wrapped
+from ._operand import Operand, pair
+from ._record import build, refuse_wrapped
 from ._species import bring_up, version_of
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, locate
+from .edits import clone_param
 from .errors import StructureError
 from .kernel import ParticleKernel, Product
 from .mtype import ModuleID, ParamConfig, ParamDict
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 class ParamProduct(Product[Any]):
     """The light form of a module: its parameters by identifier. Products of one version can be combined.
+
+    The functions of `moduli.particles` are methods of it: `x.norm()`, `x.lerp(y, 0.5)`, `x.map(fn)`.
 
     Attributes:
         kernel: The kernel of the particle it was made from, as it was then.
         module_id: Which module of the particle `module()` returns.
         params: The parameters.
         buffers: The buffers that operations act on, by name; see `buffer_policy`.
-        labels: The axes of labelled parameters and buffers, by identifier and name.
 
     Example:
         >>> from moduli.particles import adopt
@@ -46,21 +52,20 @@ class ParamProduct(Product[Any]):
 
     # The functions of this room that are methods too.
     FUNCTIONS = frozenset((
-        "norm", "dot", "cosine", "distance", "lerp", "sign", "sqrt", "exp", "clamp", "where", "map", "zeros_like", "vector",
+        "norm", "dot", "cosine", "distance", "lerp", "lerp_", "axpy_", "sign", "sqrt", "exp", "clamp", "where", "map",
+        "zeros_like", "vector", "from_vector",
     ))  # fmt: skip
 
     kernel: ParticleKernelImp
     module_id: ModuleID
     params: ParamDict
     buffers: dict[str, Tensor]
-    labels: dict[int | str, Axes]
 
     def __init__(self, kernel: ParticleKernelImp, module_id: ModuleID, params: ParamDict) -> None:
         self.kernel = kernel
         self.module_id = module_id
         self.params = params
         self.buffers = {}
-        self.labels = {}
         # The kernel may move on; a product belongs to the version it was made at.
         self._version = kernel.version
 
@@ -101,7 +106,7 @@ class ParamProduct(Product[Any]):
             >>> new.module().bias.item()
             10.0
         """
-        return self._map(lambda name, config, param: fn(param, config))
+        return self._operate(fn, Operand(self.module()))
 
     def binary_operator(
         self, other: ParamProduct, fn: Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]
@@ -123,238 +128,116 @@ class ParamProduct(Product[Any]):
             >>> new.module().bias.item()
             0.0
         """
-        return self._map(lambda name, config, param, theirs: fn(param, theirs, config), self._same_version(other))
+        theirs = self._same_version(other)
+        return self._operate(fn, *pair(Operand(self.module()), Operand(theirs.module())))
 
-    def _map(self, fn: Callable[..., Any], *others: ParamProduct) -> ParamProduct:
-        """Apply a function of a name, a configuration and values to every parameter, and to the buffers that take part."""
-        config, names, every = self.vdata.config, self.vdata.names, (self, *others)
+    def _operate(self, fn: Callable[..., Any], left: Operand, *rights: Operand) -> ParamProduct:
+        """Apply a function to every parameter of operands, and to the buffers that take part."""
+        keys, config, values = self._find_keys(), self.vdata.config, []
         with record_nothing():
-            params = OrderedDict(
-                (key, self._fit(key, fn(names[key], config[key], *(each.params[key] for each in every))))
-                for key in self.params
-            )
-            buffers = {
-                name: _as_buffer(fn(name, ParamConfig(), *(_as_parameter(each.buffers[name]) for each in every)), held)
-                for name, held in self.buffers.items()
-            }
-        return self._replace_params(params, buffers)
+            for entry, held, *row in zip(left.entries, left.values(), *(o.values() for o in rights), strict=True):
+                if isinstance(held, nn.Parameter) or id(held) in keys:
+                    values.append(_fit(entry.name, held, fn(held, *row, config[keys[id(held)]])))
+                else:
+                    # A buffer, as functions of parameters take it.
+                    given = (nn.Parameter(each, requires_grad=False) for each in (held, *row))
+                    value = _fit(entry.name, held, fn(*given, ParamConfig())).detach()
+                    values.append(value.clone() if value.data_ptr() == held.data_ptr() else value)
+        return self._replace(left.tensors, values, values[len(left.tensors) :])
 
     def clone(self) -> ParamProduct:
         """A product with copies of the values."""
-        return self.unary_operator(unary_lambda_wrapper(torch.clone))
+        return +self  # type: ignore[no-any-return]
 
     def rand(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
         """A product with values drawn uniformly from [0, scale)."""
-        return self._draw(torch.rand, scale, generator)
+        return particles.rand(self, scale, generator)
 
     def randn(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
         """A product with values drawn from a normal distribution of mean 0 and standard deviation `scale`."""
-        return self._draw(torch.randn, scale, generator)
-
-    def _draw(self, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> ParamProduct:
-        def draw_like(param: Tensor) -> Tensor:
-            return scale * draw(param.shape, dtype=param.dtype, device=param.device, generator=generator)
-
-        return self.unary_operator(unary_lambda_wrapper(draw_like))
-
-    def from_vector(self, values: Tensor) -> ParamProduct:
-        """A product with the values of a vector, in the order of `vector()`, which it undoes.
-
-        Args:
-            values: As many values as `vector()` has.
-
-        Raises:
-            StructureError: If there are too few or too many.
-
-        Example:
-            >>> from moduli.particles import adopt
-            >>> adopt(nn.Linear(2, 1)).product().from_vector(torch.arange(3.0)).module().bias.item()
-            2.0
-        """
-        sizes = [param.numel() for param in self.params.values()]
-        if values.shape != (sum(sizes),):
-            raise StructureError(
-                f"the product has {sum(sizes)} values in all; the vector given has shape {tuple(values.shape)}"
-            )
-        parts = dict(zip(self.params, torch.split(values, sizes), strict=True))
-        with record_nothing():
-            return self._replace_params(
-                OrderedDict(
-                    (key, self._fit(key, _as_kind(parts[key], param).reshape(param.shape).clone()))
-                    for key, param in self.params.items()
-                )
-            )
-
-    def lerp_(self, other: Any, weight: float) -> ParamProduct:
-        """Move every value towards that of another product, in place: x + weight * (other - x).
-
-        Args:
-            other: A product of the same version.
-            weight: How far; 0 is here, 1 is there.
-
-        Example:
-            >>> from moduli.particles import adopt
-            >>> net = adopt(nn.Linear(2, 1))
-            >>> _ = net.product().lerp_(net.product() * 0 + 1, 1.0)
-            >>> net.bias.item()
-            1.0
-        """
-        return self._in_place(other, lambda mine, theirs: mine.lerp_(theirs, weight))
-
-    def axpy_(self, alpha: float, other: Any) -> ParamProduct:
-        """Add alpha times another product, in place.
-
-        Args:
-            alpha: A number.
-            other: A product of the same version.
-
-        Example:
-            >>> from moduli.particles import adopt
-            >>> net = adopt(nn.Linear(2, 1))
-            >>> before = net.bias.item()
-            >>> _ = net.product().axpy_(2.0, net.product() * 0 + 1)
-            >>> round(net.bias.item() - before, 4)
-            2.0
-        """
-        return self._in_place(other, lambda mine, theirs: mine.add_(theirs, alpha=alpha))
-
-    def _in_place(self, other: Any, change: Callable[[Tensor, Tensor], Any]) -> ParamProduct:
-        theirs = self._same_version(other)
-        config = self.vdata.config
-        with torch.no_grad():
-            for key, param in self.params.items():
-                if config[key].operational:
-                    change(param, theirs.params[key])
-            for name, held in self.buffers.items():
-                change(held, theirs.buffers[name])
-        return self
+        return particles.randn(self, scale, generator)
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.FUNCTIONS:
-            function = getattr(particles, name)
-            return (lambda fn, *others: function(fn, self, *others)) if name == "map" else partial(function, self)
-        raise AttributeError(f"a ParamProduct has no attribute {name!r}")
+        if name not in ParamProduct.FUNCTIONS:
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+        function = getattr(particles, name)
+        return (lambda fn, *others: function(fn, self, *others)) if name == "map" else functools.partial(function, self)
 
-    def _unary(self, fn: Callable[[Any], Any]) -> ParamProduct:
-        return self.unary_operator(unary_lambda_wrapper(lambda p: p.clone() if (made := fn(p)) is p else made))
+    def _unary(self, fn: Callable[[Any], Any]) -> Any:
+        return self._run(functools.partial(_arithmetic.unary, fn), (self,))
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        if isinstance(other, nn.Module):
-            raise StructureError(
-                f"cannot combine a {type(self).__name__} and a {type(other).__name__}: write module.product() on the one side "
-                "or product.module() on the other"
-            )
-        if isinstance(other, Product):
-            product = self._same_version(other)
-            if reflected:
-                return product.binary_operator(self, binary_lambda_wrapper(fn))
-            return self.binary_operator(product, binary_lambda_wrapper(fn))
-        value = read_number(other)
-        if value is None:
-            return NotImplemented
-        return self.unary_operator(unary_lambda_wrapper(lambda p: fn(value, p) if reflected else fn(p, value)))
+        return self._run(lambda x, y: _arithmetic.binary(fn, x, y, reflected), (self, other))
 
-    def _replace_params(self, params: ParamDict, buffers: dict[str, Tensor] | None = None) -> ParamProduct:
-        made = ParamProduct(self.kernel, self.module_id, params)
-        made._version = self._version
-        made.buffers = self.buffers if buffers is None else buffers
-        made.labels = self.labels
+    def _run(self, fn: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
+        """What a function of modules makes of the modules around products."""
+        named = dict(kwargs or {})
+        for arg in (*args, *named.values()):
+            if isinstance(arg, nn.Module):
+                raise StructureError(
+                    f"cannot combine a product and a module ({type(arg).__name__}): write module.product() on the one side "
+                    "or product.module() on the other"
+                )
+        given = [self._same_version(arg) if isinstance(arg, Product) else arg for arg in (*args, *named.values())]
+        own = self.module()
+        given = [own if arg is self else arg.module() if isinstance(arg, ParamProduct) else arg for arg in given]
+        made = fn(*given[: len(args)], **dict(zip(named, given[len(args) :], strict=True)))
+        if made is own:
+            return self
+        if not isinstance(made, nn.Module):
+            return made
+        build(made)
+        buffers = dict(made.named_buffers())
+        return self._replace(read(own).parameters, read(made).parameters, [buffers[name] for name in self.buffers])
+
+    def _find_keys(self) -> dict[int, int]:
+        return {id(param): key for key, param in self.params.items()}
+
+    def _replace(self, own: list[Tensor], values: list[Any], buffers: list[Tensor]) -> ParamProduct:
+        """A product with other values, in the order of the parameters of the module."""
+        keys = self._find_keys()
+        fresh = {keys[id(old)]: new for old, new in zip(own, values, strict=False)}
+        made = ParamProduct(self.kernel, self.module_id, OrderedDict((key, fresh[key]) for key in self.params))
+        made.buffers = dict(zip(self.buffers, buffers, strict=True))
         return made
 
     def _check_current(self) -> None:
-        root = self.pdata.modules[0]
-        if record_of(root).version is not self._version:
+        if self._version.next_version is not None:
             raise StructureError(
-                f"this product was made at version {self.vdata.number} and its {type(root).__name__} has been edited since; "
-                "make a new product with product()"
+                f"this product was made at version {self.vdata.number} and its {type(self.pdata.modules[0]).__name__} has "
+                "been edited since; make a new product with product()"
             )
 
-    def _in_order(self, labels: dict[int | str, Axes], like: ParamProduct) -> ParamProduct:
-        """The same values, with the axes and labels of some in another order.
-
-        Args:
-            labels: The wanted axes.
-            like: What has the wanted shapes.
-        """
-        if labels == self.labels:
-            return self
-        made = self._replace_params(OrderedDict(self.params), dict(self.buffers))
-        tables: tuple[Any, Any] = (made.params, like.params), (made.buffers, like.buffers)
-        for held, wanted in tables:
-            for key in held.keys() & labels.keys() & self.labels.keys():
-                if labels[key] != self.labels[key]:
-                    name = self.vdata.names.get(key, key)
-                    held[key] = align(name, held[key], self.labels[key], labels[key], wanted[key].shape)
-        made.labels = labels
-        return made
-
-    def _fit(self, key: int, value: Any) -> nn.Parameter:
-        """What an operation gave for a parameter, as a parameter of the same shape and kind."""
-        before = self.params[key]
-        name = self.vdata.names.get(key, str(key))
-        if not isinstance(value, Tensor):
-            raise TypeError(f"the operation gave a {type(value).__name__} for {name!r}; it must give a parameter")
-        made = _arithmetic.fit(name, before.shape, before.dtype, value)
-        if made is not value:
-            return nn.Parameter(made, requires_grad=value.requires_grad)
-        if isinstance(value, nn.Parameter) or is_composing():
-            return value  # type: ignore[return-value]
-        return nn.Parameter(value, requires_grad=before.requires_grad)
-
     def _same_version(self, other: Any) -> ParamProduct:
-        inner = getattr(other, "product", None)
-        if not isinstance(other, ParamProduct) and isinstance(inner, ParamProduct):
-            other = inner
-        if not isinstance(other, ParamProduct):
+        product = other if isinstance(other, ParamProduct) else getattr(other, "product", None)
+        if not isinstance(product, ParamProduct):
             raise StructureError(
                 f"cannot combine a ParamProduct and a {type(other).__name__}; make a product of it first"
             )
-        if other._version is not self._version:
+        if product._version is not self._version:
+            a, b = self.vdata, product.vdata
+            related = "of one species" if a.species is b.species else "of different species"
+            found = diff(*(layout_of(each.pdata.modules[0]) for each in (self, product)))
             raise StructureError(
-                f"cannot combine products of different versions: {_versions(self, other)}. Products combine within one "
-                "version; make new ones with product() after touch(), or combine the modules, which need only agree in structure"
+                f"cannot combine products of different versions: the left is at version {a.number}, the right at version "
+                f"{b.number}, {related}{f'; {found}' if found else ''}. Products combine within one version; make new ones "
+                "with product() after touch(), or combine the modules, which need only agree in structure"
             )
-        if self.params.keys() != other.params.keys():
+        if self.params.keys() != product.params.keys():
             raise StructureError(
-                f"cannot combine the product of module {self.module_id} with that of module {other.module_id} of the particle"
+                f"cannot combine the product of module {self.module_id} with that of module {product.module_id} of the particle"
             )
-        apart = sorted(self.buffers.keys() ^ other.buffers.keys())
-        if apart:
-            raise StructureError(
-                f"the buffer {apart[0]!r} takes part on one side only; say moduli.particles.buffer_policy for both"
-            )
-        return other._in_order(self.labels, self)
+        return product
 
 
-def _versions(left: ParamProduct, right: ParamProduct) -> str:
-    a, b = left.vdata, right.vdata
-    related = "of one species" if a.species is b.species else "of different species"
-    told = f"the left is at version {a.number}, the right at version {b.number}, {related}"
-    here = {name: a.shapes.get(pid) for pid, name in a.names.items()}
-    there = {name: b.shapes.get(pid) for pid, name in b.names.items()}
-    for name in (*here, *there):
-        if here.get(name, "absent") != there.get(name, "absent"):
-            shown = tuple(
-                "missing" if side is None else f"of shape {side}" for side in (here.get(name), there.get(name))
-            )
-            return f"{told}; {name!r} is {shown[0]} on the left and {shown[1]} on the right"
-    return told
-
-
-def _as_parameter(held: Tensor) -> nn.Parameter:
-    """A buffer as functions of parameters take it."""
-    return nn.Parameter(held, requires_grad=False)
-
-
-def _as_buffer(value: Tensor, like: Tensor) -> Tensor:
-    """What an operation gave for a buffer, in storage of its own."""
-    made = value.detach().to(like.dtype)
-    return made.clone() if made.data_ptr() == like.data_ptr() else made
-
-
-def _as_kind(values: Tensor, like: Tensor) -> Tensor:
-    """Values in the dtype of a parameter; a complex vector may hold real ones."""
-    return (values.real if values.is_complex() and not like.is_complex() else values).to(like.dtype)
+def _fit(name: str, before: Tensor, value: Any) -> Any:
+    """What a function gave for a parameter, as a parameter of the same shape and kind."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the operation gave a {type(value).__name__} for {name!r}; it must give a parameter")
+    made = _arithmetic.fit(name, before.shape, before.dtype, value)
+    if made is value and (isinstance(value, nn.Parameter) or is_composing()):
+        return value
+    return nn.Parameter(made, requires_grad=value.requires_grad if made is not value else before.requires_grad)
 
 
 def module_to_product(module: NytoModuleBase) -> ParamProduct:
@@ -372,33 +255,19 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     root = module._particle_root
     refuse_wrapped(module, root)
     bring_up(root)
-    version = version_of(root)
-    # The kernel of a product stays at the version of the product.
-    kept: ParticleKernelImp = ParticleKernel(version, locate(root, version.data))
-    key = module._module_id
-    params = kept.data.params
-    if key:
-        below = version.data.get_sub_params(key)
-        params = OrderedDict((pid, param) for pid, param in params.items() if pid in below)
-    return _adorn(ParamProduct(kept, key, params))
-
-
-def _adorn(made: ParamProduct) -> ParamProduct:
-    """Note which buffers take part in operations, and the labels as they are now."""
-    which = Operand(made.pdata.modules[made.module_id], wrapped=True)
+    version, key = version_of(root), module._module_id
+    # The modules of a product keep the labels and parameters that the particle has now.
+    kept: ParticleKernelImp = ParticleKernel(version, locate(_arithmetic.rebuild(root), version.data))
+    below = version.data.get_sub_params(key)
+    made = ParamProduct(kept, key, OrderedDict((pid, param) for pid, param in kept.data.params.items() if pid in below))
+    which = Operand(module, wrapped=True)
     made.buffers = {which.layout.buffers[place].name: which.buffers[place] for place in which.acting}
-    labels = which.find_labelled()
-    if labels:
-        keys = {id(param): key for key, param in made.pdata.params.items()}
-        named = zip(which.layout, which.tensors, strict=True)
-        made.labels = {keys[id(held)]: labels[entry.name] for entry, held in named if entry.name in labels}
-        made.labels |= {name: labels[name] for name in made.buffers if name in labels}
     return made
 
 
 def _restore(root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]) -> ParamProduct:
     version = version_of(root)
-    made = _adorn(ParamProduct(ParticleKernel(version, locate(root, version.data)), module_id, OrderedDict(params)))
+    made = ParamProduct(ParticleKernel(version, locate(root, version.data)), module_id, OrderedDict(params))
     made.buffers = buffers
     return made
 
@@ -415,13 +284,9 @@ def product_to_module(product: ParamProduct) -> Any:
         torch.Size([1, 2])
     """
     product._check_current()
-    # Within a version, the particle may have been given other parameters since, and labels in another order.
-    root = product.pdata.modules[0]
-    live: ParticleKernelImp = ParticleKernel(product._version, locate(root, product.vdata))
-    own = _adorn(ParamProduct(live, product.module_id, live.data.params))
-    product = product._in_order(own.labels, own)
-    exchanged = {id(live.data.params[key]): param for key, param in product.params.items()}
-    return _arithmetic.rebuild(live.data.modules[product.module_id], exchanged, product.buffers)
+    held = product.pdata
+    exchanged = {id(held.params[key]): param for key, param in product.params.items()}
+    return _arithmetic.rebuild(held.modules[product.module_id], exchanged, product.buffers)
 
 
 def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> None:
@@ -437,23 +302,74 @@ def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> N
         >>> net.bias.item()
         1.0
     """
-    own = module_to_product(module)
-    product = own._same_version(product)
+    given = module_to_product(module)._same_version(product).module()
+    left, right = pair(Operand(module, live=True), Operand(given))
     with torch.no_grad():
-        for key, param in product.params.items():
-            if own.params[key] is not param:
-                own.params[key].copy_(param)
-        for name, held in product.buffers.items():
-            if own.buffers[name] is not held:
-                own.buffers[name].copy_(held)
+        for mine, theirs in zip(left.values(), right.values(), strict=True):
+            if mine is not theirs:
+                mine.copy_(theirs)
+
+
+# -- functions -----------------------------------------------------------------------------------------------------------
+
+
+def take_products(fn: F) -> F:
+    """Let a function of particles take products as well, and `torch.compile` run it as it is."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first: Any = next((arg for arg in args if isinstance(arg, Product)), None)
+        return fn(*args, **kwargs) if first is None else first._run(fn, args, kwargs)
+
+    keep_from_tracing(fn, call)
+    return call  # type: ignore[return-value]
+
+
+def unary_lambda_wrapper(
+    fn: Callable[[nn.Parameter], Tensor],
+) -> Callable[[nn.Parameter, ParamConfig], nn.Parameter]:
+    """Make of a function of a tensor one that honours a parameter's configuration.
+
+    Example:
+        >>> from moduli.particles import ParamConfig
+        >>> double = unary_lambda_wrapper(lambda p: 2 * p)
+        >>> one = nn.Parameter(torch.ones(1))
+        >>> double(one, ParamConfig()).item(), double(one, ParamConfig(operational=False)).item()
+        (2.0, 1.0)
+    """
+    act = binary_lambda_wrapper(lambda param, _: fn(param))
+    return lambda param, config: act(param, param, config)
+
+
+def binary_lambda_wrapper(
+    fn: Callable[[nn.Parameter, nn.Parameter], Tensor],
+) -> Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]:
+    """Make of a function of two tensors one that honours a parameter's configuration.
+
+    Example:
+        >>> from moduli.particles import ParamConfig
+        >>> minus = binary_lambda_wrapper(lambda p, q: p - q)
+        >>> one = nn.Parameter(torch.ones(1))
+        >>> minus(one, one, ParamConfig()).item(), minus(one, one, ParamConfig(operational=False)).item()
+        (0.0, 1.0)
+    """
+
+    def act(left: nn.Parameter, right: nn.Parameter, config: ParamConfig) -> nn.Parameter:
+        if not config.operational:
+            return clone_param(left) if config.clone else left
+        value = fn(left, right)
+        if value.requires_grad or is_composing():
+            return value  # type: ignore[return-value]
+        flag = left.requires_grad and (value.is_floating_point() or value.is_complex())
+        return nn.Parameter(value, requires_grad=flag)
+
+    return act
 
 
 keep_from_tracing(
     module_to_product,
     product_to_module,
     product_assign_to_module,
-    ParamProduct.unary_operator,
-    ParamProduct.binary_operator,
-    ParamProduct.from_vector,
-    ParamProduct._in_place,
+    ParamProduct._operate,
+    ParamProduct._run,
 )

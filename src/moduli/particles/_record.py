@@ -9,10 +9,9 @@ holds one is an empty shell, which is built at the first access to anything in i
 
 from __future__ import annotations
 
-import copy
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import call, is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -116,7 +115,7 @@ class Pending:
     """The result of an operation: values, and what to build around them."""
 
     __slots__ = (
-        "buffers", "flags", "graph", "kinds", "parts", "scale", "shared", "states", "structure", "tensors", "version",
+        "buffers", "flags", "graph", "kinds", "scale", "shared", "states", "structure", "tensors", "version",
     )  # fmt: skip
 
     def __init__(
@@ -142,25 +141,19 @@ class Pending:
         self.kinds: dict[int, type[nn.Parameter]] = {}
         # Whether the tensors carry a graph, so that they are parameters as they are.
         self.graph = False
-        # The modules that were looked into already, by place: from then on the values are what these hold.
-        self.parts: dict[int, nn.Module] = {}
 
     # Some classes copy the attributes of a module one by one: the copy of a shell is a shell.
     def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
-        if self.parts:
-            tensors, buffers, parts = copy.deepcopy((self.tensors, self.buffers, self.parts), memo)
-        else:
-            parts = {}
-            tensors, buffers = [each.clone() for each in self.tensors], [each.detach().clone() for each in self.buffers]
+        tensors, buffers = [each.clone() for each in self.tensors], [each.detach().clone() for each in self.buffers]
         twin = Pending(self.structure, self.states, tensors, self.flags, buffers, self.version)
-        twin.scale, twin.kinds, twin.graph, twin.parts = self.scale, self.kinds, self.graph, parts
+        twin.scale, twin.kinds, twin.graph = self.scale, self.kinds, self.graph
         return twin
 
     @property
     def fresh(self) -> bool:
         """Whether the tensors may be written over, if nothing else refers to the result."""
         groups = self.structure.layout.groups
-        return not (self.graph or self.shared or self.parts) and all(g.dtype.is_floating_point for g in groups)
+        return not (self.graph or self.shared) and all(g.dtype.is_floating_point for g in groups)
 
     def values(self) -> list[Tensor]:
         """The tensors, with the number multiplied in; several threads may ask for them."""
@@ -201,48 +194,21 @@ def build(shell: nn.Module) -> None:
             return
         structure, states = pending.structure, pending.states
         if not pending.graph:
-            every = range(len(pending.tensors))
             if is_watched() or torch.is_inference_mode_enabled():
-                run_outside(_make_parameters, pending, every)
+                run_outside(_make_parameters, pending)
             else:
-                _make_parameters(pending, every)
+                _make_parameters(pending)
         parameters = pending.tensors
         record = ParticleRecord(pending.version, states[0].get(RECORD, ()))
         # The record comes with the first look, or another thread would give the module one of its own.
         shell.__dict__[RECORD] = record
-        modules = {0: shell, **pending.parts}
-        places = [place for place in range(len(structure.modules) - 1, -1, -1) if place not in pending.parts]
-        assemble(modules, places, structure, states, parameters, pending.buffers)
+        modules = {0: shell}
+        assemble(modules, structure, states, parameters, pending.buffers)
         adorn(modules, states, facts_of(structure).particles)
         ordered = [modules[place] for place in range(len(modules))]
         record.saw(Reading(structure, parameters, pending.buffers, ordered), states)
         pending.version.data.species.members.add(shell)
         del shell.__dict__[PENDING]
-
-
-def get_part(shell: nn.Module, name: str) -> nn.Module | None:
-    """A child of a shell, made alone with all that is below it; None if that cannot be, or there is none of that name."""
-    with _BUILDING:
-        pending: Pending | None = shell.__dict__.get(PENDING)
-        part = None if pending is None else facts_of(pending.structure).parts.get(name)
-        if pending is None or part is None:
-            return None
-        held = pending.parts.get(part.places[0])
-        if held is not None:
-            return held
-        if pending.graph or pending.kinds or is_watched() or torch.is_inference_mode_enabled():
-            return None
-        _make_parameters(pending, part.parameters)
-        made = dict(pending.parts)
-        try:
-            places = [place for place in part.places if place not in made]
-            assemble(made, places, pending.structure, pending.states, pending.tensors, pending.buffers)
-        except KeyError:
-            # An attribute refers to what is outside of the part.
-            return None
-        pending.parts = made
-        pending.version.data.species.members.add(shell)
-        return made[part.places[0]]
 
 
 def adorn(modules: Mapping[int, nn.Module], states: list[State], places: tuple[int, ...]) -> None:
@@ -254,18 +220,17 @@ def adorn(modules: Mapping[int, nn.Module], states: list[State], places: tuple[i
             inner.root = reference
 
 
-def _make_parameters(pending: Pending, places: Iterable[int]) -> None:
+def _make_parameters(pending: Pending) -> None:
     """Turn fresh tensors into parameters where they are, as torch does with lazy ones; those of an operand stay."""
     tensors, flags = pending.values(), pending.flags
-    for place in places:
-        tensor = tensors[place]
+    for tensor, flag in zip(tensors, flags, strict=True):
         if type(tensor) is Tensor:
             tensor.__class__ = nn.Parameter
-            if flags[place]:
+            if flag:
                 tensor.requires_grad = True
     for place, kind in pending.kinds.items():
         if not isinstance(tensors[place], kind):
             tensors[place] = kind(tensors[place].detach(), requires_grad=flags[place])
 
 
-keep_from_tracing(build, get_part)
+keep_from_tracing(build)

@@ -210,7 +210,6 @@ def _resolve(value: Any, tables: Sequence[Any]) -> Any:
 
 def assemble(
     modules: dict[int, nn.Module],
-    places: Iterable[int],
     structure: Structure,
     states: Sequence[State],
     parameters: Sequence[Any],
@@ -219,17 +218,14 @@ def assemble(
     """Make modules of a model.
 
     Args:
-        modules: The modules that there are already, by place; those that are made are added. A root is an empty object.
-        places: Which to make. Nothing is visible in the last one before it is in all others, so that other threads may look
-            at it meanwhile.
+        modules: The root, an empty object, if there is one already; all that are made are added, by place.
         structure: What the model looks like.
         states: The plain attributes of every module.
         parameters: One per entry of the layout.
         buffers: One per buffer of the layout.
-
-    Raises:
-        KeyError: If an attribute refers to a module that is not made.
     """
+    # Nothing is visible in the root before it is in all others, so that other threads may look at it meanwhile.
+    places = range(len(states) - 1, -1, -1)
     entries, restoring = structure.modules, facts_of(structure).restoring
     for place in places:
         if place not in modules:
@@ -252,13 +248,6 @@ def assemble(
         modules[place].__dict__.update(made)
 
 
-class Part(NamedTuple):
-    """A child of the root that can be made alone, with all that is below it: the places of its modules and parameters."""
-
-    places: tuple[int, ...]
-    parameters: tuple[int, ...]
-
-
 def copy_unwrapped(module: nn.Module) -> Any:
     """A copy of a model, its tensors copied, its plain attributes shared, without what `fully_shard` put around it.
 
@@ -276,7 +265,7 @@ def copy_unwrapped(module: nn.Module) -> Any:
     parameters = [nn.Parameter(held.detach().clone(), held.requires_grad) for held in reading.parameters]
     buffers = [held.detach().clone() for held in reading.buffers]
     states, made = capture(reading.modules, reading), dict[int, nn.Module]()
-    assemble(made, range(len(states) - 1, -1, -1), reading.structure, states, parameters, buffers)
+    assemble(made, reading.structure, states, parameters, buffers)
     return made[0]
 
 
@@ -287,13 +276,11 @@ class Facts(NamedTuple):
         restoring: Their copies need the `__setstate__` of their class, as recurrent layers of torch do.
         labelling: They may own labelled tensors.
         particles: They are particles inside the particle.
-        parts: The children of the root that hold no particle, by name.
     """
 
     restoring: frozenset[int]
     labelling: tuple[int, ...]
     particles: tuple[int, ...]
-    parts: dict[str, Part]
 
 
 def facts_of(structure: Structure) -> Facts:
@@ -301,25 +288,12 @@ def facts_of(structure: Structure) -> Facts:
     known: Facts | None = structure.notes.get("particles")
     if known is None:
         kinds = [entry.kind for entry in structure.modules]
-        particles = tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel"))
-        parts = {name: _find_part(structure, top) for name, top in structure.modules[0].children if top >= 0}
         known = structure.notes["particles"] = Facts(
             frozenset(place for place, kind in enumerate(kinds) if _restores_itself(kind)),
             tuple(place for place, kind in enumerate(kinds) if issubclass(kind, LabellingModule)),
-            particles,
-            {name: part for name, part in parts.items() if not {*part.places} & {*particles}},
+            tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
         )
     return known
-
-
-def _find_part(structure: Structure, top: int) -> Part:
-    places, found = [top], {top}
-    for place in places:
-        below = {i for _, i in structure.modules[place].children if i >= 0} - found
-        places += below
-        found |= below
-    held = {i for place in places for _, i in structure.modules[place].parameters if i >= 0}
-    return Part(tuple(places), tuple(sorted(held)))
 
 
 def _restores_itself(kind: type) -> bool:

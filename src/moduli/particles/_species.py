@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +51,7 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
     before = None if record.structure is None else _read_known(record)
     edited = None if record.looks_like(reading) else compare(version.data, module, before)
     if version.next_version is not None:
-        edited = _follow(module, record, version, None if edited is None else edited[1])
+        edited = _follow(module, record, version, edited)
         reading = read(module)
     if edited is not None:
         _advance(module, record, *edited, reading)
@@ -63,66 +62,47 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
 
 
 def _follow(
-    module: nn.Module, record: ParticleRecord, first: VersionKernelImp, own: ParticleEdit | None
+    module: nn.Module,
+    record: ParticleRecord,
+    first: VersionKernelImp,
+    own: tuple[VersionDataImp, ParticleEdit] | None,
 ) -> tuple[VersionDataImp, ParticleEdit] | None:
-    """Repeat the edits of relatives, all or none, with a particle that may have been edited itself in another place.
+    """Repeat the edits of relatives, all or none.
 
     Returns:
-        What is left of its own edit.
+        What is left of an edit of its own.
 
     Raises:
-        StructureError: If the edits get in each other's way.
+        StructureError: If the particle was edited itself meanwhile, in another way.
     """
-    newest = version = first
-    while newest.next_version is not None:
-        newest = newest.next_version
+    version = first
     if own is not None:
-        left = compare(newest.data, module, None)
-        if record.structure is None or left is None:
-            # The same edit was made here.
-            record.version = newest
-            return left
-    known = _read_known(record)
-    live = {id(each) for each in module.modules()}
-    data = ParticleDataImp(OrderedDict((k, m) for k, m in known.modules.items() if id(m) in live), OrderedDict())
-    for key, each in data.modules.items():
-        for name, pid in first.data.meta[key].sub_params.items():
-            held = each._parameters.get(name)
-            if pid is not None and held is not None:
-                data.params.setdefault(pid, held)
-    undo = Undo(*module.modules())
+        while version.next_version is not None:
+            version = version.next_version
+        left = compare(version.data, module, None)
+        if record.structure is not None and left is not None:
+            theirs: Any = first.particle_updater
+            raise StructureError(
+                f"this {type(module).__name__} was edited ({own[1].sentence(first.data)}) after a relative had edited it too "
+                f"({theirs.sentence(first.data)}), and the edits do not merge. Call touch() before an edit; now take the values over with "
+                "moduli.particles.migrate(this, to=relative), or go on alone with moduli.particles.independent(this)"
+            )
+        # The same edit was made here.
+        record.version = version
+        return left
+    data, undo = locate(module, first.data), Undo(*module.modules())
     try:
         while version.next_version is not None:
-            theirs: Any = version.particle_updater
-            if own is not None:
-                met = own.touched & (theirs.touched | theirs.remove_modules) | theirs.touched & own.remove_modules
-                if met or not theirs.can_run(data):
-                    raise _explain_unmerged(module, own, theirs, version.data, met)
-            theirs.run(data)
+            version.particle_update(data)
             version = version.next_version
         record.version = version
         adopt_children(module)
-        reading = read(module)
-        left = None if own is None else compare(version.data, module, LastSeen(data.modules, known.states))
+        record.saw(read(module))
     except BaseException:
         undo.restore()
         record.version = first
         raise
-    if left is None:
-        record.saw(reading)
-    return left
-
-
-def _explain_unmerged(
-    module: nn.Module, own: ParticleEdit, theirs: ParticleEdit, vdata: VersionDataImp, met: set[ModuleID]
-) -> StructureError:
-    paths = [path for key, path in vdata.paths() if key in met]
-    where = repr(paths[0]) if paths and paths[0] else "this"
-    return StructureError(
-        f"{where} in a {type(module).__name__} was edited ({own.sentence(vdata)}) after a relative had edited it too "
-        f"({theirs.sentence(vdata)}), and the edits do not merge. Call touch() before an edit; now take the values over with "
-        "moduli.particles.migrate(this, to=relative), or go on alone with moduli.particles.independent(this)"
-    )
+    return None
 
 
 def _advance(
@@ -281,72 +261,41 @@ def touch(root: nn.Module) -> None:
         bring_up(root)
 
 
-def edit(module: NytoModuleBase, name: str, act: Callable[[], None]) -> None:
+def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], None]) -> None:
     """Make an edit of an attribute of a module all or nothing, and a new version of the species it is in."""
-    root = module._particle_root
-    record = record_of(root)
-    version = record.version
-    if version is None:
-        _make_edit(module, name, act, root, record)
-        return
-    with version.data.species.lock:
+    with version_of(root).data.species.lock:
         bring_up(root)
-        _make_edit(module, name, act, root, record)
-
-
-def _make_edit(
-    module: NytoModuleBase, name: str, act: Callable[[], None], root: nn.Module, record: ParticleRecord
-) -> None:
-    version = record.version
-    before = None if version is None else _read_known(record)
-    undo = Undo(module)
-    order = dict(record_of(module).order)
-    children = dict(module._modules)
-    try:
-        act()
-        record_of(module).order.setdefault(name)
-        if version is not None:
+        record, own = record_of(root), record_of(module)
+        version, before, undo = version_of(root), _read_known(record), Undo(module)
+        order, children = dict(own.order), dict(module._modules)
+        try:
+            act()
+            own.order.setdefault(name)
             reading = read(root)
             labelled = module.__dict__.get("_labelled", {})
             edited = compare(version.data, root, before, (module, labelled[name][0] if name in labelled else name))
             if edited is not None:
                 _advance(root, record, *edited, reading)
-        else:
-            adopt_child(root, module._modules.get(name))
-    except BaseException:
-        undo.restore()
-        record.version = version
-        record_of(module).order = order
-        raise
+        except BaseException:
+            undo.restore()
+            record.version, own.order = version, order
+            raise
     for child in children.values():
         if child is not None and isinstance(child, NytoModuleBase):
             # It is a root of its own from now on, unless it is still in here.
             _ = child._particle_root
 
 
-def adopt_children(root: nn.Module) -> None:
-    """Tell the modules of a particle which particle they are in."""
-    reference: weakref.ref[nn.Module] | None = None
-    for module in root.modules():
-        if module is not root and isinstance(module, NytoModuleBase):
-            inner = record_of(module)
-            if inner.root is None or inner.root() is not root:
-                reference = reference or weakref.ref(root)
-                inner.root = reference
-
-
-def adopt_child(root: nn.Module, child: nn.Module | None) -> None:
-    """Tell a module that was just assigned, and those below it, which particle they are in now."""
-    if child is None or not (child._modules or isinstance(child, NytoModuleBase)):
-        return
+def adopt_children(root: nn.Module, below: nn.Module | None = None) -> None:
+    """Tell the modules of a particle, or those of a child that was just assigned, which particle they are in."""
     reference = weakref.ref(root)
     configured = False
-    for module in child.modules():
-        if isinstance(module, NytoModuleBase) and module is not root:
+    for module in (root if below is None else below).modules():
+        if module is not root and isinstance(module, NytoModuleBase):
             inner = record_of(module)
             inner.root = reference
             configured = configured or (inner.version is not None and inner.version.data.species.configured)
-    if configured:
+    if configured and below is not None:
         version_of(root)
 
 

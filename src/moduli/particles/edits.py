@@ -121,17 +121,6 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         self.add_modules, self.add_params = self._copies(None)
         self.buffers = {key: None if held is None else held.detach().clone() for key, held in self.buffers.items()}
 
-    def can_run(self, pdata: ParticleDataImp) -> bool:
-        """Whether a particle has all that the edited modules refer to afterwards."""
-        meta: MetaDict = self.next_version_modules_meta or OrderedDict()
-        modules, params = {*pdata.modules, *self.add_modules}, {*pdata.params, *self.add_params}
-        edited = [meta[key] for key in {*self.touched, *self.add_modules} if key in meta]
-        return self.touched <= modules and all(
-            {m for m in each.sub_modules.values() if m is not None} <= modules
-            and {p for p in each.sub_params.values() if p is not None} <= params
-            for each in edited
-        )
-
     def run(self, pdata: ParticleDataImp) -> None:
         """Bring one particle to the next version, or raise and leave it as it was."""
         meta = self.next_version_modules_meta

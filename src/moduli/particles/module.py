@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from moduli import nn as _nn
 
-from ._lambda_wrappers import binary_lambda_wrapper, unary_lambda_wrapper
 from ._particle import ParticleMethods
-from ._product import ParamProduct, module_to_product, product_assign_to_module, product_to_module
+from ._product import (
+    ParamProduct,
+    binary_lambda_wrapper,
+    module_to_product,
+    product_assign_to_module,
+    product_to_module,
+    unary_lambda_wrapper,
+)
 
 __all__ = [
     "NytoModule",

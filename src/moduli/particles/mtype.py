@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy as _copy
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from types import SimpleNamespace
+from typing import Annotated, TypeAlias
 
 from torch import nn
 
@@ -69,8 +70,7 @@ class ModuleMeta:
         )
 
 
-@dataclass
-class ParamConfig:
+class ParamConfig(SimpleNamespace):
     """How operations treat one parameter. More attributes may be added, for operations of one's own to read.
 
     Attributes:
@@ -85,24 +85,12 @@ class ParamConfig:
         (0.1, ParamConfig(operational=False, clone=True, rate=0.1))
     """
 
-    operational: bool = True
-    clone: bool = True
+    def __init__(self, operational: bool = True, clone: bool = True) -> None:
+        super().__init__(operational=operational, clone=clone)
 
     def copy(self) -> ParamConfig:
         """A deep copy, with every added attribute."""
         return _copy.deepcopy(self)
-
-    def __getattr__(self, name: str) -> Any:
-        # Only for type checkers: attributes may be added freely. What was never added is missing, as usual.
-        raise AttributeError(f"this ParamConfig has no attribute {name!r}; it has {', '.join(self.__dict__)}")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ParamConfig) and self.__dict__ == other.__dict__
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"ParamConfig({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
 
 
 ModuleDict: TypeAlias = OrderedDict[int, nn.Module]

@@ -84,20 +84,13 @@ class PMProduct(Product["ParticleModule[Any]"]):
         """A product with values drawn from a normal distribution of mean 0 and standard deviation `scale`."""
         return self.from_ParamProduct(self.product.randn(scale, generator))
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in ParamProduct.FUNCTIONS and name not in ("from_vector", "lerp_", "axpy_"):
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
-        method = getattr(self.product, name)
+    __getattr__ = ParamProduct.__getattr__
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            given = (arg.product if isinstance(arg, PMProduct) else arg for arg in args)
-            named = {key: arg.product if isinstance(arg, PMProduct) else arg for key, arg in kwargs.items()}
-            made = method(*given, **named)
-            if made is self.product:
-                return self
-            return self.from_ParamProduct(made) if isinstance(made, ParamProduct) else made
-
-        return call
+    def _run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        made = self.product._run(fn, args, kwargs)
+        if made is self.product:
+            return self
+        return self.from_ParamProduct(made) if isinstance(made, ParamProduct) else made
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         made = self.product._binary(fn, other, reflected)
