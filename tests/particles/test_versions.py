@@ -435,9 +435,7 @@ def test_an_edit_of_what_a_relative_removed_is_refused():
     one.touch()
     two[0].append(nn.Linear(2, 2))
     for _ in range(2):
-        with pytest.raises(
-            StructureError, match=r"this Sequential was edited .* after a relative had edited it too"
-        ):
+        with pytest.raises(StructureError, match=r"this Sequential was edited .* after a relative had edited it too"):
             two.touch()
         assert len(two[0]) == 2
     new = migrate({}, one) if not list(one.parameters()) else None

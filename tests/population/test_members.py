@@ -72,7 +72,7 @@ def test_members_behave_as_modules():
         torch.optim.SGD(each.parameters(), lr=0.1).step()
 
 
-def test_edits_of_members_are_refused_and_undone():
+def test_edits_of_members_are_refused():
     pop = Population.of(net(), 3)
     member = pop[0]
     with pytest.raises(StructureError, match=r"member 0 cannot be assigned.*copy\.deepcopy"):
@@ -81,17 +81,18 @@ def test_edits_of_members_are_refused_and_undone():
         pop[0][0].weight = nn.Parameter(torch.zeros(4, 3))
     with pytest.raises(StructureError, match="cannot be assigned"):
         member.extra = nn.Linear(1, 1)
-    with pytest.raises(StructureError, match="cannot be added"):
+    with pytest.raises(StructureError, match="cannot be assigned"):
         member[0].register_buffer("extra", torch.zeros(1))
-    with pytest.raises(StructureError, match="cannot become"):
+    with pytest.raises(StructureError, match="cannot be assigned"):
         member[1].running_mean = torch.zeros(7)
     member[1].running_mean = torch.ones(4)
     assert (dict(pop.named_buffers())["1.running_mean"][0] == 1).all()
     del member[0].bias
-    with pytest.raises(StructureError, match=r"member 0 was edited at '0\.bias', which was undone"):
+    with pytest.raises(StructureError, match=r"member 0 was edited, so it is a model of its own now \(.*'0\.bias'"):
         pop(torch.randn(5, 3))
-    assert member[0].bias is not None
+    assert pop[0] is not member
     pop(torch.randn(5, 3))
+    member = pop[0]
     member.double()
     with pytest.raises(StructureError, match=r"moved out of its population.*pop\.to"):
         pop + 1

@@ -84,8 +84,8 @@ def _follow(
             theirs: Any = first.particle_updater
             raise StructureError(
                 f"this {type(module).__name__} was edited ({own[1].sentence(first.data)}) after a relative had edited it too "
-                f"({theirs.sentence(first.data)}), and the edits do not merge. Call touch() before an edit; now take the values over with "
-                "moduli.particles.migrate(this, to=relative), or go on alone with moduli.particles.independent(this)"
+                f"({theirs.sentence(first.data)}), and the edits do not merge. Call touch() before an edit; now take the "
+                "values over with moduli.particles.migrate(this, to=relative), or go on alone with particles.independent(this)"
             )
         # The same edit was made here.
         record.version = version

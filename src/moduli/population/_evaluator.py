@@ -146,7 +146,7 @@ class PopulationEvaluator:
             first: Which member is the first of these.
             count: How many there are.
         """
-        with self._choose_attention(call.fn, plan):
+        with self._choose_attention(plan):
             if plan.form == "loop" or count == 0:
                 return self._loop(call, parameters, buffers, first, count)
             outputs = Outputs()
@@ -161,15 +161,13 @@ class PopulationEvaluator:
                 blocks.append(act(call, rows, held, call.rows(first + start, first + stop), outputs))
             return outputs.concatenate(blocks)
 
-    def _choose_attention(self, fn: Callable[..., Any], plan: EvaluationPlan) -> AbstractContextManager[None]:
-        """A block in which attention, if there may be any, takes the form that suits the plan."""
-        if plan.form == "stacked" or (fn is forward and not self.kind.attentive):
+    def _choose_attention(self, plan: EvaluationPlan) -> AbstractContextManager[None]:
+        """A block in which attention, if there is any, takes the form that suits the plan."""
+        if plan.form == "stacked":
             return nullcontext()
-        if torch.is_grad_enabled() or in_transform():
+        if torch.is_grad_enabled() or in_transform() or (self.template.training and plan.form == "vmap"):
             return _no_shortcuts()
-        if plan.form == "loop":
-            return nullcontext()
-        return _ignore_warning() if plan.fused_attention and not self.template.training else _no_shortcuts()
+        return _ignore_warning()
 
     def _stack(
         self,

@@ -74,8 +74,7 @@ class Indexing(Core):
                 for name, held in self._buffers.items()
             }
             member = build(self.template, self._evaluator.entries, parameters, buffers)
-        known_parameters = [(p, p.data_ptr(), p.dtype) for p in parameters]
-        self._members.add(place, member, known_parameters, list(buffers.values()))
+        self._members.add(place, member, parameters, list(buffers.values()))
         return member
 
     def _offset(self) -> tuple[int, int] | None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
+from moduli.layout import diff, read
 from moduli.nn import Module as LabelledModule
 from moduli.particles import StructureError
 
@@ -25,51 +27,25 @@ _REMEDY = (
 )
 
 
-class Guard:
-    """What one module of a member holds, to tell whether it still does and to put it back if it does not."""
-
-    __slots__ = ("buffers", "children", "held", "index", "parameters", "path")
-
-    def __init__(self, module: nn.Module, index: int, path: str) -> None:
-        self.index = index
-        self.path = path
-        self.parameters: dict[str, Any] = dict(module._parameters)
-        self.buffers: dict[str, Any] = dict(module._buffers)
-        self.children: dict[str, Any] = dict(module._modules)
-        # The registries themselves, which do not lead back to the module.
-        live: tuple[Any, ...] = module._parameters, module._buffers, module._modules
-        known = self.parameters, self.buffers, self.children
-        self.held = [(now, then) for now, then in zip(live, known, strict=True) if now]
-
-    def restore(self) -> None:
-        """Put back what an edit took away or exchanged."""
-        for held, known in self.held:
-            if not _same(held, known):
-                held.clear()
-                held.update(known)
-
-    def edited(self) -> str | None:
-        """The first name that was edited, or None."""
-        for held, known in self.held:
-            if not _same(held, known):
-                changed = [key for key in {**held, **known} if held.get(key) is not known.get(key)]
-                return f"{self.path}.{changed[0]}" if self.path else changed[0]
-        return None
-
-
-def _same(held: dict[str, Any], known: dict[str, Any]) -> bool:
-    try:
-        # Comparing dicts asks for identity first, in C; only what differs is compared further, which tensors refuse.
-        return held == known
-    except (RuntimeError, ValueError, TypeError):
-        return False
-
-
-# The guard of each module of each live member.
-_guards: weakref.WeakKeyDictionary[nn.Module, Guard] = weakref.WeakKeyDictionary()
-# Of each live member the guards, the parameters and the buffers.
-_held: weakref.WeakKeyDictionary[nn.Module, tuple[list[Guard], list[Any], list[Any]]] = weakref.WeakKeyDictionary()
+# Of each live member what it was when it was made: its structure, parameters with their addresses, and buffers.
+_held: weakref.WeakKeyDictionary[nn.Module, MemberTensors] = weakref.WeakKeyDictionary()
+# Of each module of each live member its index, and the buffers.
+_guards: weakref.WeakKeyDictionary[nn.Module, tuple[int, dict[str, Any]]] = weakref.WeakKeyDictionary()
 _installed = False
+
+
+class MemberTensors:
+    """What a member holds: views of its row."""
+
+    def __init__(self, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
+        self.parameters = parameters
+        self.buffers = buffers
+        self.note_places(member)
+
+    def note_places(self, member: nn.Module) -> None:
+        """Note what the member looks like, and where its parameters are."""
+        self.structure = read(member).structure
+        self.places = [(parameter.data_ptr(), parameter.dtype) for parameter in self.parameters]
 
 
 class Members:
@@ -88,76 +64,67 @@ class Members:
     def add(self, index: int, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
         """Remember a member as long as a program holds it."""
         _install()
-        guards = {module: Guard(module, index, path) for path, module in member.named_modules()}
-        _guards.update(guards)
+        _guards.update({module: (index, dict(module._buffers)) for module in member.modules()})
         self._alive[index] = member
-        _held[member] = list(guards.values()), parameters, buffers
+        _held[member] = MemberTensors(member, parameters, buffers)
 
-    def items(self) -> Iterator[tuple[int, nn.Module, list[Any], list[Any]]]:
-        """Index, module, parameters and buffers of each live member."""
+    def items(self) -> Iterator[tuple[int, nn.Module, MemberTensors]]:
+        """Index, module and tensors of each live member."""
         for index, member in list(self._alive.items()):
-            _, parameters, buffers = _held[member]
-            yield index, member, parameters, buffers
+            yield index, member, _held[member]
 
     def check(self) -> None:
         """Check that no live member was edited or moved.
 
         Raises:
-            StructureError: If one was; an edit is undone.
+            StructureError: If one was. One that was edited is no member any more.
         """
-        for index, member, parameters, _ in self.items():
-            guards = _held[member][0]
-            for parameter, where, dtype in parameters:
+        for index, member, held in self.items():
+            for parameter, (where, dtype) in zip(held.parameters, held.places, strict=True):
                 if parameter.dtype is not dtype or parameter.data_ptr() != where:
                     raise StructureError(
                         f"member {index} was moved out of its population (a parameter is now {parameter.dtype} on "
                         f"{parameter.device}, in storage of its own); convert the whole population with pop.to(...), or a "
                         f"copy of the member (`copy.deepcopy(pop[{index}])`)"
                     )
-            for guard in guards:
-                name = guard.edited()
-                if name is not None:
-                    for each in guards:
-                        each.restore()
-                    raise StructureError(f"member {index} was edited at {name!r}, which was undone; {_REMEDY}")
+            now = read(member)
+            same = [*map(is_, (*now.parameters, *now.buffers), (*held.parameters, *held.buffers))]
+            if now.structure is not held.structure or not all(same):
+                layout = held.structure.layout
+                names = [*layout.names, *(entry.name for entry in layout.buffers)]
+                found = diff(layout, now.structure.layout) or f"{names[same.index(False)]!r} was exchanged"
+                del self._alive[index]
+                for module in member.modules():
+                    _guards.pop(module, None)
+                raise StructureError(f"member {index} was edited, so it is a model of its own now ({found}); {_REMEDY}")
 
     def mark_touched(self) -> None:
         """Let autograd and caches of live members know that their values changed."""
-        for _, _, parameters, _ in self.items():
-            torch.autograd.graph.increment_version([parameter for parameter, _, _ in parameters])
+        for _, _, held in self.items():
+            torch.autograd.graph.increment_version(held.parameters)
 
 
 def _refuse(module: nn.Module, name: str, value: Any) -> None:
-    if not _guards or (guard := _guards.get(module)) is None:
-        return
-    held = guard.children.get(name) if isinstance(value, nn.Module) else guard.parameters.get(name)
-    if held is value and held is not None:
-        return
-    guard.restore()
-    raise StructureError(f"{name!r} of member {guard.index} cannot be assigned: {_REMEDY}")
+    guard = _guards.get(module)
+    if (
+        guard is not None
+        and (module._modules if isinstance(value, nn.Module) else module._parameters).get(name) is not value
+    ):
+        raise StructureError(f"{name!r} of member {guard[0]} cannot be assigned: {_REMEDY}")
 
 
 def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
     """A buffer that is assigned anew keeps its place in the population: the values are copied there."""
-    if not _guards or (guard := _guards.get(module)) is None:
+    index, buffers = _guards.get(module, (0, None))
+    known = None if buffers is None else buffers.get(name)
+    if buffers is None or (known is not None and module._buffers.get(name) is not known):
+        # No member; or the buffer is exchanged for the time of a call, as torch.func.functional_call does.
         return None
-    known: Any = guard.buffers.get(name)
-    if known is None:
-        guard.restore()
-        raise StructureError(f"buffer {name!r} of member {guard.index} cannot be added: {_REMEDY}")
-    here: Any = module._buffers.get(name)
-    if value is known or here is not known:
-        # The buffer is exchanged for the time of a call, as torch.func.functional_call does.
-        return None
-    if not isinstance(value, Tensor) or value.shape != known.shape or value.dtype != known.dtype:
-        guard.restore()
-        got = f"{tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise StructureError(
-            f"buffer {name!r} of member {guard.index} is {tuple(known.shape)}, {known.dtype}; it cannot become {got}: {_REMEDY}"
-        )
+    if known is None or not isinstance(value, Tensor) or value.shape != known.shape or value.dtype != known.dtype:
+        raise StructureError(f"buffer {name!r} of member {index} cannot be assigned: {_REMEDY}")
     with torch.no_grad():
         known.copy_(value)
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 def _install() -> None:

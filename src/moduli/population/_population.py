@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, final
 
 import torch
@@ -15,7 +16,7 @@ from moduli.particles import StructureError, adopt
 
 from ._calls import Calls
 from ._hosted import HostedPopulation
-from ._initial import initialise, make_of_class
+from ._noise import normal, seeds
 from ._state import State
 from ._statistics import Statistics
 from ._variation import Variation
@@ -64,8 +65,7 @@ class Population(State, Calls, Variation, Statistics):
         """A population of `n` models like one, or of `n` models of a class.
 
         Args:
-            net: A module, which is copied; or a class (or function) that makes one, in which case every member is
-                initialised as the class does it, all at once.
+            net: A module, which is copied; or a class (or function) that makes one, which then makes every member.
             n: How many members.
             *args: Arguments for the class.
             init: What a member starts as: None for the values of the module; a number for these values plus normal
@@ -92,7 +92,7 @@ class Population(State, Calls, Variation, Statistics):
             if args or kwargs:
                 raise TypeError("arguments for the class were given together with a module that is built already")
             pop = cls._like(adopt(copy.deepcopy(net)), count)
-            initialise(pop, init, generator)
+            _initialise(pop, init, generator)
             return pop
         if not callable(net):
             raise TypeError(f"a population is of a module, or of a class of modules, not of a {type(net).__name__}")
@@ -100,9 +100,18 @@ class Population(State, Calls, Variation, Statistics):
             raise ValueError(
                 f"a class initialises its members itself; init={init!r} is for a module that is built already"
             )
-        pop = make_of_class(cls._like, net, count, args, kwargs, generator)
-        if init is not None:
-            initialise(pop, init, generator)
+        with _replace_generator(generator):
+            pop = cls._like(adopt(_make(net, args, kwargs)), count)
+            targets = [*pop.layout.views(pop._values.matrices), *pop._buffers.values()]
+            for index in range(1, count):
+                member = _make(net, args, kwargs)
+                layout, tensors = layout_and_tensors(member)
+                if layout.fingerprint != pop.layout.fingerprint:
+                    raise StructureError(f"member {index} was made with another structure than member 0")
+                with torch.no_grad():
+                    for target, value in zip(targets, (*tensors, *member.buffers()), strict=True):
+                        target[index].copy_(value)
+        _initialise(pop, init, generator)
         return pop
 
     @classmethod
@@ -198,6 +207,44 @@ def _check_count(n: Any) -> int:
     if n < 0:
         raise ValueError(f"a population cannot have {n} members")
     return n
+
+
+def _make(make: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
+    made = make(*args, **kwargs)
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"{getattr(make, '__name__', make)!r} made a {type(made).__name__}, not a torch.nn.Module")
+    return made
+
+
+@contextmanager
+def _replace_generator(generator: torch.Generator | None) -> Iterator[None]:
+    """Constructors draw from torch's own generator, which takes the place of the given one for their time."""
+    if generator is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator, device=generator.device)))
+        yield
+
+
+def _initialise(pop: Any, init: Any, generator: torch.Generator | None) -> None:
+    """Change the members of a population of copies as `Population.of` says."""
+    if init is None:
+        return
+    if callable(init):
+        with torch.no_grad():
+            for name, leaf in pop.named_parameters():
+                init(name, leaf.detach())
+        pop._mark_changed()
+        return
+    if isinstance(init, float | int) and not isinstance(init, bool):
+        noise = normal(pop.layout, seeds(len(pop), generator), scale=float(init))
+        with torch.no_grad():
+            for group, matrix, values in zip(pop.layout.groups, pop._values.matrices, noise, strict=True):
+                if group.dtype.is_floating_point or group.dtype.is_complex:
+                    matrix.add_(values)
+        return
+    raise ValueError(f"init={init!r}; give None, a number, or a function of a name and a stacked tensor")
 
 
 def _align_labels(index: int, first: nn.Module, net: nn.Module) -> nn.Module:

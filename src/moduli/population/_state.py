@@ -84,7 +84,7 @@ class State(Indexing):
             False
         """
         self.template.train(mode)
-        for _, member, _, _ in self._members.items():
+        for _, member, _ in self._members.items():
             member.train(mode)
         return self
 
@@ -119,8 +119,8 @@ class State(Indexing):
         for place, flag in enumerate(self._flags):
             if self._leaves is not None and not self._graph:
                 self._leaves[place].requires_grad_(flag)
-            for _, _, parameters, _ in self._members.items():
-                parameters[place][0].requires_grad_(flag)
+            for _, _, held in self._members.items():
+                held.parameters[place].requires_grad_(flag)
         return self
 
     def only(self, *patterns: str) -> Self:
@@ -197,20 +197,20 @@ class State(Indexing):
             values = allocate(layout, self._count)
             for new, old in zip(layout.views(values.matrices), before, strict=True):
                 new.copy_(old)
-            kinds = {name: (held.dtype, held.device) for name, held in template.named_buffers()}
-            buffers = {name: held.to(kinds[name][1], kinds[name][0]) for name, held in self._buffers.items()}
+            kinds = dict(template.named_buffers())
+            buffers = {name: held.to(kinds[name]) for name, held in self._buffers.items()}
             leaves, held_members = self._leaves, list(self._members.items())
             self.template, self.layout, self._values, self._buffers = template, layout, values, buffers
             self._evaluator = evaluator
             if leaves is not None:
                 for leaf, view in zip(leaves, layout.views(values.matrices), strict=True):
                     leaf.data = view
-            for index, _, parameters, stacked in held_members:
-                for place, ((parameter, _, _), entry) in enumerate(zip(list(parameters), layout, strict=True)):
+            for index, member, held in held_members:
+                for parameter, entry in zip(held.parameters, layout, strict=True):
                     parameter.data = row_view(values.matrices[entry.group], index, entry.offset, entry.shape)
-                    parameters[place] = (parameter, parameter.data_ptr(), parameter.dtype)
-                for old, new in zip(stacked, buffers.values(), strict=True):
+                for old, new in zip(held.buffers, buffers.values(), strict=True):
                     old.data = row_view(new.reshape(self._count, -1), index, 0, new.shape[1:])
+                held.note_places(member)
         return self
 
     def clone(self) -> Self:
