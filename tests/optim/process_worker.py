@@ -187,19 +187,15 @@ def populations_are_shared_only_when_told_how(rank):
         mo.Optimizer(pop, m.Adam(), m.LR(0.1))
         problems.append("accepted without a word about the processes")
     except optim.ChainError as error:
-        if "drift apart" not in str(error):
+        if "pop.shard(mesh)" not in str(error):
             problems.append(str(error))
     mo.Optimizer(pop, m.Adam(), m.LR(0.1), reduce=None)
     for reduce in ("mean", "sum"):
-        opt = mo.Optimizer(pop, m.Adam(), m.LR(0.1), reduce=reduce)
-        for _ in range(3):
-            opt.step(
-                mo.closure(lambda: sum((leaf * (1.0 + rank)).square().flatten(1).sum(1) for leaf in pop.parameters()))
-            )
-        others = [torch.empty_like(pop.matrix) for _ in range(torch.distributed.get_world_size())]
-        torch.distributed.all_gather(others, pop.matrix)
-        if not all(torch.equal(pop.matrix, other) for other in others):
-            problems.append(f"members drifted apart with reduce={reduce}")
+        try:
+            mo.Optimizer(pop, m.Adam(), m.LR(0.1), reduce=reduce)
+            problems.append(f"accepted reduce={reduce} for a population")
+        except optim.ChainError as error:
+            problems += [] if "pop.shard(mesh)" in str(error) else [str(error)]
     return problems
 
 
@@ -300,7 +296,7 @@ def pieces_that_several_hold_are_refused_without_the_module(rank):
             network(), device_id=torch.device("cpu"), use_orig_params=True, sharding_strategy=strategy
         )
 
-    mo.Optimizer(wrap(ShardingStrategy.FULL_SHARD).parameters(), m.ClipNorm(1.0), m.LR(0.1))
+    mo.Optimizer(wrap(ShardingStrategy.FULL_SHARD).parameters(), m.Adam(), m.LR(0.1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch would rather have DistributedDataParallel
         whole = wrap(ShardingStrategy.NO_SHARD)

@@ -107,13 +107,3 @@ def test_a_vector_that_cannot_be_followed_is_an_error():
         grown.load_state_dict(opt.state_dict())
     with pytest.warns(UserWarning, match="LBFGS would start afresh"):
         grown.load_state_dict(opt.state_dict(), strict=False)
-
-
-def test_what_users_put_into_the_state_is_saved():
-    net = make()
-    opt = mo.Optimizer(net, *chain())
-    opt.state[net[0].weight]["mask"] = torch.ones(4, 3, dtype=D)
-    other = make()
-    resumed = mo.Optimizer(other, *chain())
-    resumed.load_state_dict(opt.state_dict())
-    assert torch.equal(resumed.state[other[0].weight]["mask"], torch.ones(4, 3, dtype=D))

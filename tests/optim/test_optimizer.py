@@ -47,8 +47,6 @@ def test_construction_errors():
         Optimizer([], Half())
     with pytest.raises(ValueError, match="ReLU has no parameters"):
         Optimizer(torch.nn.ReLU(), Half())
-    with pytest.raises(ValueError, match="fuse is True"):
-        Optimizer([w], Half(), fuse=True)
     with pytest.raises(ValueError, match="reduce is 'max'"):
         Optimizer([w], Half(), reduce="max")
     with pytest.raises(ValueError, match="non-leaf"):

@@ -79,11 +79,11 @@ def test_state_is_addressed_by_parameter_and_by_name():
     assert adam.state["2.weight"]["exp_avg"].shape == weight.shape
     assert torch.equal(adam.state[weight]["exp_avg"], adam.state["2.weight"]["exp_avg"])
     assert adam.state[weight]["step"] == 2
-    adam.state["2.weight"]["exp_avg"] = torch.zeros_like(weight)  # what is written goes to the matrix
+    adam.state["2.weight"]["exp_avg"].zero_()  # what is written goes to the matrix
     (block,) = opt.rows.blocks
     assert adam.state[block.tensor]["exp_avg"][:, 16:24].abs().sum() == 0
     assert adam.state[block.tensor]["exp_avg"][:, :16].abs().sum() > 0
-    with pytest.raises(TypeError, match="same shape"):
+    with pytest.raises(TypeError, match="does not support item assignment"):
         adam.state["2.weight"]["exp_avg"] = torch.zeros(3)
     with pytest.raises(KeyError):
         adam.state["no such parameter"]
@@ -147,34 +147,6 @@ def test_members_ascend_by_their_own_gradients(calls_backward):
     torch.testing.assert_close(pops[-1].matrix, pops[1].matrix, rtol=1e-12, atol=1e-12)
     for down, up in zip(pops[1].parameters(), pops[-1].parameters(), strict=True):
         torch.testing.assert_close(up.grad, -down.grad, rtol=1e-12, atol=1e-14)  # of the user's loss
-
-
-@pytest.mark.filterwarnings("ignore:grad and param do not obey")
-@pytest.mark.parametrize("closure_given", [False, True])
-def test_gradients_zeroed_in_place_and_added_to_are_those_of_all_processes(closure_given):
-    """Where each process adds its own to the columns that the last step has shown, all are averaged again."""
-    pop, x, y = swarm(), *data()
-    opt = mo.Optimizer(pop, m.LR(0.1))
-    seen = []
-
-    def reduce(gradient):
-        seen.append(gradient.clone())
-        return 2 * gradient
-
-    opt.rows.reduce = reduce
-
-    def evaluate():
-        opt.zero_grad(set_to_none=False)
-        losses = pop.losses(lambda f: (f(x) - y).square().mean())
-        losses.sum().backward()
-        return losses
-
-    for k in range(3):
-        start = pop.matrix.clone()
-        opt.step(evaluate) if closure_given else (evaluate(), opt.step())
-        torch.testing.assert_close(pop.matrix, start - 0.2 * seen[-1], rtol=1e-12, atol=1e-14)
-        assert len(seen) == k + 1
-    assert not torch.equal(seen[0], seen[1])
 
 
 def test_leaves_used_directly_and_calls_add_up():
@@ -252,11 +224,10 @@ def test_groups_with_settings_of_their_own():
             one.step(mo.closure(lambda member=member: (member(x) - y).square().mean()))
         rows.append(torch.cat([p.detach().reshape(-1) for p in member.parameters()]))
     torch.testing.assert_close(pop.matrix, torch.stack(rows), rtol=1e-10, atol=1e-10)
-    assert "2 matrices" in opt.explain()
-    assert "2 of them copied" in opt.explain()
+    assert "parameters stacked over members" in opt.explain()
 
 
-def test_line_searches_move_copied_columns_too():
+def test_line_searches_move_some_of_the_parameters():
     pop = swarm().requires_grad_(False, "0.bias")
     opt = mo.Optimizer(pop, m.Backtracking())
     start = pop.matrix.clone()

@@ -2,8 +2,8 @@
 
 `saved_by_0_1.pt` was written by that version: for each chain a population and its optimizer after three steps, and where two
 more led. It kept what pointwise links know per parameter, stacked over members, and what links of matrices know member by member
-(`"0.weight[1]"`, and `"members"` in a link's global state). Links that run for all members at once now go on member by member with
-such a state.
+(`"0.weight[1]"`, and `"members"` in a link's global state), which is stacked when it is read: what follows is compared as precisely
+as members with a loop.
 """
 
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_run_of_0_1_goes_on(name):
     opt.load_state_dict(saved["optimizer"])
     start = pop.matrix.clone()
     train(pop, opt, 2)
-    torch.testing.assert_close(pop.matrix, saved["later"], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(pop.matrix, saved["later"], rtol=1e-10, atol=1e-14)
     assert (pop.matrix - start).abs().max() > 1e-4
     # Without the state it would not have gone there.
     fresh = population()

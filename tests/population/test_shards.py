@@ -68,7 +68,7 @@ def test_processes_together_do_what_one_does(size, tmp_path, alone):
         assert each["numbers"].flatten().tolist() == list(reversed(range(worker.COUNT)))
         said = each["refused"]
         assert all("other processes hold some" in said[key] for key in ("choice", "centre", "apart"))
-        assert "would mix them" in said["mean"]
+        assert "pop.shard(mesh)" in said["mean"]
         assert "lr has 5 numbers" in said["five"]
         assert "already" in said["twice"]
         assert "at least one to each" in said["few"]

@@ -23,9 +23,9 @@ from ._arguments import Schedule
 from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
+from ._link_state import StandIns
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
-from ._renaming import describe_params
-from ._state import StandIns
+from ._plain_state import MemberValues, describe_params
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
 from .chain import Chain, flatten, maybe_chain
 from .functional import step, step_tensors
@@ -45,6 +45,7 @@ __all__ = [
     "Evaluator",
     "FusedRun",
     "HESSIAN_METHODS",
+    "MemberValues",
     "Module",
     "Need",
     "Objective",

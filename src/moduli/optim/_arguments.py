@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Schedule:
     """A number that is a function of the step, counted from zero.
 
@@ -26,24 +29,17 @@ class Schedule:
         True
     """
 
-    __slots__ = ("fn",)
+    fn: Callable[[int], Any]
 
-    def __init__(self, fn: Callable[[int], Any]) -> None:
-        if not callable(fn):
-            raise TypeError(f"a schedule is a function of the step, got {fn!r}")
-        self.fn = fn
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"a schedule is a function of the step, got {self.fn!r}")
 
     def __call__(self, step: int) -> Any:
         return self.fn(step)
 
     def __repr__(self) -> str:
         return repr(self.fn)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schedule) and other.fn == self.fn
-
-    def __hash__(self) -> int:
-        return hash(self.fn)
 
 
 def as_schedule(value: Any, default: Any) -> Any:
@@ -102,10 +98,8 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type | Tensor | Schedule) and not isinstance(type(value), LinkType)
 
 
-def _is_number(parameter: inspect.Parameter | None) -> bool:
+def _is_number(parameter: inspect.Parameter) -> bool:
     """Whether an argument is declared a number, or at least no function."""
-    if parameter is None:
-        return False
     if isinstance(parameter.default, int | float):
         return True
     written = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
@@ -116,18 +110,17 @@ def _is_number(parameter: inspect.Parameter | None) -> bool:
 def _make_schedules(
     cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Schedule]]:
-    known = find_accepted(cls)
-    places = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
-    given = list(args)
-    made: dict[str, Schedule] = {}
-    for i, (value, parameter) in enumerate(zip(args, places, strict=False)):
-        positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        if positional and _is_function(value) and _is_number(parameter):
-            given[i] = made[parameter.name] = Schedule(value)
-    for key, value in kwargs.items():
-        if _is_function(value) and _is_number(known.get(key)):
-            made[key] = Schedule(value)
-    return tuple(given), {**kwargs, **{key: made[key] for key in kwargs if key in made}}, made
+    known, made = find_accepted(cls), {}
+
+    def make(value: Any, parameter: inspect.Parameter | None) -> Any:
+        if parameter is not None and _is_function(value) and _is_number(parameter):
+            value = made[parameter.name] = Schedule(value)
+        return value
+
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind in kinds][1:]  # type: ignore[misc]
+    given = tuple(itertools.starmap(make, itertools.zip_longest(args, places[: len(args)])))
+    return given, {key: make(value, known.get(key)) for key, value in kwargs.items()}, made
 
 
 def _refuse_schedule(cls: type, key: str) -> str:

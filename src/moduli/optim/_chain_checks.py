@@ -1,12 +1,14 @@
-"""What an optimizer asks of its chain when it is built: each link used once, and everything it needs there."""
+"""What an optimizer asks of its chain when it is built: each link used once, everything it needs there; and the chain as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import _differentiable, _members
-from ._needs import ChainError, Need
+from . import _fusion, _members
+from ._needs import Across, ChainError, Need
+from ._processes import find_across
+from ._stepping import check_differentiable, is_called_from
 from .chain import Chain
 
 if TYPE_CHECKING:
@@ -24,15 +26,11 @@ def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
             name = type(link).__name__
             if id(link) in seen:
                 raise ChainError(
-                    f"the same {name} is used twice, at {seen[id(link)]} and {here}: its state would be shared. "
-                    f"Make two: {name}(...), {name}(...)"
+                    f"the same {name} is used twice, at {seen[id(link)]} and {here}, and would share its state"
                 )
             owner = None if link._owner is None else link._owner()
             if owner is not None and owner is not optimizer:
-                raise ChainError(
-                    f"{name} at {here} already belongs to another optimizer, and its state would be shared; "
-                    f"make a new {name}(...), or copy.deepcopy the link before its first use"
-                )
+                raise ChainError(f"{name} at {here} already belongs to another optimizer; make a new {name}(...)")
             seen[id(link)] = here
             out.append((here, link))
     return out
@@ -46,8 +44,7 @@ def check_chain(optimizer: Optimizer) -> None:
     if Need.MEMBERS in optimizer._needs and population is None:
         name = next(type(link).__name__ for _, link in links if Need.MEMBERS in link.needs)
         raise ChainError(
-            f"{name} moves the members of a population relative to each other; give the optimizer a population: "
-            f"Optimizer(mo.Population.of(net, 64), ...)"
+            f"{name} moves the members of a population relative to each other; give the optimizer a population"
         )
     if population is not None:
         for top in optimizer.modules:
@@ -56,30 +53,73 @@ def check_chain(optimizer: Optimizer) -> None:
             _members.check_link(path, link, len(population), population.sharding)
 
 
+def check_shares(links: Sequence[Module]) -> None:
+    """Refuse links that need all parameters where torch's ZeroRedundancyOptimizer gives each process some of them."""
+    for link in links if is_called_from("torch.distributed.optim.zero_redundancy_optimizer") else ():
+        across = find_across(link)
+        if across in (Across.SUMS, Across.EVERYTHING):
+            raise ChainError(
+                f"{type(link).__name__} needs {across.value}, but ZeroRedundancyOptimizer gives each process some of the "
+                "parameters and does not say what the others have. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+            )
+
+
 def check_capturable(links: Sequence[Module]) -> None:
     """Refuse what a captured graph would repeat with the numbers of the step at which it was captured."""
     for link in links:
         changes = getattr(link, "counts", False) or any(callable(value) for value in link.defaults.values())
         if changes or not getattr(link, "elementwise", isinstance(link, Chain)):
-            raise ChainError(
-                f"{type(link).__name__} counts or decides in Python, so that a captured graph would repeat one step of it; "
-                "leave capturable=False, or capture the evaluation of the model alone"
-            )
+            name = type(link).__name__
+            raise ChainError(f"{name} counts or decides in Python, and a captured graph would repeat one step of it")
 
 
-def check_differentiable(optimizer: Optimizer) -> None:
+def check_graph(optimizer: Optimizer) -> None:
     """Refuse what autograd can't see through."""
     if optimizer.maximize:
         raise ValueError("a differentiable step descends; negate the loss in the closure instead of maximize=True")
-    _differentiable.check(optimizer.modules)
+    check_differentiable(optimizer.modules)
     if optimizer.population is not None:
         raise ChainError("a population's members share one storage, which can't be differentiated through")
 
 
-def check_hints(fuse: Any, foreach: Any, fused: Any) -> None:
-    """Refuse hints that are neither a yes nor a no."""
-    if fuse not in ("auto", False):
-        raise ValueError(f"fuse is {fuse!r}; it is 'auto' or False")
-    for key, hint in (("foreach", foreach), ("fused", fused)):
-        if hint not in (None, True, False):
-            raise ValueError(f"{key} is {hint!r}; it is a hint: True, False or None")
+def _needs(link: Module) -> str:
+    wanted = sorted(need.value for need in link.all_needs())
+    return f"needs {', '.join(wanted)}" if wanted else "needs nothing"
+
+
+def explain(optimizer: Optimizer) -> str:
+    """The chain, what each link needs, what runs as one pass, and why the rest does not."""
+    params = optimizer.list_params()
+    numbers = sum(param.numel() for param in params)
+    lines = [f"{len(params)} parameter{'s' * (len(params) != 1)}, {numbers:,} numbers"]
+    if optimizer.binding.members is not None:
+        lines[0] += f", {optimizer.binding.members} members"
+    width = max(len(type(link).__name__) for link in optimizer.modules)
+    over = None if optimizer.rows is None else optimizer.rows.describe()
+    for segment in _fusion.segments(optimizer, optimizer.modules):
+        if isinstance(segment, _fusion.FusedRun):
+            lines += _run(segment, optimizer.binding.fuse, over, width)
+        else:
+            name = type(segment).__name__
+            where = "" if over is None else f", {_members.describe(segment, over)}"
+            why = _fusion.explain_unfused(segment, over is not None)
+            lines.append(f"{name:<{width + 2}}  {_needs(segment)}; on its own{where}: {why}")
+            lines += [f"  {path}, inside it" for path, _ in segment.links() if path]
+    return "\n".join(lines)
+
+
+def _run(run: _fusion.FusedRun, fusing: bool, over: str | None, width: int) -> list[str]:
+    """What a run of pointwise links does: as one pass, unless its last step was something else, with the form that ran."""
+    where = "" if over is None else f" over {over}"
+    slow: dict[str, None] = {}
+    if not fusing:
+        first = f"one by one{where} (fuse=False):"
+    else:
+        forms = run.explain_forms()
+        names = ", ".join(sorted({each.form for each in forms}))
+        first = (
+            f"one pass{where}{f' ({names})' if names else ''}{', which also moves the parameters' if run.tail else ''}:"
+        )
+        slow = dict.fromkeys(f"  {line}" for each in forms for line in each.slow)
+    links = [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in run.links]
+    return [first, *links, *slow]

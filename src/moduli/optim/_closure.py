@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from .._torch import run_backward
 from ..population import Population
-from ._needs import ClosureError
+from ._needs import PASS_LOSS, ClosureError
 
 _grad = operator.attrgetter("grad")
 
@@ -31,10 +32,7 @@ class Closure:
 
     def __init__(self, fn: Callable[..., Any], *, fixed: bool = False) -> None:
         if not callable(fn):
-            raise TypeError(
-                f"closure takes a function that returns the loss, got a {type(fn).__name__}; "
-                "write mo.closure(lambda: loss(net(x), y))"
-            )
+            raise TypeError(f"closure takes a function that returns the loss, got a {type(fn).__name__}: {PASS_LOSS}")
         self.fn = fn
         self.fixed = fixed
         self.of_model = _takes_model(fn)
@@ -45,7 +43,7 @@ class Closure:
 
     def __call__(self, backward: bool = True) -> Any:
         if not backward:
-            return run_without_graph(self.value, self.fn).detach()
+            return run_without_graph(self.value).detach()
         with torch.enable_grad():
             loss = self.value()
             torch.autograd.backward(loss if loss.dim() == 0 else loss.sum())
@@ -57,8 +55,7 @@ class Closure:
             return self.fn()
         if self.model is None:
             raise ClosureError(
-                "the loss is a function of the model, so the optimizer has to know it: Optimizer(net, ...), not "
-                "Optimizer(net.parameters(), ...)"
+                "the loss is a function of the model, so the optimizer has to be given it: Optimizer(net, ...)"
             )
         return self.model.losses(self.fn) if isinstance(self.model, Population) else self.fn(self.model)
 
@@ -108,54 +105,32 @@ def closure(fn: Callable[..., Any], *, fixed: bool = False) -> Closure:
     return Closure(fn, fixed=fixed)
 
 
-_differentiating: set[Any] = set()
-
-
-def run_without_graph(ask: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+def run_without_graph(ask: Callable[[], Any]) -> Any:
     """A value-only evaluation, for which nothing is saved.
 
-    A loss that differentiates inside (a physics-informed net) can't be evaluated so: it is evaluated with grad mode on,
-    which is remembered for its code.
+    A loss that differentiates inside (a physics-informed net) can't be evaluated so: it is evaluated with grad mode on.
     """
-    key = getattr(fn, "__code__", None)
-    if key not in _differentiating:
-        try:
-            with torch.no_grad():
-                return ask()
-        except RuntimeError as error:
-            if "does not require grad" not in str(error):
-                raise
-        if key is not None:
-            _differentiating.add(key)
+    try:
+        with torch.no_grad():
+            return ask()
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
     with torch.enable_grad():
         return ask()
 
 
-_kinds: dict[Any, str] = {}
-
-
 def _kind(fn: Callable[..., Any]) -> str:
     """How to ask for the value only: "keyword" or "position", or "no" where it can't be asked for."""
-    code = getattr(fn, "__code__", None)
-    key = code if code is not None and type(fn).__name__ == "function" and not hasattr(fn, "__wrapped__") else None
-    if key is not None and key in _kinds:
-        return _kinds[key]
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
-        parameters = []
-    kind = "no"
-    for parameter in parameters:
-        if parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD:
-            kind = "keyword"
-            break
-        # A default that is no bool only keeps a value of the loop around it, `lambda x=x: ...`.
-        asks = parameter.default is parameter.empty or isinstance(parameter.default, bool)
-        if asks and parameter.kind is not parameter.KEYWORD_ONLY:
-            kind = "position"
-    if key is not None:
-        _kinds[key] = kind
-    return kind
+        return "no"
+    if any(parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return "keyword"
+    # A default that is no bool only keeps a value of the loop around it, `lambda x=x: ...`.
+    asks = [p for p in parameters if p.default is p.empty or isinstance(p.default, bool)]
+    return "position" if any(p.kind is not p.KEYWORD_ONLY for p in asks) else "no"
 
 
 class Evaluator:
@@ -163,19 +138,21 @@ class Evaluator:
 
     start: Tensor | None = None  # the loss where the step began, where a link has put another closure in its place
 
-    def __init__(self, source: Callable[..., Any]) -> None:
+    def __init__(self, source: Callable[..., Any], negated: bool = False) -> None:
         if not callable(source):
-            raise TypeError(
-                f"step takes a closure, got a {type(source).__name__}; pass a function: "
-                "opt.step(mo.closure(lambda: loss(net(x), y)))"
-            )
+            raise TypeError(f"step takes a closure, got a {type(source).__name__}; pass a function: {PASS_LOSS}")
         self.source = source
         self.closure = source if isinstance(source, Closure) else None
         self.fn = source.value if isinstance(source, Closure) else None
         self.fixed = bool(getattr(source, "fixed", False))
         self.kind = "function" if self.fn is not None else _kind(source)
         self.count = 0
+        self.negated = negated
+        self.turned = False  # whether gradients have the sign that links want, and not the user's
         self.autocast: tuple[str, torch.dtype] | None = None
+
+    def _sign(self, loss: Any) -> Any:
+        return -loss if self.negated and loss is not None else loss
 
     def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluations run under the autocast that the step was called in; links do not."""
@@ -201,10 +178,10 @@ class Evaluator:
         """The loss alone: no graph is made, but by a closure that can't be asked for that."""
         if self.kind == "no":
             with torch.enable_grad():
-                return self.ask()
+                return self._sign(self.ask())
         before = self.count
         try:
-            return run_without_graph(self.ask, self.source if self.closure is None else self.closure.fn)
+            return self._sign(run_without_graph(self.ask))
         finally:
             self.count = before + 1  # finding out that it differentiates inside is no second evaluation
 
@@ -212,20 +189,19 @@ class Evaluator:
         """The loss with its graph."""
         if self.kind == "no":
             raise ClosureError(
-                "this chain differentiates the loss itself, but the closure calls backward() and takes no argument to "
-                "say otherwise. Pass the loss alone: opt.step(mo.closure(lambda: loss(net(x), y)))"
+                f"this chain differentiates the loss itself, but the closure calls backward(); pass the loss alone: {PASS_LOSS}"
             )
+        self.turned = self.negated
         with torch.enable_grad():
-            loss = self.ask()
+            loss = self._sign(self.ask())
         if isinstance(loss, Tensor) and not loss.requires_grad:
             raise ClosureError(
-                "the closure returned a loss without a graph, but this chain differentiates it. Return the loss itself "
-                "(not .detach() or .item()), computed from the optimizer's parameters with grad mode on"
+                "the closure returned a loss without a graph, but this chain differentiates it; return it without .detach()"
             )
         return loss
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
-        """The loss, None where the closure has none; gradients are left in `.grad`."""
+        """The loss, None where the closure has none; gradients are left in `.grad`, with the sign that links want."""
         first, self.count = self.count == 0, self.count + 1
         # What a user's closure finds at the first evaluation is its own business: it may accumulate.
         if self.fn is not None or not first:
@@ -233,16 +209,19 @@ class Evaluator:
                 param.grad = None
         with torch.enable_grad():
             if self.fn is None:
-                return self._ask_user(params, scalar)
-            loss = self._call(self.fn)
-            reduced = scalar(loss)
-            if not reduced.requires_grad:
-                raise ClosureError(
-                    "the loss does not depend on any parameter that requires a gradient, so there is nothing to "
-                    "descend. Compute it from the optimizer's parameters, with grad mode on and without detach()"
-                )
-            run_backward(reduced)
-            return loss
+                loss = self._ask_user(params, scalar)
+            else:
+                loss = self._call(self.fn)
+                reduced = scalar(loss)
+                if not reduced.requires_grad:
+                    raise ClosureError(
+                        "the loss does not depend on any parameter that requires a gradient, so there is nothing to descend"
+                    )
+                run_backward(reduced)
+        if self.negated:
+            negate_gradients(params)
+            self.turned = True
+        return self._sign(loss)
 
     def _ask_user(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """A closure that calls backward, or returns a loss that is differentiated here, or finds gradients there."""
@@ -266,10 +245,77 @@ class Evaluator:
                     raise
         elif loss is not None and all(grad is None for grad in after):
             raise ClosureError(
-                "the closure returned a loss without a graph and no parameter has a gradient, so nothing can move. "
-                "Pass the loss alone, opt.step(mo.closure(lambda: loss(net(x), y))), or call backward() in the closure"
+                f"the closure returned a loss without a graph and no parameter has a gradient, so nothing can move: {PASS_LOSS}"
             )
         return loss
+
+
+def negate_gradients(params: Iterable[Tensor]) -> None:
+    """Turn gradients round."""
+    for param in params:
+        if param.grad is not None:
+            param.grad = -param.grad
+
+
+@contextmanager
+def hold_gradients(params: Sequence[Tensor]) -> Iterator[None]:
+    """A block in which parameters have no gradients: a user's closure may call backward, or zero them in place."""
+    held = [param.grad for param in params]
+    for param in params:
+        param.grad = None
+    try:
+        yield
+    finally:
+        for param, grad in zip(params, held, strict=True):
+            param.grad = grad
+
+
+class FormEvaluator(Evaluator):
+    """A closure of parameters that links see in another form: what links have moved is pushed there, gradients come back.
+
+    Args:
+        inner: The closure's evaluator.
+        leaves: The parameters that it differentiates with respect to.
+        push: Brings the parameters to where the links have put their form.
+        gather: Makes the gradients of the parameters those of their form.
+        fixed: Whether what is found at the end of a step may be handed to the next one.
+    """
+
+    def __init__(
+        self,
+        inner: Evaluator,
+        leaves: Sequence[Tensor],
+        push: Callable[[], object],
+        gather: Callable[[], object],
+        fixed: bool = False,
+    ) -> None:
+        self.inner, self.leaves, self.push, self.gather = inner, leaves, push, gather
+        self.source, self.closure, self.fn = inner.source, inner.closure, inner.fn
+        self.fixed, self.kind = fixed, inner.kind
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        """How often it was asked."""
+        return self.inner.count
+
+    def graph(self) -> Any:
+        """Refused: the graph goes through the parameters in their own form."""
+        raise ClosureError(
+            "a loss of parameters in pieces (DTensor), or of a population's matrix, can be differentiated once, by backward"
+        )
+
+    def value(self) -> Any:
+        """The loss, gradients not asked for."""
+        self.push()
+        with hold_gradients(self.leaves):
+            return self.inner.value()
+
+    def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
+        """The loss; gradients are left in `.grad`, of parameters and of their form."""
+        self.push()
+        self.last = self.inner.gradient(self.leaves, scalar)
+        self.gather()
+        return self.last
 
 
 def add_up(given: Any, members: int | None, residuals: bool) -> Tensor:
@@ -286,8 +332,7 @@ def add_up(given: Any, members: int | None, residuals: bool) -> Tensor:
     if loss.numel() == 1:
         return loss.reshape(())
     raise ClosureError(
-        f"the closure returned a tensor of shape {tuple(loss.shape)}; the loss is one number: take its mean or sum. "
-        "(Residual vectors are for least-squares links such as GaussNewton, one loss per member for a Population.)"
+        f"the closure returned a tensor of shape {tuple(loss.shape)}; the loss is one number: take its mean or sum"
     )
 
 

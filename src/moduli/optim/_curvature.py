@@ -1,19 +1,23 @@
-"""Second derivatives of the objective: products with the Hessian, its diagonal, the Hessian, and what it is made of."""
+"""The parts of the objective that evaluate elsewhere and differentiate twice: trial points, and the Hessian."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from ._moving import Moving
+from .._torch import is_fake
+from ._closure import hold_gradients
 from ._needs import ClosureError
 from ._processes import reduce_derivatives
 from ._vectors import from_vector, sample_like, to_vector
 
-HvpMethod = Literal["autograd", "batched_autograd", "fd_forward", "fd_central"]
+if TYPE_CHECKING:
+    from .objective import Objective
+
 _METHODS = ("autograd", "batched_autograd", "fd_forward", "fd_central")
 
 HESSIAN_METHODS = (
@@ -59,6 +63,106 @@ def _differentiate(
     return [p.new_zeros(*batch, *p.shape) if f is None else f for f, p in zip(found, params, strict=True)]
 
 
+class Moving:
+    """Trial points are written in place; where the step began is remembered for each parameter that was moved."""
+
+    params: list[Tensor]
+    _starts: dict[Tensor, Tensor]  # shared by all copies of an objective
+    _graph: tuple[Tensor, list[Tensor]] | None = None
+    _residuals: Tensor | None = None
+    _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
+
+    def _remember_start(self, values: Sequence[Tensor] | None = None) -> None:
+        # For each parameter by itself: a link may move some of them only, and another the rest. A caller with
+        # a copy of the values that is never written can give it.
+        starts = self._starts
+        for i, param in enumerate(self.params):
+            if param not in starts:
+                starts[param] = param.detach().clone() if values is None else values[i]
+
+    def restore_start(self) -> None:
+        """Put the parameters back where the step began, if a link has moved them."""
+        with torch.no_grad():
+            for param, value in self._starts.items():
+                param.copy_(value)
+
+    @contextmanager
+    def moved(self) -> Iterator[list[Tensor]]:
+        """A block in which a link may move the parameters; they are put back at its end, whatever happens.
+
+        Gives the values at the start of the block.
+        """
+        self._remember_start()
+        before = [param.detach().clone() for param in self.params]
+        grads = [param.grad for param in self.params]
+        try:
+            yield before
+        finally:
+            with torch.no_grad():
+                for param, value, grad in zip(self.params, before, grads, strict=True):
+                    param.copy_(value)
+                    param.grad = grad
+            self._forget_graph()
+
+    def move_to(self, point: Sequence[Tensor]) -> None:
+        """Put the parameters at a point, in place. Where the step fails later, they return to its start."""
+        self._remember_start()
+        with torch.no_grad():
+            for param, value in zip(self.params, point, strict=True):
+                param.copy_(value)
+        self._forget_graph()
+
+    def original_closure(self, note: Callable[[Tensor], None]) -> Callable[..., Tensor]:
+        """The closure as it is now, for one that replaces it and calls it; `note` is told the loss where the step is now.
+
+        It is differentiated through where the other one is: asked for a value with grad mode on, it keeps the graph.
+        """
+        original = cast("Objective", self).clone(clone_updates=False)
+        params = original.params
+        start = [param.detach().clone() for param in params]
+        versions = [param._version for param in params]
+
+        def ask(backward: bool = True) -> Tensor:
+            evaluator = original._closure("evaluations at other points")
+            if not backward and torch.is_grad_enabled() and evaluator.kind != "no":
+                raw = evaluator.ask()
+                loss = raw if original.members is not None else original._scalar(raw)
+                value = original._value(raw)
+            else:
+                loss = value = original.get_loss(backward=backward, at_x0=False)
+            # Where they were; on a device, never moved.
+            if all(
+                torch.equal(param, before) if can_compare(param) else param._version == version
+                for param, before, version in zip(params, start, versions, strict=True)
+            ):
+                note(value)
+            return loss
+
+        return ask
+
+    def _forget_graph(self) -> None:
+        """What autograd saved of the parameters at the start was written over: differentiated again, it is evaluated again."""
+        self._graph = self._residuals = None
+
+    def _evaluate_elsewhere(self, backward: bool, graph: bool) -> Tensor:
+        """The loss where the parameters are now; its gradient is left in `.grad`, with a graph in `_elsewhere_graph`."""
+        me = cast("Objective", self)
+        ask = me._closure("evaluations at other points")
+        if graph:
+            raw, _, self._elsewhere_graph = me._ask_graph(ask)
+            return me._value(raw)
+        if backward:
+            return me._value(ask.gradient(me.params, me._scalar))
+        # A function of ours leaves gradients alone.
+        with nullcontext() if ask.kind == "function" else hold_gradients(me.params):
+            return me._value(ask.value())
+
+
+def can_compare(param: Tensor) -> bool:
+    """Whether comparing values costs no wait for a device."""
+    return param.device.type == "cpu" and not is_fake(param)
+
+
 class Curvature(Moving):
     """The part of `Objective` that differentiates twice."""
 
@@ -72,8 +176,7 @@ class Curvature(Moving):
         self.get_loss(True, retain_graph=True)
         if self._residuals is None:
             raise ClosureError(
-                "a least-squares link needs a closure that returns the vector of residuals, "
-                "but it returned one number; return prediction - target without summing"
+                "a least-squares link needs a closure that returns the vector of residuals, and it returned one number"
             )
         return self._residuals
 
@@ -113,25 +216,21 @@ class Curvature(Moving):
         self, z: Sequence[Tensor], rgrad: Sequence[Tensor] | None, at_x0: bool, method: str, h: float
     ) -> tuple[list[Tensor], list[Tensor] | None]:
         norm = float(torch.sqrt(sum((v.detach().abs().double() ** 2).sum() for v in z)))  # type: ignore[arg-type]
+        base = None if rgrad is None else list(rgrad)
         if norm == 0.0:
-            return [torch.zeros_like(p) for p in self.params], None if rgrad is None else list(rgrad)
-        unit = [v / norm for v in z]
-        base: list[Tensor] | None = None if rgrad is None else list(rgrad)
+            return [torch.zeros_like(p) for p in self.params], base
         if method == "fd_forward" and base is None:
             base = [g.detach().clone() for g in self.get_grads(at_x0=at_x0)]
         with self.moved() as start:
 
             def gradient(step: float) -> list[Tensor]:
-                self.move_to([s + step * v for s, v in zip(start, unit, strict=True)])
+                self.move_to([s + (step / norm) * v for s, v in zip(start, z, strict=True)])
                 return [g.detach().clone() for g in self.get_loss_grads(at_x0=False)[1]]
 
-            ahead = gradient(h)
-            if base is not None and method == "fd_forward":
-                product = [(a - b) * (norm / h) for a, b in zip(ahead, base, strict=True)]
-            else:
-                behind = gradient(-h)
-                product = [(a - b) * (norm / (2 * h)) for a, b in zip(ahead, behind, strict=True)]
-        return product, base
+            forward = base is not None and method == "fd_forward"
+            ahead, behind = gradient(h), base if forward else gradient(-h)
+        scale = norm / (h if forward else 2 * h)
+        return [(a - b) * scale for a, b in zip(ahead, behind or [], strict=True)], base
 
     def hessian_matrix_product(
         self,
@@ -151,13 +250,11 @@ class Curvature(Moving):
             )
             columns = [f.detach().reshape(len(rows), p.numel()).T for f, p in zip(found, self.params, strict=True)]
             return reduce_derivatives(self.reduce, [torch.cat(columns)])[0], grads
-        out, grad = [], None if rgrad is None else list(rgrad)
+        out, grad = [], rgrad
         for column in Z.unbind(1):
-            product, grad = self.hessian_vector_product(
-                from_vector(column, self.params), grad, at_x0=at_x0, hvp_method=hvp_method, h=h
-            )
+            product, grad = self.hessian_vector_product(from_vector(column, self.params), grad, at_x0, hvp_method, h)
             out.append(to_vector(product))
-        return (torch.stack(out, 1) if out else torch.zeros_like(Z)), grad
+        return (torch.stack(out, 1) if out else torch.zeros_like(Z)), None if grad is None else list(grad)
 
     def hutchinson_hessian(
         self,
@@ -186,24 +283,15 @@ class Curvature(Moving):
             zHz: False for the mean of $Hz$ itself.
             retain_graph: Kept for compatibility.
         """
-        grad = None if rgrad is None else list(rgrad)
         if isinstance(distribution, str):
             if n_samples is None or n_samples < 1:
                 raise ValueError(f"n_samples is {n_samples}; draw at least one vector")
             draws = [sample_like(self.params, distribution, variance, generator) for _ in range(n_samples)]
         else:
             draws = [list(z) for z in distribution]
-        if _method(hvp_method) == "batched_autograd":
-            Z = torch.stack([to_vector(z) for z in draws], 1)
-            HZ, grad = self.hessian_matrix_product(Z, grad, at_x0, hvp_method, h)
-            estimate = (Z * HZ if zHz else HZ).mean(1)
-            return from_vector(estimate, self.params), grad
-        total = [torch.zeros_like(p) for p in self.params]
-        for z in draws:
-            product, grad = self.hessian_vector_product(z, grad, at_x0, hvp_method, h)
-            for t, v, p in zip(total, z, product, strict=True):
-                t.add_(v * p if zHz else p)
-        return [t / len(draws) for t in total], grad
+        Z = torch.stack([to_vector(z) for z in draws], 1)
+        HZ, grad = self.hessian_matrix_product(Z, rgrad, at_x0, hvp_method, h)
+        return from_vector((Z * HZ if zHz else HZ).mean(1), self.params), grad
 
     def hessian(
         self, hessian_method: str = "batched_autograd", h: float = 1e-3, at_x0: bool = True

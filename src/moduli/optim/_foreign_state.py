@@ -5,23 +5,22 @@ the settings of groups. Tensors with the shape of their parameter are there, so 
 else that links keep is in one entry of the first group, as bytes.
 
 Checkpoints are read into the tensors that an optimizer has. One that has none yet is stepped by torch, with gradients of
-zeros: `rehearse` sees to it that nothing moves. Chains that evaluate a closure can't be stepped so: all that they keep is bytes.
+zeros, which moves nothing here. Chains that evaluate a closure can't be stepped so: all that they keep is bytes.
 """
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..layout import make_whole, map_tensors
-from ._processes import is_called_from
-from ._shard_state import join_rows
-from ._state import encode
+from ._plain_state import encode
+from ._shards import join_rows
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 REST = "moduli"
 SENT = "sent"  # which tensors torch's tools were given, by parameter
 NAMES = "param_names"
-_TOOL = "torch.distributed.checkpoint.state_dict"
+TOOL = "torch.distributed.checkpoint.state_dict"
 
 
 def wants_portable(optimizer: Optimizer) -> bool:
@@ -38,33 +37,12 @@ def wants_portable(optimizer: Optimizer) -> bool:
     if optimizer.population is not None:
         return False
     distributed = torch.distributed
-    return _TOOL in sys.modules or (distributed.is_available() and distributed.is_initialized())
-
-
-def is_rehearsal() -> bool:
-    """Whether torch's checkpoints make a step with gradients of zeros, so that an optimizer has state."""
-    return is_called_from(_TOOL)
-
-
-def rehearse(optimizer: Optimizer, step: Callable[[], object]) -> None:
-    """Make the state of a first step without moving anything; the first real step begins anew."""
-    if optimizer._evaluated or optimizer.differentiable or optimizer.current_step:
-        return
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    before = [param.detach().clone() for param in params]
-    try:
-        step()
-    finally:
-        with torch.no_grad():
-            for param, value in zip(params, before, strict=True):
-                param.copy_(value)
-        optimizer.current_step = optimizer.num_evaluations = 0
-    optimizer.rehearsed = True
+    return TOOL in sys.modules or (distributed.is_available() and distributed.is_initialized())
 
 
 def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, Any]:
     """The saved state by positions."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = optimizer.list_params()
     names = [optimizer.binding.names[param] for param in params]
     positions = {name: i for i, name in enumerate(names)}
     state: dict[int, dict[str, Any]] = {}
@@ -101,20 +79,6 @@ def is_portable(given: Mapping[str, Any]) -> bool:
     return any(REST in group for group in given.get("param_groups", ()))
 
 
-def refuse_flattened(given: Mapping[str, Any]) -> None:
-    """Refuse what `flatten_optimizer_state_dict` leaves of a state: tensors without the rest that links keep.
-
-    Raises:
-        ValueError: With what to do instead.
-    """
-    named = any(NAMES in group and "maximize" not in group for group in given["param_groups"])  # torch's have both
-    if named or any("/" in str(key) for row in given["state"].values() for key in row):
-        raise ValueError(
-            "the state was flattened (StateDictOptions(flatten_optimizer_state_dict=True)), which keeps settings of groups and "
-            "drops what links keep beside the tensors of parameters; save and load it without that option"
-        )
-
-
 def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
     """The saved state by name, from one by positions or by the names that torch's checkpoints give parameters."""
     groups = given["param_groups"]
@@ -135,8 +99,7 @@ def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
     lost = [f"{name}: {field}" for name, row in sent.items() for field in row if field not in state.get(name, {})]
     if lost:
         raise ValueError(
-            f"the state has no tensor for {', '.join(lost[:5])}, which was saved: torch.distributed.checkpoint loads into the "
-            "tensors that an optimizer has. Make one step before, so that this one has them"
+            f"the state has no tensor for {', '.join(lost[:5])}: checkpoints load into what an optimizer has; make a step before"
         )
     kept = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
     return {
@@ -151,18 +114,18 @@ def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
 
 # For each optimizer: settings by which its groups are recognised, and for each entry of its state the links that keep it,
 # with the name it has there.
-_ALGORITHMS: dict[str, tuple[frozenset[str], dict[str, tuple[tuple[str, ...], str]]]] = {
+_ALGORITHMS: dict[str, tuple[set[str], dict[str, tuple[tuple[str, ...], str]]]] = {
     "Adam": (
-        frozenset({"betas", "amsgrad"}),
+        {"betas", "amsgrad"},
         {key: (("Adam",), key) for key in ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")},
     ),
-    "SGD": (frozenset({"dampening", "nesterov"}), {"momentum_buffer": (("HeavyBall", "NAG"), "exp_avg")}),
+    "SGD": ({"dampening", "nesterov"}, {"momentum_buffer": (("HeavyBall", "NAG"), "exp_avg")}),
     "Adagrad": (
-        frozenset({"lr_decay", "initial_accumulator_value"}),
+        {"lr_decay", "initial_accumulator_value"},
         {"step": (("Adagrad",), "step"), "sum": (("Adagrad",), "accumulator")},
     ),
     "RMSprop": (
-        frozenset({"alpha", "centered"}),
+        {"alpha", "centered"},
         {
             "step": (("RMSprop",), "step"),
             "square_avg": (("RMSprop",), "exp_avg_sq"),
@@ -182,106 +145,78 @@ def is_of_torch(given: Mapping[str, Any]) -> bool:
 
 def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> dict[str, Any]:
     """The saved state as this chain would have saved it; without what it has no place for, where that is asked for."""
-    found = next(
-        (name for name, (keys, _) in _ALGORITHMS.items() if all(keys <= set(group) for group in given["param_groups"])),
-        None,
-    )
+    saved = given["param_groups"]
+    found = next((name for name, (keys, _) in _ALGORITHMS.items() if all(keys <= set(group) for group in saved)), None)
     if found is None:
-        keys = ", ".join(map(str, given["param_groups"][0])) if given["param_groups"] else "no groups"
         raise ValueError(
             f"this is neither the state of a moduli Optimizer nor that of torch's {', '.join(_ALGORITHMS)} (its groups have "
-            f"{keys})"
+            f"{', '.join(map(str, saved[0]))}); flatten_optimizer_state_dict drops what links keep"
         )
-    expected = {kind for kinds, _ in _ALGORITHMS[found][1].values() for kind in kinds}
-    others = {kind for _, entries in _ALGORITHMS.values() for kinds, _ in entries.values() for kind in kinds} - expected
+    entries = _ALGORITHMS[found][1]
+    named = {name: {kind for kinds, _ in own.values() for kind in kinds} for name, (_, own) in _ALGORITHMS.items()}
+    others = set().union(*named.values()) - named[found]
     other = next((path for path, link in optimizer._links if type(link).__name__ in others), None)
     if other is not None:
         raise ValueError(
             f"the state is that of torch's {found}, which has no {other}; build the same algorithm of links"
         )
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    order = [key for group in given["param_groups"] for key in group["params"]]
-    if len(order) != len(params):
-        raise ValueError(f"the saved state is of {len(order)} parameters, here are {len(params)}")
-    entries = _ALGORITHMS[found][1]
-    names = {key: optimizer.binding.names[param] for key, param in zip(order, params, strict=True)}
-    shapes = {optimizer.binding.names[param]: tuple(param.shape) for param in params}
+    packed = optimizer.named_state_dict()
+    order = [key for group in saved for key in group["params"]]
+    if len(order) != len(packed["shapes"]):
+        raise ValueError(f"the saved state is of {len(order)} parameters, here are {len(packed['shapes'])}")
+    names = dict(zip(order, packed["shapes"], strict=True))
     state: dict[str, dict[str, Any]] = {}
-    dtypes: dict[str, str] = {}
-    steps = 0
+    shapes, dtypes, steps = packed["shapes"], {}, 0
     for key, row in given["state"].items():
-        into = state.setdefault(names[key], {})
+        name = names[key]
+        into = state.setdefault(name, {})
         for field, value in row.items():
             if value is None or (field == "step" and "step" not in entries):
                 continue
             if field not in entries:
                 raise ValueError(f"torch's {found} keeps {field!r}, which no link here knows")
             kinds, own = entries[field]
-            path = _find_link(optimizer, found, kinds, strict)
-            if path is None:
-                continue
-            if field == "step":
-                steps = max(steps, int(value))
-                value = int(value)
-            elif isinstance(value, Tensor):
-                dtypes[names[key]], shapes[names[key]] = str(value.dtype), tuple(value.shape)
-                into.setdefault(f"{path}/step", 1)
-            into[f"{path}/{own}"] = value
-    for group in given["param_groups"] if strict else ():
-        _check_group(optimizer, found, group)
-    known = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases)}
+            paths = [path for path, link in optimizer._links if type(link).__name__ in kinds]
+            if len(paths) != 1 and (paths or strict):
+                raise ValueError(
+                    f"the state is that of torch's {found}, which {' or '.join(kinds)} keeps here, but the chain has "
+                    f"{len(paths)} of those: {', '.join(packed['links'])}"
+                )
+            for path in paths:
+                if field == "step":
+                    value = int(value)
+                    steps = max(steps, value)
+                else:
+                    dtypes[name], shapes[name] = str(value.dtype), tuple(value.shape)
+                    into.setdefault(f"{path}/step", 1)
+                into[f"{path}/{own}"] = value
+    if strict:
+        _check_groups(optimizer, found, named[found], saved)
+    known = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases, "initial_lr")}
     groups = []
-    for group in given["param_groups"]:
-        options = {_RENAMED.get(key, key): value for key, value in group.items() if key != "params"}
-        kept = {key: value for key, value in options.items() if key in known or key == "initial_lr"}
+    for group in saved:
+        options = {_RENAMED.get(key, key): value for key, value in group.items()}
+        kept = {key: value for key, value in options.items() if key in known}
         groups.append({**kept, "params": [names[key] for key in group["params"]]})
-    return {
-        "format": 1,
-        "state": state,
-        "param_groups": groups,
-        "links": {path: {"global": {}, "extra": encode(link._extra_pack(), path)} for path, link in optimizer._links},
-        "shapes": shapes,
-        "dtypes": dtypes,
-        "order": [optimizer.binding.names[param] for param in params if param.requires_grad],
-        "current_step": steps,
-        "num_evaluations": steps,
-        "should_terminate": False,
-        "reasons": [],
-        "members": optimizer.binding.members,
-        "made_with": {"torch": str(torch.__version__)},
-    }
+    links = {path: {"global": {}, "extra": encode(link._extra_pack(), path)} for path, link in optimizer._links}
+    read = {"state": state, "param_groups": groups, "links": links, "shapes": shapes, "dtypes": dtypes}
+    return {**packed, **read, "current_step": steps, "num_evaluations": steps, "should_terminate": False, "reasons": []}
 
 
-def _check_group(optimizer: Optimizer, found: str, group: Mapping[str, Any]) -> None:
-    """Refuse settings of torch's optimizer that say what is no setting of a link here: the direction, and where decay acts."""
-    if bool(group.get("maximize")) != optimizer.maximize:
-        raise ValueError(
-            f"the state is that of torch's {found} with maximize={bool(group.get('maximize'))}, and this optimizer has "
-            f"maximize={optimizer.maximize}; say the same"
-        )
-    if not group.get("weight_decay"):
-        return
-    kinds = {kind for named, _ in _ALGORITHMS[found][1].values() for kind in named}
-    own = next((i for i, (_, link) in enumerate(optimizer._links) if type(link).__name__ in kinds), None)
+def _check_groups(optimizer: Optimizer, found: str, kinds: set[str], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse another direction, and weight decay that acts elsewhere."""
+    chain = [type(link).__name__ for _, link in optimizer._links]
+    own = next((i for i, kind in enumerate(chain) if kind in kinds), None)
     decays = [i for i, (_, link) in enumerate(optimizer._links) if "weight_decay" in link.defaults]
-    decoupled = bool(group.get("decoupled_weight_decay"))
-    if not any(own is None or (place > own) is decoupled or place == own for place in decays):
-        where = "after" if decoupled else "before"
-        chain = ", ".join(path for path, _ in optimizer._links)
-        raise ValueError(
-            f"the state is that of torch's {found} with weight_decay={group['weight_decay']}, which is WeightDecay {where} "
-            f"{' or '.join(sorted(kinds))} here; the chain is {chain}"
-        )
-
-
-def _find_link(optimizer: Optimizer, algorithm: str, kinds: tuple[str, ...], strict: bool) -> str | None:
-    found = [path for path, link in optimizer._links if type(link).__name__ in kinds]
-    if not found and not strict:
-        return None
-    if len(found) != 1:
-        chain = ", ".join(path for path, _ in optimizer._links)
-        raise ValueError(
-            f"the state is that of torch's {algorithm}, which {' or '.join(kinds)} keeps here, but the chain has "
-            f"{len(found)} of those: {chain}"
-        )
-    return found[0]
+    for group in groups:
+        if bool(group.get("maximize")) != optimizer.maximize:
+            raise ValueError(
+                f"the state is that of torch's {found} with maximize={not optimizer.maximize}, unlike this one"
+            )
+        decoupled = bool(group.get("decoupled_weight_decay"))
+        fits = any(own is None or (place > own) is decoupled or place == own for place in decays)
+        if group.get("weight_decay") and not fits:
+            raise ValueError(
+                f"the state is that of torch's {found} with weight_decay={group['weight_decay']}, which is WeightDecay "
+                f"{'after' if decoupled else 'before'} {' or '.join(sorted(kinds))} here; the chain is {', '.join(chain)}"
+            )

@@ -16,11 +16,10 @@ from torch import Tensor
 from .. import kernels
 from ..layout import map_tensors
 from ._composite import Composite, CompositeParts
-from ._hook_arguments import HookArguments, find_alike, measure
 from ._needs import Across
 from ._settings import current
 from ._vectors import as_real
-from .transform import TensorTransform
+from .transform import HookArguments, TensorTransform, measure
 
 if TYPE_CHECKING:
     from .module import Module
@@ -62,37 +61,30 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
         return links
     binding = getattr(owner, "binding", None) or owner.settings.binding
     over_members = binding is not None and binding.members is not None
-    key = [(id(link), type(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links]
+    key: list[Any] = [
+        (id(link), type(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links
+    ]
     if over_members:
-        key += [link.settings.are_per_member() for link in links]  # type: ignore[misc]
-    known: tuple[list[Any], list[Any]] | None = getattr(owner, "_segments", None)
-    if known is not None and known[0] == key:
-        return known[1]
-    if known is not None:
-        for segment in known[1]:
-            if isinstance(segment, FusedRun):
-                segment.flush()
+        key += [link.settings.are_per_member() for link in links]
+    known, before = getattr(owner, "_segments", None) or (None, ())
+    if known == key:
+        return before
+    for segment in before:
+        if isinstance(segment, FusedRun):
+            segment.flush()
+    whole = (Across.MATRICES, Across.EVERYTHING) if binding is not None and binding.in_pieces else ()
     out: list[Any] = []
-    run: list[Any] = []
-    in_pieces = binding is not None and binding.in_pieces
-
-    def close(tail: bool) -> None:
-        if run:
-            out.append(FusedRun(list(run), tail))
-            run.clear()
-
     for link in links:
-        apart = explain_unfused(link, over_members) is not None
-        if apart or (in_pieces and link.across not in (Across.NOTHING, Across.SUMS)):
-            close(tail=False)
+        if explain_unfused(link, over_members) is not None or link.across in whole:
             out.append(link)
-            continue
-        if run and link.finds_numbers():  # type: ignore[attr-defined]
-            close(tail=False)
-        run.append(link)
-    close(tail=getattr(owner, "moves_parameters", False))
-    owner._segments = (key, out)
-    return out
+        elif out and isinstance(out[-1], list) and not link.finds_numbers():  # type: ignore[attr-defined]
+            out[-1].append(link)
+        else:
+            out.append([link])
+    last = len(out) - 1 if getattr(owner, "moves_parameters", False) else -1
+    found = [FusedRun(part, i == last) if isinstance(part, list) else part for i, part in enumerate(out)]
+    owner._segments = (key, found)
+    return found
 
 
 @dataclass(eq=False)
@@ -144,10 +136,6 @@ class FusedRun:
                     for param in cohort.params:
                         dict.__setitem__(link._state[param], "step", count)  # no cached list holds it
 
-    def _settle(self) -> None:
-        for link in self.links:
-            link._settle()
-
     # ------------------------------------------------------------------ cohorts
 
     def _stamp(self, present: list[bool] | None) -> tuple[Any, ...]:
@@ -170,7 +158,6 @@ class FusedRun:
 
     def _build(self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None) -> bool:
         """Sort the parameters into cohorts; False where a link makes its state while it learns, not when asked to."""
-        self._settle()
         params = objective.params
         kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
         step = objective.current_step
@@ -191,64 +178,72 @@ class FusedRun:
             if link.has_own("single_tensor_update") and any(not row for row in rows):
                 return False
         groups: dict[tuple[Any, ...], list[int]] = {}
-        kinds = [
-            [_kind(link, row, raw) for row, raw in zip(rows, raws, strict=True)]
-            for link, rows, raws in zip(self.links, every_row, every_raw, strict=True)
-        ]
-        for position, (i, *kind) in enumerate(zip(kept, *kinds, strict=True)):
+        for position, i in enumerate(kept):
+            kinds = [
+                _kind(link, rows[position], raws[position])
+                for link, rows, raws in zip(self.links, every_row, every_raw, strict=True)
+            ]
             p, t = params[i], tensors[i]
-            groups.setdefault((p.dtype, t.dtype, p.device, *kind), []).append(position)
+            groups.setdefault((p.dtype, t.dtype, p.device, *kinds), []).append(position)
         self._cohorts = []
         for positions in groups.values():
-            first = positions[0]
-            firsts = [rows[first] for rows in every_row]
+            firsts = [rows[positions[0]] for rows in every_row]
             keys = [tuple(key for key, value in row.items() if isinstance(value, Tensor)) for row in firsts]
-            cohort = _Cohort(
-                [kept[position] for position in positions],
-                [members[position] for position in positions],
-                [raws[first] for raws in every_raw],
-                [row.get("step", 0) if link.counts else 0 for link, row in zip(self.links, firsts, strict=True)],
-                keys,
-                [
-                    [[rows[position][key] for position in positions] for key in own]
-                    for rows, own in zip(every_row, keys, strict=True)
-                ],
+            states = [
+                [[rows[position][key] for position in positions] for key in own]
+                for rows, own in zip(every_row, keys, strict=True)
+            ]
+            self._cohorts.append(
+                _Cohort(
+                    [kept[position] for position in positions],
+                    [members[position] for position in positions],
+                    [raws[positions[0]] for raws in every_raw],
+                    [row.get("step", 0) if link.counts else 0 for link, row in zip(self.links, firsts, strict=True)],
+                    keys,
+                    states,
+                )
             )
-            self._cohorts.append(cohort)
         self._params = params
         self._valid = self._stamp(objective.present)
         return True
 
     # ------------------------------------------------------------------ the step
 
-    def _run_links(self, objective: Objective) -> Objective:
-        for link in self.links:
-            objective = link.step(objective)
-        return objective
-
     def step(self, objective: Objective) -> Objective:
         """The same as each link's step in turn."""
         binding = self.links[0].settings.binding
         if binding is not None and not binding.fuse:
-            return self._run_links(objective)
+            return self._run_unfused(objective)
         tensors = objective.peek_updates()
         grads = objective.get_grads() if self._grads else None
         if self._is_valid(objective):
             return self._run_cohorts(objective, tensors, grads)
         with kernels.pause_collection():  # states and plans are made, which are kept
+            self._settle()
             built = self._build(objective, tensors, grads)
             return self._run_cohorts(objective, tensors, grads) if built else self._run_unfused(objective)
+
+    def _settle(self) -> None:
+        for link in self.links:
+            link._settle()
+
+    def _run_unfused(self, objective: Objective) -> Objective:
+        self._settle()
+        self._valid = None
+        for link in self.links:
+            objective = link.step(objective)
+        return objective
 
     def _run_cohorts(
         self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None
     ) -> Objective:
-        now: list[list[Mapping[str, Any]]] = [
-            [current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts
-        ]
+        now = [[current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts]
         if self._measures:
             self._measure(objective, tensors, grads, now)
-        split = [list(map(_Split, self.links, settings)) for settings in now]
-        if any(own.per_member for row in split for own in row):  # numbers of members that a schedule has made
+        split = [list(map(_split, self.links, settings)) for settings in now]
+        if any(
+            per_member for row in split for _, _, _, per_member in row
+        ):  # numbers of members that a schedule has made
             return self._run_unfused(objective)
         # Hooks after the step read the update, so there has to be one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
@@ -272,11 +267,6 @@ class FusedRun:
         found = [cohort.last.explain() for cohort in self._cohorts if cohort.last is not None]
         return [each for each in found if each is not None]
 
-    def _run_unfused(self, objective: Objective) -> Objective:
-        self._settle()
-        self._valid = None
-        return self._run_links(objective)
-
     def _measure(
         self,
         objective: Objective,
@@ -285,37 +275,34 @@ class FusedRun:
         now: list[list[Mapping[str, Any]]],
     ) -> None:
         """Add to the settings what the first link finds over all tensors for which it has the same."""
-        for alike in find_alike([settings[0] for settings in now]):
-            order = self._cohorts[alike[0]].indices
-            if len(alike) > 1:
-                order = sorted(i for c in alike for i in self._cohorts[c].indices)
-            lists: list[Any] = [tensors, objective.params, grads]
-            if len(order) < len(tensors):
-                lists = [None if held is None else [held[i] for i in order] for held in lists]
-            if any(self._cohorts[c].params[0].is_complex() for c in alike):
-                lists = [None if held is None else list(map(as_real, held)) for held in lists]
-            found = measure(self.links[0], objective, order, now[alike[0]][0], *lists)
-            for c in alike if found else ():
-                bring = partial(Tensor.to, device=self._cohorts[c].params[0].device)
-                now[c][0] = {**now[c][0], **map_tensors(found, bring)}
+        lists: list[Any] = [tensors, objective.params, grads]
+        if any(cohort.params[0].is_complex() for cohort in self._cohorts):
+            lists = [None if held is None else list(map(as_real, held)) for held in lists]
+
+        def bring(found: Mapping[str, Any], place: int) -> Any:
+            return map_tensors(found, partial(Tensor.to, device=self._cohorts[place].params[0].device))
+
+        places = [cohort.indices for cohort in self._cohorts]
+        found = measure(self.links[0], objective, [settings[0] for settings in now], places, lists, bring)
+        for settings, first in zip(now, found, strict=True):
+            settings[0] = first
 
     def _run(
         self,
         cohort: _Cohort,
         objective: Objective,
-        split: Sequence[_Split],
+        split: Sequence[_Parts],
         tensors: Sequence[Tensor],
         grads: Sequence[Tensor] | None,
         updates: list[Tensor] | None,
     ) -> None:
         parts = []
         numbers: list[Any] = []
-        for own, keys, count in zip(split, cohort.keys, cohort.counts, strict=True):
-            if own.link.counts:
-                own.names.append("step")
-                own.values.append(count + 1)
-            parts.append((keys, tuple(own.names), tuple(own.constants)))
-            numbers += own.values
+        for link, (names, values, constants, _), keys, count in zip(
+            self.links, split, cohort.keys, cohort.counts, strict=True
+        ):
+            parts.append((keys, (*names, "step") if link.counts else tuple(names), tuple(constants)))
+            numbers += [*values, count + 1] if link.counts else values
         key = CompositeParts(self._grads, updates is None, tuple(parts))
         bound = cohort.bound.get(key)
         if bound is None:
@@ -358,30 +345,32 @@ def _kind(link: TensorTransform, row: Mapping[str, Any], raw: Mapping[str, Any])
     return (id(raw), row.get("step", 0) if link.counts else 0, states)
 
 
-class _Split:
-    """Settings of a link that are numbers, free to change, and those that decide what is done."""
+_Parts = tuple[list[str], list[Any], list[tuple[str, Any]], bool]
 
-    __slots__ = ("constants", "link", "names", "per_member", "values")
 
-    def __init__(self, link: TensorTransform, setting: Mapping[str, Any]) -> None:
-        self.link = link
-        self.names: list[str] = []
-        self.values: list[Any] = []
-        self.constants: list[tuple[str, Any]] = []
-        self.per_member = False  # whether one of them has a number for each member of a population
-        for key, value in setting.items():
-            kind = type(value)
-            number = kind is float or kind is int
-            if isinstance(value, Tensor):
-                number = value.dim() == 0 and value.dtype.is_floating_point
-                self.per_member = self.per_member or value.dim() > 0
-            elif not number and kind is not bool and isinstance(value, float | int):  # NumPy's
-                number, value = True, float(value)
-            if number and key not in link.static:
-                self.names.append(key)
-                self.values.append(value)
-            else:
-                self.constants.append((key, value))
+def _split(link: TensorTransform, setting: Mapping[str, Any]) -> _Parts:
+    """Settings of a link that are numbers, free to change (names, values), and those that decide what is done.
+
+    And whether one of them has a number for each member of a population.
+    """
+    names: list[str] = []
+    values: list[Any] = []
+    constants: list[tuple[str, Any]] = []
+    per_member = False
+    for key, value in setting.items():
+        kind = type(value)
+        number = kind is float or kind is int
+        if isinstance(value, Tensor):
+            number = value.dim() == 0 and value.dtype.is_floating_point
+            per_member = per_member or value.dim() > 0
+        elif not number and kind is not bool and isinstance(value, float | int):  # NumPy's
+            number, value = True, float(value)
+        if number and key not in link.static:
+            names.append(key)
+            values.append(value)
+        else:
+            constants.append((key, value))
+    return names, values, constants, per_member
 
 
 _pending = operator.attrgetter("_pending")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._arguments import as_schedule
-from ._settings import check_number, is_per_member
+from ._settings import Binding, check_members, check_number, is_per_member, same
 
 if TYPE_CHECKING:
     from .module import Module
@@ -40,41 +41,26 @@ _SHOWN = ("lr", "momentum", "weight_decay")
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-class MissingSettingError(KeyError):
-    """A group has no such setting; the sentence says why, and what to do."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 class ParamGroup(dict[str, Any]):
     """A parameter group. Where a scheduler looks for a setting that is not there, the error says why."""
 
     missing: Mapping[str, str] = {}
 
     def __missing__(self, key: str) -> Any:
-        raise MissingSettingError(
-            self.missing.get(key, f"the parameter group has no {key!r}; it has {', '.join(self)}")
-        )
+        raise KeyError(self.missing.get(key, f"the parameter group has no {key!r}; it has {', '.join(self)}"))
 
 
 def explain_missing(links: Sequence[Module]) -> dict[str, str]:
     """Why groups have no learning rate that a scheduler could change."""
-    chain = ", ".join(type(link).__name__ for link in links)
     holders = [link for link in links if "lr" in link.defaults]
-    values = [link.defaults["lr"] for link in holders]
-    names = " and ".join(type(link).__name__ for link in holders)
-    if not holders:
-        text = f"no link of {chain} has a learning rate 'lr' for a scheduler to change; add one: m.LR(1e-3)"
-    elif any(callable(value) for value in values):
+    names = " and ".join(type(link).__name__ for link in holders or links)
+    text = f"no link of {names} has a learning rate 'lr' for a scheduler to change; add one: m.LR(1e-3)"
+    if any(callable(link.defaults["lr"]) for link in holders):
+        text = f"the lr of {names} is a function of the step already; for a scheduler give it a number, m.LR(1e-3)"
+    elif holders:
         text = (
-            f"the lr of {names} is a function of the step already, which a scheduler can't change. Give it a number, "
-            "m.LR(1e-3), or use the function without a scheduler"
-        )
-    else:
-        text = (
-            f"{names} have different learning rates ({', '.join(map(str, values))}), so a scheduler can't tell which to "
-            "change. Keep one m.LR, and multiply by the others with m.Mul"
+            f"{names} have different learning rates, so a scheduler can't tell which to change. Keep one m.LR, and multiply "
+            "by the others with m.Mul"
         )
     return {"lr": text}
 
@@ -109,30 +95,19 @@ def make_groups(params: Any, patterns: Mapping[str, Mapping[str, Any]]) -> list[
     """
     named = list(params)
     if not all(isinstance(item, tuple) and len(item) == 2 for item in named):
-        raise ValueError(
-            "groups= goes by the names of parameters, but they have none here; give the module itself, or "
-            "net.named_parameters()"
-        )
-    matched: dict[str, list[str]] = {name: [] for name, _ in named}
+        raise ValueError("groups= goes by the names of parameters, but they have none here; give the module itself")
     for pattern, settings in patterns.items():
-        if not isinstance(pattern, str):
-            raise TypeError(f"groups goes by patterns of names, got {pattern!r}; write {{'*.bias': {{'lr': 1e-3}}}}")
-        if isinstance(settings, Mapping) and "params" in settings:
-            raise ValueError(
-                f"groups[{pattern!r}] has 'params', but the pattern says which they are; give settings only"
-            )
-        if not isinstance(settings, Mapping):
-            raise TypeError(f"groups[{pattern!r}] is {settings!r}; give a dictionary of settings, {{'lr': 1e-3}}")
-        for name, _ in select(named, pattern):
-            matched[name].append(pattern)
-    order = sorted({tuple(found) for found in matched.values()}, key=lambda key: [list(patterns).index(p) for p in key])
+        if not isinstance(settings, Mapping) or "params" in settings:
+            raise ValueError(f"groups[{pattern!r}] is {settings!r}; give a dictionary of settings, {{'lr': 1e-3}}")
+    chosen = {pattern: {name for name, _ in select(named, pattern)} for pattern in patterns}
+    groups: dict[tuple[str, ...], list[tuple[str, Tensor]]] = {}
+    for name, param in named:
+        groups.setdefault(tuple(pattern for pattern in patterns if name in chosen[pattern]), []).append((name, param))
     out: list[dict[str, Any]] = []
-    for key in order:
-        group: dict[str, Any] = {"params": [(name, param) for name, param in named if tuple(matched[name]) == key]}
+    for key in sorted(groups, key=lambda key: [list(patterns).index(pattern) for pattern in key]):
+        group: dict[str, Any] = {"params": groups[key], **({"name": " & ".join(key)} if key else {})}
         for pattern in key:
             group.update(patterns[pattern])
-        if key:
-            group.setdefault("name", " & ".join(key))
         out.append(group)
     return out
 
@@ -153,17 +128,17 @@ def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) 
     out: dict[str, Any] = {}
     for key, value in group.items():
         if key in link.defaults:
-            out[key] = as_schedule(scale_members(link.defaults[key], value, shown.get(key)), link.defaults[key])
-    for key in link.aliases:
-        if key in group and group[key] is not shown.get(key) and group[key] != shown.get(key):
-            out.update(link.resolve_aliases({key: group[key]}))
+            out[key] = as_schedule(_scale_members(link.defaults[key], value, shown.get(key)), link.defaults[key])
     for key, value in group.items():
-        if "." in key and (name := _address(key, link)) is not None and name in link.defaults:
+        if key in link.aliases and value is not shown.get(key) and value != shown.get(key):
+            out.update(link.resolve_aliases({key: value}))
+        name = _address(key, link)
+        if name in link.defaults:
             out[name] = as_schedule(value, link.defaults[name])
     return out
 
 
-def scale_members(own: Any, value: Any, shown: Any) -> Any:
+def _scale_members(own: Any, value: Any, shown: Any) -> Any:
     """A group's value for a setting that each member has its own number of: the largest one; the others keep their ratios."""
     if not is_per_member(own) or isinstance(value, Tensor) or not isinstance(shown, float | int):
         return value
@@ -182,17 +157,14 @@ def export_settings(links: Iterable[Module]) -> dict[str, Any]:
         for key, names in link.aliases.items():
             if len(names) > 1 and all(name in link.defaults for name in names):
                 found.setdefault(key, []).append(tuple(link.defaults[name] for name in names))
-    return {
-        key: _largest(values[0])
-        for key, values in found.items()
-        if isinstance(values[0], float | int | tuple | Tensor)
-        and all(value is values[0] or (not isinstance(value, Tensor) and value == values[0]) for value in values)
-    }
-
-
-def _largest(value: Any) -> Any:
-    """A setting as one number: the largest of those that members have."""
-    return float(value.max()) if is_per_member(value) else value
+    out: dict[str, Any] = {}
+    for key, (first, *others) in found.items():
+        alike = all(other is first or (not isinstance(other, Tensor) and other == first) for other in others)
+        if alike and isinstance(first, float | int | tuple | Tensor):
+            out[key] = (
+                float(torch.as_tensor(first).max()) if is_per_member(first) else first
+            )  # of those that members have the largest
+    return out
 
 
 def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:
@@ -208,7 +180,7 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:
                 f"a parameter group sets {key!r}, which no link of the chain has{hint} "
                 f"(settings here: {', '.join(every) or 'none'}; 'adam.beta1' names the one of a single link)"
             )
-        owners = [type(link).__name__ for link in links if _takes(link, key)]
+        owners = [type(link).__name__ for link in links if is_known(key, [link])]
         check_number(f"a parameter group, for {' and '.join(dict.fromkeys(owners))}", key, value)
         for link in links:
             count = len(link.aliases.get(key, ()))
@@ -221,11 +193,9 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:
 
 def is_known(key: str, links: Sequence[Module]) -> bool:
     """Whether a key may be in a group: a setting of a link, or something torch writes for itself."""
-    return key in _FOREIGN or any(_takes(link, key) for link in links)
-
-
-def _takes(link: Module, key: str) -> bool:
-    return key in link.defaults or key in link.aliases or _address(key, link) in link.defaults
+    return key in _FOREIGN or any(
+        key in link.defaults or key in link.aliases or _address(key, link) in link.defaults for link in links
+    )
 
 
 def list_params(params: Any) -> list[tuple[str | None, Tensor]]:
@@ -234,3 +204,118 @@ def list_params(params: Any) -> list[tuple[str | None, Tensor]]:
         raise TypeError("parameters are given as a set, which has no order; give a list")
     items = [params] if isinstance(params, Tensor) else params
     return [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else (None, item) for item in items]
+
+
+# ---------------------------------------------------------------------- what is written into groups, told to the links
+
+
+_requires_grad = operator.attrgetter("requires_grad")
+
+
+class GroupWatch:
+    """The groups as the links know them: their options, the names of their parameters, and which of these are trained.
+
+    Args:
+        links: All links of the chain.
+        binding: What they share.
+    """
+
+    def __init__(self, links: Sequence[Module], binding: Binding) -> None:
+        self.binding = binding
+        #: Settings that every group shows to schedulers.
+        self.shown = export_settings(links)
+        #: Positions of the trained parameters that are no vectors.
+        self.matrices: list[int] = []
+        self._options: list[dict[str, Any]] = []
+        self._active: list[Tensor] = []
+        self._every: tuple[list[Tensor], list[bool]] = ([], [])
+
+    def find_active(self, groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+        """Parameters that require a gradient now; the same list object while nothing changes."""
+        every: list[Tensor] = (
+            groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
+        )
+        wanted = list(map(_requires_grad, every))
+        known, flags = self._every
+        # Every step looks at every parameter, so this is written to run in C.
+        if wanted == flags and len(every) == len(known) and all(map(operator.is_, every, known)):
+            return self._active
+        self._every = (list(every), wanted)
+        self._active = [param for param, want in zip(every, wanted, strict=True) if want]
+        self.matrices = [i for i, param in enumerate(self._active) if param.dim() > 1]
+        return self._active
+
+    def name_params(self, groups: Sequence[Mapping[str, Any]], links: Sequence[Module]) -> None:
+        """Know the parameters anew: which group each is in, and its name, or its position where it has none."""
+        binding = self.binding
+        binding.group_of.clear()
+        position = 0
+        for i, group in enumerate(groups):
+            given = group.get("param_names") or [None] * len(group["params"])
+            for param, name in zip(group["params"], given, strict=True):
+                binding.group_of[param] = i
+                binding.names[param] = str(position) if name is None else name
+                position += 1
+        self._active, self._every = [], ([], [])
+        self.forget(links)
+
+    def forget(self, links: Sequence[Module]) -> None:
+        """Have the next `sync` read everything."""
+        for link in links:
+            link.settings.forget()
+        self._options = []
+
+    def sync(self, groups: Sequence[Mapping[str, Any]], tops: Sequence[Module]) -> None:
+        """Tell the links what has changed in the groups since the last time, if anything has."""
+        found = [options(group) for group in groups]
+        if len(found) == len(self._options) and all(map(same, found, self._options)):
+            return
+        self._options = []  # to be looked at again, where something is refused
+        links = [link for top in tops for _, link in top.links()]
+        for own in found:
+            check_keys(own, links)
+            check_members("a parameter group", own, self.binding.members)
+        for link in links:
+            link.settings.overrides = [overrides(link, own, self.shown) for own in found]
+            link.settings.refresh()
+        params = [param for group in groups for param in group["params"]]
+        for top in tops:
+            top.check_shared(params)
+        self._options = found
+
+
+def prepare_group(
+    given: Mapping[str, Any],
+    others: Sequence[Mapping[str, Any]],
+    links: Sequence[Module],
+    shown: Mapping[str, Any],
+    model: torch.nn.Module | None,
+) -> ParamGroup:
+    """A group as torch takes it, checked against the links and the groups that are there already."""
+    group = ParamGroup(given)
+    group.missing = explain_missing(links)
+    check_keys(group, links)
+    if isinstance(group.get("params"), str):
+        if model is None:
+            raise ValueError(f"the optimizer has to be given the module, to find {group['params']!r} in it")
+        held = {id(param) for other in others for param in other["params"]}
+        found = select(named_parameters(model), group["params"])
+        group["params"] = [(name, param) for name, param in found if id(param) not in held]
+        if not group["params"]:
+            raise ValueError(f"all parameters called {given['params']!r} are in a group already")
+    given_params = list_params(group.get("params", ()))
+    group["params"] = [param if name is None else (name, param) for name, param in given_params]
+    tensors = [param for _, param in given_params]
+    if len({id(tensor) for tensor in tensors}) != len(tensors):
+        raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
+    if any(tensor.is_meta for tensor in tensors):
+        raise ValueError("parameters are on the meta device; give them memory first: net.to_empty(device='cpu')")
+    taken = {name for other in others for name in other.get("param_names", ())}
+    for name in (name for name, _ in given_params if name is not None):
+        if name in taken:
+            raise ValueError(f"two parameters are named {name!r}; names address the saved state, so give each its own")
+        taken.add(name)
+    for key, names in ((key, names) for link in links for key, names in link.aliases.items()):
+        if key not in group and any(name in group for name in names) and key in shown:
+            group[key] = tuple(group.get(name, old) for name, old in zip(names, shown[key], strict=True))
+    return group

@@ -1,22 +1,132 @@
-"""The part of a link that remembers: for each parameter, for all of them, and random generators."""
+"""What a link remembers: for each parameter, for all of them, and random generators."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ._processes import COMMON_SEED
-from ._renaming import VECTOR, describe_params
-from ._settings import LinkSettings
-from ._state import StateStore
+from ._plain_state import VECTOR, describe_params
+from ._settings import Binding, LinkSettings
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
 """How a buffer transforms when the basis changes."""
+
+# Of links without a seed of their own, where several processes have to draw the same numbers.
+COMMON_SEED = 0x6D6F64756C69
+
+
+class ParamState(dict[str, Any]):
+    """The state that a link keeps for one parameter; an ordinary dictionary that counts its changes.
+
+    Lists of state tensors are cached between steps, so a change made by hand has to be noticed.
+    """
+
+    __slots__ = ("_changes",)
+
+    def __init__(self, changes: list[int], *args: Any) -> None:
+        super().__init__(*args)
+        self._changes = changes
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._changes[0] += 1
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._changes[0] += 1
+        super().__delitem__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self._changes[0] += 1
+        return super().pop(key, *default)
+
+    # Each by way of those above.
+    popitem = MutableMapping.popitem
+    clear = MutableMapping.clear
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+
+    def __reduce__(self) -> Any:
+        return (ParamState, (self._changes, dict(self)))
+
+
+class StateStore(dict[Tensor, ParamState]):
+    """`link.state`: maps a parameter to its state, made empty at first use.
+
+    Where hooks are shown a parameter in another form (in single precision, as pairs of reals, as part of a vector, as a
+    symbol), that form maps to the same state while it is `shown`.
+    """
+
+    #: Finds the state of a parameter (or its name) that links see in another form: as part of a matrix, or as its piece.
+    find: Callable[[StateStore, Any], ParamState | None] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = [0]
+        self.shown: dict[Tensor, Any] = {}
+
+    def __missing__(self, key: Tensor | str) -> Any:
+        if key in self.shown:
+            return self.shown[key]  # type: ignore[index]
+        found = None if self.find is None else self.find(self, key)
+        if found is not None:
+            return found
+        if isinstance(key, str):
+            raise KeyError(key)
+        self[key] = {}
+        return self[key]
+
+    def __setitem__(self, key: Tensor, value: dict[str, Any]) -> None:
+        self.changes[0] += 1
+        super().__setitem__(key, ParamState(self.changes, value))
+
+    def __delitem__(self, key: Tensor) -> None:
+        self.changes[0] += 1
+        super().__delitem__(key)
+
+    def clear(self) -> None:
+        self.changes[0] += 1
+        super().clear()
+
+    def pop(self, *args: Any) -> Any:
+        self.changes[0] += 1
+        return super().pop(*args)
+
+    def __reduce__(self) -> Any:
+        return (StateStore, (), None, None, iter([(key, dict(value)) for key, value in self.items()]))
+
+
+class StandIns:
+    """The same tensor objects at every step, so that a child can key its state by them; their storage is borrowed."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+
+    @contextmanager
+    def point_at(
+        self, tensors: Sequence[Tensor], binding: Binding | None, sources: Sequence[Tensor] | None
+    ) -> Iterator[list[Tensor]]:
+        """Inside the block the stand-ins have the shapes and values of these tensors."""
+        while len(self.tensors) < len(tensors):
+            like = tensors[len(self.tensors)]
+            self.tensors.append(torch.empty(0, dtype=like.dtype, device=like.device))
+        fakes = self.tensors[: len(tensors)]
+        with torch.no_grad():
+            for i, tensor in enumerate(tensors):
+                fakes[i].data = tensor.detach()
+        if binding is not None and sources:
+            for i, fake in enumerate(fakes):
+                binding.sources[fake] = sources[min(i, len(sources) - 1)]
+        try:
+            yield fakes
+        finally:
+            for fake in fakes:
+                fake.grad = None  # of another size than what follows, so that it could not be copied
+                fake.data = torch.empty(0, dtype=fake.dtype, device=fake.device)
 
 
 class LinkState(LinkSettings):
@@ -167,3 +277,20 @@ def _initial(init: Any, param: Tensor) -> Any:
     if isinstance(init, Tensor):
         return init.clone()
     return init(param) if callable(init) else init
+
+
+@contextmanager
+def lend_state(
+    links: Sequence[LinkState], kept: Sequence[tuple[Mapping[Tensor, Any], dict[str, Any]]]
+) -> Iterator[None]:
+    """A block in which links have other state: for each of them that of parameters, and what it keeps for all."""
+    before = [(link._state, link.global_state) for link in links]
+    try:
+        for link, (rows, shared) in zip(links, kept, strict=True):
+            link._state, link.global_state = StateStore(), shared
+            for param, row in rows.items():
+                link._state[param] = row
+        yield
+    finally:
+        for link, (state, shared) in zip(links, before, strict=True):
+            link._state, link.global_state = state, shared

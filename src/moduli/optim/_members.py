@@ -1,8 +1,11 @@
-"""Links over the members of a population: each member by itself, where a link can't take all at once."""
+"""Links over the members of a population: all at once, or each member by itself; and what is kept for members, saved."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,15 +13,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .._torch import pytree
+from ..layout import map_tensors
+from ._link_state import lend_state
 from ._needs import ChainError, Need
+from ._plain_state import MemberValues, decode, encode
 from ._settings import check_members
-from ._state import lend_state
 
 if TYPE_CHECKING:
     from ..population import Population, Shard
-    from ._settings import Binding
     from .module import Module
     from .objective import Objective
+    from .optimizer import Optimizer
 
 
 def _is_chain(link: Module) -> bool:
@@ -54,7 +59,7 @@ def step(link: Module, objective: Objective) -> Objective:
     if lifts(link):
         out = link.step(objective)
     else:
-        out = step_batched(link, objective) if batches(link) else run_each(link, objective)
+        out = step_each(link, objective)
     if matrices is not None and out.blocks is None:
         matrices.to_matrices(out)
     return out
@@ -86,15 +91,13 @@ def check(link: Module) -> None:
     outside = next((part for _, part in link.links() if part.keeps_outside), None)
     if outside is not None:
         raise ChainError(
-            f"{type(outside).__name__} keeps what it learns for one model, so it can't be run for each member of a "
-            "population; use it on one model, or a link that lifts"
+            f"{type(outside).__name__} keeps what it learns for one model, so it can't be run for each member of a population"
         )
     far = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
     if far:
         wanted = " and ".join(sorted(need.value for need in far))
         raise ChainError(
-            f"{type(link).__name__} needs {wanted}, which a population evaluates for all members at once; "
-            "it can't be given to each member by itself. Use it on one model, or a link made for populations"
+            f"{type(link).__name__} needs {wanted}, which a population evaluates for all members at once; use it on one model"
         )
 
 
@@ -102,8 +105,7 @@ def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None
     """Refuse other numbers of settings than members, and links that can't compare members of several processes."""
     if shard is not None and Need.MEMBERS in link.needs and not link.over_processes:
         raise ChainError(
-            f"{path} compares the members of a population, which are spread over processes here, and can't do that yet. "
-            "PSO, DE, GA, CEM and PBT can; or search with mo.search(..., executor=...)"
+            f"{path} compares the members of a population, which are spread over processes here; PSO, DE, GA, CEM and PBT can"
         )
     taken = shard is not None and all(len(value) == count for value in _vectors(link).values())
     check_members(path, link.defaults, count if shard is None or taken else shard.total)
@@ -134,81 +136,50 @@ def adopt(population: Population, params: Mapping[str, Tensor]) -> None:
     population._leaves = leaves
 
 
-def run_each(link: Module, objective: Objective) -> Objective:
-    """Run a link on every member by itself, with state, counters and settings of its own."""
-    count = objective.members or 0
-    binding = link.settings.binding
-    rows = views(binding, objective.params, count)
-    updates, grads = objective.get_updates(), objective.get_grads()
-    keep: dict[str, list[dict[str, Any]]] = link.global_state.setdefault("members", {})
-    inner = list(link.links())
-    for path, _ in inner:
-        keep.setdefault(path, [{} for _ in range(count)])
-    own = [part.global_state for _, part in inner]
-    done: list[Objective] = []
-    losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
-    try:
-        for i in range(count):
-            for path, part in inner:
-                part.global_state = keep[path][i]
-            if binding is not None:
-                binding.member = i
-            changes, slopes = [tensor[i].clone() for tensor in updates], [grad[i] for grad in grads]
-            one = _make_member_objective(objective, rows[i], changes, slopes, None if losses is None else losses[i])
-            if link.vector_state:
-                link.follow(rows[i])
-            one = link.step(one)
-            for tensor, new in zip(updates, one.get_updates(), strict=True):
-                tensor[i] = new
-            done.append(one)
-    finally:
-        for (_, part), state in zip(inner, own, strict=True):
-            part.global_state = state
-        if binding is not None:
-            binding.member = None
-    objective.updates = updates
-    # N separate runs are over when the last one is.
-    if done and all(one.should_terminate for one in done):
-        for reason in dict.fromkeys(reason for one in done for reason in one.attrs.get("reasons", ())):
-            objective.terminate(reason)
-        objective.should_terminate = True
-    return objective
+def take_member(row: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """What is kept for one member, of what is kept for all."""
+    own = {name: value[i] for name, value in row.items() if isinstance(value, MemberValues) and i in value}
+    stacked = {name: value for name, value in row.items() if not isinstance(value, MemberValues)}
+    return {**map_tensors(stacked, lambda tensor: tensor[i].clone(), copy.deepcopy), **own}
 
 
-def views(binding: Binding | None, params: Sequence[Tensor], members: int) -> list[list[Tensor]]:
-    """The members' parameters as tensors that stay the same objects, so that state can be kept for them."""
-    known = binding.views if binding is not None else None
-    pointers = [param.data_ptr() for param in params]
-    if known is not None and known[0] == pointers:
-        return known[1]
-    found = [[param.detach()[i] for param in params] for i in range(members)]
-    if binding is not None:
-        if known is not None and [len(row) for row in known[1]] == [len(row) for row in found]:
-            for old, new in zip(known[1], found, strict=True):
-                for a, b in zip(old, new, strict=True):
-                    a.data = b  # the storage moved, the members did not
-            found = known[1]
-        for i, row in enumerate(found):
-            for view, param in zip(row, params, strict=True):
-                binding.sources[view] = param
-                binding.names[view] = f"{binding.names.get(param, '?')}[{i}]"
-        binding.views = (pointers, found)
-    return found
+def stack_members(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is kept for all members, of what is kept for each: tensors stacked, what is equal once, anything else apart."""
+    out: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = MemberValues({i: row[name] for i, row in enumerate(rows) if name in row})
+        flat = [pytree.tree_flatten(value) for value in values.values()]
+        columns = list(map(_stack, zip(*(leaves for leaves, _ in flat), strict=False)))
+        alike = len(values) == len(rows) and all(spec == flat[0][1] for _, spec in flat)
+        alike = alike and all(column is not _RAGGED for column in columns)
+        out[name] = pytree.tree_unflatten(columns, flat[0][1]) if alike else values
+    return out
 
 
-# ---------------------------------------------------------------------- all members in one vectorised call
+_RAGGED = object()
+
+
+def _stack(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        kinds = {(value.shape, value.dtype) if isinstance(value, Tensor) else None for value in values}
+        return torch.stack(list(values)) if len(kinds) == 1 else _RAGGED
+    if isinstance(first, torch.Generator):
+        return first if len({bytes(value.get_state().tolist()) for value in values}) == 1 else _RAGGED
+    return first if all(type(value) is type(first) and value == first for value in values) else _RAGGED
 
 
 def batches(link: Module) -> bool:
-    """Whether all members are given to a link at once, as it declares, each as if it were alone.
+    """Whether all members are given to a link in one call, each as if it were alone.
 
-    Not where settings inside it differ from member to member, nor where its state was read from a checkpoint that has it
-    member by member.
+    Not where settings inside it differ from member to member, nor where their states have other shapes.
     """
+    parts = [part for _, part in link.links()]
+    rows = [row for part in parts for row in (part.global_state, *part._state.values())]
     return (
         _fits(link)
-        and "members" not in link.global_state
-        and not any(part.settings.are_per_member() for _, part in link.links())
+        and not any(part.settings.are_per_member() for part in parts)
+        and not any(isinstance(value, MemberValues) for row in rows for value in row.values())
     )
 
 
@@ -218,71 +189,105 @@ def _fits(link: Module) -> bool:
     return fits and all(_fits(child) for child in link.children.values())
 
 
-def step_batched(link: Module, objective: Objective) -> Objective:
-    """The step of a link for all members, by `torch.vmap`. State is replaced at the end, so that a failure changes none."""
+def step_each(link: Module, objective: Objective) -> Objective:
+    """The step of a link for each member by itself: in one call of `torch.vmap` where it can, otherwise in turn.
+
+    State is replaced at the end, so that a failure changes none.
+    """
+    from .objective import Objective as Single
+
     parts = [part for _, part in link.links()]
-    params = objective.params
+    params, count = objective.params, objective.members or 0
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     updates, grads = objective.get_updates(), objective.get_grads()
-    given, shape = _flatten([([dict(part.state[param]) for param in params], part.global_state) for part in parts])
-    held = [tensor.clone() for tensor in given]
-    left: list[Any] = []
+    kept = [([dict(row) for row in part.state.values()], part.global_state) for part in parts]
+    keys = [list(part.state) for part in parts]
+    done: list[Objective] = []
 
-    def one(
-        rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Tensor | None, known: list[Tensor]
-    ) -> Any:
-        single = _make_member_objective(objective, rows, changes, slopes, loss)
-        kept = _unflatten(known, shape)
-        found, made = _run(link, parts, params, single, kept)
-        flat, left[:] = _flatten(made)
-        return found, flat
+    def run(
+        i: int | None, rows: list[Tensor], given: tuple[list[Tensor], list[Tensor], Tensor | None], known: Any
+    ) -> tuple[list[Tensor], list[Any]]:
+        single = Single(rows, loss=given[2], current_step=objective.current_step, modular=objective.modular)
+        single.present, single.updates, single.grads = objective.present, list(given[0]), list(given[1])
+        here, there = dict(zip(params, rows, strict=True)), dict(zip(rows, params, strict=True))
+        lent = [
+            ({here.get(key, key): row for key, row in zip(own, states, strict=True)}, shared)
+            for own, (states, shared) in zip(keys, known, strict=True)
+        ]
+        with _stand_for(link, rows, params, i), lend_state(parts, lent):
+            if link.vector_state:
+                link.follow(rows)
+            done.append(link.step(single))
+            found[:] = [[there.get(key, key) for key in part.state] for part in parts]
+            made = [([dict(row) for row in part.state.values()], part.global_state) for part in parts]
+        return list(done[-1].get_updates()), made
 
-    count = len(params[0])
-    leaves = [param.detach() for param in params]
-    # Links with a seed draw the same for every member where members run one after the other, too.
-    mapped = torch.vmap(one, (0, 0, 0, None if losses is None else 0, 0), randomness="same")
-    made: tuple[list[Tensor], list[Tensor]] = mapped(leaves, [u.clone() for u in updates], grads, losses, held)
-    objective.updates = [tensor if tensor.stride(0) or count == 1 else tensor.clone() for tensor in made[0]]
-    for part, (rows, shared) in zip(parts, _unflatten(made[1], left), strict=True):
-        for param, row in zip(params, rows, strict=True):
-            part._state[param] = row
+    found: list[list[Tensor]] = []
+    if batches(link):
+        changes, made = _map_members(run, objective, updates, grads, losses, kept)
+    else:
+        each = []
+        for i in range(count):
+            given = [u[i].clone() for u in updates], [g[i] for g in grads], None if losses is None else losses[i]
+            known = [([take_member(row, i) for row in states], take_member(shared, i)) for states, shared in kept]
+            each.append(run(i, [param.detach()[i] for param in params], given, known))
+        changes = [torch.stack(tensors) for tensors in zip(*(one[0] for one in each), strict=True)]
+        made = []
+        for own in zip(*(one[1] for one in each), strict=True):  # a link's states and what it shares, of each member
+            states = [stack_members(rows) for rows in zip(*(one[0] for one in own), strict=True)]
+            made.append((states, stack_members([one[1] for one in own])))
+    objective.updates = changes
+    for part, places, (states, shared) in zip(parts, found, made, strict=True):
+        for key, row in zip(places, states, strict=True):
+            part._state[key] = row
         part.global_state.clear()
         part.global_state.update(shared)
+    # N separate runs are over when the last one is.
+    if done and all(one.should_terminate for one in done):
+        for reason in dict.fromkeys(reason for one in done for reason in one.attrs.get("reasons", ())):
+            objective.terminate(reason)
+        objective.should_terminate = True
     return objective
 
 
-def _make_member_objective(
-    objective: Objective, rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Tensor | None
-) -> Objective:
-    """The objective of one member."""
-    from .objective import Objective as Single
+def _map_members(
+    run: Callable[..., Any], objective: Objective, updates: list[Tensor], grads: list[Tensor], losses: Any, kept: Any
+) -> tuple[list[Tensor], Any]:
+    """All members in one call. Links with a seed draw the same for every member, as where they run in turn."""
+    flat, shape = _flatten(kept)
+    left: list[Any] = []
 
-    single = Single(rows, loss=loss, current_step=objective.current_step, modular=objective.modular)
-    single.present, single.grads, single.updates = objective.present, list(slopes), list(changes)
-    return single
+    def one(rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Any, known: list[Tensor]) -> Any:
+        with _OutOfPlace():
+            moved, made = run(None, rows, (changes, slopes, loss), _unflatten(known, shape))
+        tensors, left[:] = _flatten(made)
+        return moved, tensors
+
+    rows, own = [param.detach() for param in objective.params], [tensor.clone() for tensor in flat]
+    mapped = torch.vmap(one, (0, 0, 0, None if losses is None else 0, 0), randomness="same")
+    moved, made = mapped(rows, [update.clone() for update in updates], grads, losses, own)
+    spread = [tensor if tensor.stride(0) or len(tensor) == 1 else tensor.clone() for tensor in moved]
+    return spread, _unflatten(made, left)
 
 
-def _run(
-    link: Module, parts: Sequence[Module], params: Sequence[Tensor], single: Objective, kept: Sequence[Any]
-) -> tuple[list[Tensor], list[Any]]:
-    """The step of one member: its update, and what every part of the link then keeps for it."""
+@contextmanager
+def _stand_for(link: Module, rows: Sequence[Tensor], params: Sequence[Tensor], member: int | None) -> Iterator[None]:
+    """A block in which tensors of one member have the settings and the names of parameters."""
     binding = link.settings.binding
-    rows = single.params
-    fused = binding is not None and binding.fuse
+    if binding is None:
+        yield
+        return
+    # A run is compiled for tensors that stay.
+    fused, binding.fuse, binding.member = binding.fuse, False, member
+    for row, param in zip(rows, params, strict=True):
+        binding.sources[row], binding.names[row] = param, binding.names.get(param, "?")
     try:
-        if binding is not None:
-            binding.fuse = False  # a run is compiled for tensors that stay
-            for row, param in zip(rows, params, strict=True):
-                binding.sources[row], binding.names[row] = param, binding.names.get(param, "?")
-        with lend_state(parts, rows, kept), _OutOfPlace():
-            found = link.step(single).get_updates()
-            return list(found), [([dict(part.state[row]) for row in rows], part.global_state) for part in parts]
+        yield
     finally:
-        if binding is not None:
-            binding.fuse = fused
-            for row in rows:
-                binding.sources.pop(row, None)
-                binding.names.pop(row, None)
+        binding.fuse, binding.member = fused, None
+        for row in rows:
+            binding.sources.pop(row, None)
+            binding.names.pop(row, None)
 
 
 class _OutOfPlace(TorchFunctionMode):
@@ -315,3 +320,97 @@ def _unflatten(tensors: Sequence[Tensor], rest: Any) -> Any:
     spec, others = rest
     items = iter(tensors)
     return pytree.tree_unflatten([next(items) if other is None else other[0] for other in others], spec)
+
+
+# ---------------------------------------------------------------------- saved
+
+
+def join_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state of all members, from that of the members of each process."""
+
+    def join(value: Any) -> Any:
+        if any(shard.collect(_are_apart(value))):
+            raise TypeError("what members keep has another shape for each, which can't be saved from several processes")
+        return shard.join(value)
+
+    return _map_saved(optimizer, saved, join, shard.total)
+
+
+def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the saved state of all members, that of those here."""
+    if "shapes" not in saved:
+        return dict(saved)  # refused where it is read
+    if saved.get("members") != shard.total:
+        raise ValueError(
+            f"the state is of {saved.get('members') or 'no'} members, over all processes are {shard.total}"
+        )
+
+    def part(value: Any) -> Any:
+        if not _are_apart(value):
+            return shard.part(value)
+        here = {i - shard.start: item for i, item in value["items"].items() if shard.start <= i < shard.stop}
+        return {**value, "items": here}
+
+    return _map_saved(optimizer, stack_saved(saved), part, shard.stop - shard.start)
+
+
+def _are_apart(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("__kind__") == "members"
+
+
+def _map_saved(optimizer: Optimizer, saved: Mapping[str, Any], act: Callable[[Any], Any], count: int) -> dict[str, Any]:
+    """What is kept for members, joined or parted; not that of links that keep it for all members in every process."""
+    replicated = {path for path, link in optimizer._links if link.replicated}
+
+    def act_each(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: act(value) for key, value in row.items()}
+
+    return {
+        **saved,
+        "state": {name: act_each(row) for name, row in saved["state"].items()},
+        "links": {
+            path: kept if path in replicated else {name: act_each(row) for name, row in kept.items()}
+            for path, kept in saved["links"].items()
+        },
+        "members": count,
+        "shapes": {name: (count, *shape[1:]) for name, shape in saved["shapes"].items()},
+    }
+
+
+# The member in a name such as `0.weight[3]`.
+_MEMBER = re.compile(r"\[(\d+)\]")
+
+
+def stack_saved(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A saved state of 0.1, which has what links keep member by member under the names of members, stacked."""
+    count = saved.get("members")
+    if count is None or not any("members" in kept["global"] for kept in saved["links"].values()):
+        return saved
+    state: dict[str, Any] = {}
+    each: dict[str, list[dict[str, Any]]] = {}
+    for name, row in saved["state"].items():
+        found = _MEMBER.search(name)
+        if found is None:
+            state[name] = row
+        else:
+            each.setdefault(_MEMBER.sub("", name), [{} for _ in range(count)])[int(found[1])] = row
+    for name, rows in each.items():
+        state[name] = {**state.get(name, {}), **_stack_plain(rows)}
+    links = {path: {**kept, "global": dict(kept["global"])} for path, kept in saved["links"].items()}
+    for path in saved["links"]:
+        for inner, rows in links[path]["global"].pop("members", {}).items():
+            links[f"{path}/{inner}" if inner else path]["global"] = _stack_plain(rows)
+    return {**saved, "state": state, "links": links}
+
+
+def _stack_plain(rows: Sequence[Mapping[str, Any]]) -> Any:
+    return encode(stack_members([decode(_drop_numbers(row), None) for row in rows]), "a saved state")
+
+
+def _drop_numbers(value: Any) -> Any:
+    """Plain data without the numbers of members in names."""
+    if isinstance(value, str):
+        return _MEMBER.sub("", value)
+    if isinstance(value, dict):
+        return {_drop_numbers(key): _drop_numbers(item) for key, item in value.items()}
+    return [_drop_numbers(item) for item in value] if isinstance(value, list) else value

@@ -55,6 +55,9 @@ def keeps_graph(needs: frozenset[Need]) -> bool:
     return any(need.graph for need in needs)
 
 
+PASS_LOSS = "opt.step(mo.closure(lambda: loss(net(x), y)))"
+
+
 class ChainError(ValueError):
     """A chain of links that can't work, refused when it is built.
 

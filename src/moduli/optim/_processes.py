@@ -1,4 +1,4 @@
-"""What several processes that train one model must have in common: the loss, derivatives, and random numbers.
+"""What several processes that train one model must have in common: the loss, derivatives, and tensors put together.
 
 Gradients of `backward` are averaged by what wraps the model (DistributedDataParallel). Everything else is known to one
 process only: the loss of its data, derivatives taken by `torch.autograd.grad` (which passes the hooks of the wrapper), and
@@ -7,25 +7,19 @@ what it draws at random. A link that used these as they are would take another s
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..layout import Box, cut
 from ._needs import Across, ChainError, Need, keeps_graph
-from ._shards import find_across
 from ._vectors import fill_zeros
 
 if TYPE_CHECKING:
-    from ..population import Population
     from .module import Module
-
-
-# Of links without a seed of their own, where several processes have to draw the same numbers.
-COMMON_SEED = 0x6D6F64756C69
+    from .optimizer import Optimizer
 
 
 def are_several() -> bool:
@@ -75,103 +69,150 @@ def reduce_gradients(
         return list(found)
     own = fill_zeros(found, params)
     whole = reduce.reduce(own)
-    return [_WithValues.apply(g, w) for g, w in zip(own, whole, strict=True)]  # type: ignore[no-untyped-call]
+    return [w + (g - g.detach()) for g, w in zip(own, whole, strict=True)]
 
 
-class _WithValues(torch.autograd.Function):
-    """A tensor with the values of another, to the last bit, and its own history."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, values: Tensor) -> Tensor:
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-def choose_reduction(
-    reduce: Any,
-    model: torch.nn.Module | None,
-    population: Population | None,
-    links: Sequence[Module],
-    in_pieces: bool,
-) -> Callable[[Tensor], Tensor] | None:
+def choose_reduction(reduce: Any, optimizer: Optimizer, in_pieces: bool) -> Callable[[Tensor], Tensor] | None:
     """How the losses of several processes become one for these links; a chain that would drift apart is refused.
 
     Args:
         reduce: As it was given to the optimizer.
-        model: The module that was given, which tells whether processes train one model.
-        population: The population that was given.
-        links: All links.
+        optimizer: The optimizer.
         in_pieces: Whether processes hold pieces of the parameters, which then are those of one model.
     """
     if not callable(reduce) and reduce not in (None, "auto", "mean", "sum"):
         raise ValueError(f"reduce is {reduce!r}; it is 'mean', 'sum', a function of the loss, or None")
     if reduce is None or (reduce == "auto" and not are_several()):
         return None
-    if population is not None and population.sharding is not None:
-        if reduce == "auto":
+    links = [link for _, link in optimizer._links]
+    if optimizer.population is not None:
+        if optimizer.population.sharding is not None and reduce == "auto":
             return None  # gradients and losses are those of the members here
         raise ChainError(
-            f"each process holds other members of this population, so reduce={reduce!r} would mix them. Processes that share "
-            "the data of one member as well are not supported: give each member its data where it is"
-        )
-    if population is not None and are_several() and reduce == "auto":
-        raise ChainError(
-            "there are several processes, and the members of a population would drift apart between them. Spread them over "
-            "the processes with pop.shard(mesh); or say reduce='mean' where all processes train the same members on their "
-            "own data, reduce=None where they have populations of their own"
+            "members of a population are trained each in one process: spread them over the processes with pop.shard(mesh), or "
+            "say reduce=None where processes have populations of their own"
         )
     if reduce == "auto":
         if not any(need.evaluates for link in links for need in link.all_needs()):
             return None
-        one = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        if not one and not in_pieces:
+        if not in_pieces and not isinstance(optimizer.model, torch.nn.parallel.DistributedDataParallel):
             raise ChainError(
-                "there are several processes, and this chain decides on the loss, so that they could take "
-                "different decisions. Give the DistributedDataParallel (or FSDP) module itself, or say reduce='mean' (all "
-                "processes train one model) or reduce=None (each trains its own)"
+                "this chain decides on the loss, so that processes could take different decisions. Give the wrapped module "
+                "itself, or say reduce='mean' (all processes train one model) or reduce=None (each trains its own)"
             )
         reduce = "mean"
     chosen = reduce if callable(reduce) else OverProcesses(mean=reduce == "mean")
     for link in links:
-        _check(chosen, link.needs, type(link).__name__)
+        name = type(link).__name__
+        if Need.RESIDUALS in link.needs:
+            raise ChainError(
+                f"{name} makes a matrix of residuals, of which each process has its own; gather them, say reduce=None"
+            )
+        if keeps_graph(link.needs) and not isinstance(chosen, OverProcesses):
+            raise ChainError(
+                f"{name} needs second derivatives, which a function can't reduce; say reduce='mean' or 'sum'"
+            )
     return chosen
 
 
-def is_called_from(module: str) -> bool:
-    """Whether one of the innermost calls is of a function of that module; tools of torch do not say who they are."""
-    frame = inspect.currentframe() if module in sys.modules else None
-    for _ in range(12):
-        if frame is None or frame.f_globals.get("__name__") == module:
-            break
-        frame = frame.f_back
-    else:
-        return False
-    return frame is not None
+def find_across(link: Module) -> Across:
+    """What a link and those inside it need across processes; inner links see what theirs sees, in one process as in many."""
+    from .chain import Chain
+
+    run_apart = isinstance(link, Chain) or link.divides_params  # each child by itself may need something else
+    return Across.EVERYTHING if link.children and not run_apart else link.across
 
 
-def check_shares(links: Sequence[Module]) -> None:
-    """Refuse links that need all parameters where torch's ZeroRedundancyOptimizer gives each process some of them."""
-    for link in links if is_called_from("torch.distributed.optim.zero_redundancy_optimizer") else ():
-        across = find_across(link)
-        if across in (Across.SUMS, Across.EVERYTHING):
-            raise ChainError(
-                f"{type(link).__name__} needs {across.value}, but ZeroRedundancyOptimizer gives each process some of the "
-                "parameters and does not say what the others have. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+class Exchange:
+    """Exchanges pieces of tensors between the processes of a group; each call is one collective for each dtype.
+
+    Args:
+        group: The processes; None for all.
+        shapes: The shape of each whole tensor.
+        boxes: For each tensor what this process holds of it.
+    """
+
+    def __init__(self, group: Any, shapes: Sequence[tuple[int, ...]], boxes: Sequence[Box]) -> None:
+        distributed = torch.distributed
+        self.group = group
+        self.rank: int = distributed.get_rank(group)
+        self.size: int = distributed.get_world_size(group)
+        self.shapes = list(shapes)
+        every: list[Any] = [None] * self.size
+        distributed.all_gather_object(every, list(boxes), group=group)
+        #: For each tensor the piece of each process.
+        self.boxes: list[list[Box]] = [list(held) for held in zip(*every, strict=True)]
+        #: For each tensor whether no earlier process holds the same piece, so that sums count it here.
+        self.counted = [held.index(held[self.rank]) == self.rank for held in self.boxes]
+        #: For each tensor the process that works on it where it is worked on whole.
+        self.owners = [0] * len(self.shapes)
+        loads = [0.0] * self.size
+        costs = [float(torch.Size(shape).numel()) * min(shape, default=1) for shape in self.shapes]
+        for i in sorted(
+            range(len(costs)), key=lambda i: -costs[i]
+        ):  # so that each process has about as much to multiply
+            self.owners[i] = loads.index(min(loads))
+            loads[self.owners[i]] += max(costs[i], 1.0)
+
+    def gather(self, pieces: Mapping[int, Tensor], everywhere: bool) -> dict[int, Tensor]:
+        """Of tensors in pieces, those that this process owns (or all of them), whole."""
+        me, boxes, every = self.rank, self.boxes, range(self.size)
+
+        def comes_from(i: int, holder: int, reader: int) -> bool:
+            """Whether a process gets a piece from this holder: itself, where it has it, otherwise the holders in turn."""
+            if not everywhere and self.owners[i] != reader:
+                return False
+            box = boxes[i][holder]
+            holders = [rank for rank in every if boxes[i][rank] == box]
+            return holder == (reader if boxes[i][reader] == box else holders[i % len(holders)])
+
+        sends = [[tensor for i, tensor in pieces.items() if comes_from(i, me, reader)] for reader in every]
+        wanted = [[(i, boxes[i][holder]) for i in pieces if comes_from(i, holder, me)] for holder in every]
+        out: dict[int, Tensor] = {}
+        for i, box, piece in self._route(pieces, sends, wanted):
+            if box[1] == self.shapes[i]:
+                out[i] = piece
+                continue
+            if i not in out:
+                out[i] = torch.empty(self.shapes[i], dtype=piece.dtype, device=piece.device)
+            cut(out[i], box).copy_(piece)
+        return {i: out[i] for i in pieces if i in out}
+
+    def from_owners(self, wholes: Mapping[int, Tensor], pieces: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The pieces that this process holds, of tensors that their owners have whole.
+
+        Args:
+            wholes: What this process owns.
+            pieces: Tensors with the dtypes of all of them.
+        """
+        me, boxes, owners = self.rank, self.boxes, self.owners
+        sends = [
+            [cut(wholes[i], boxes[i][d]).to(t.dtype) for i, t in pieces.items() if owners[i] == me]
+            for d in range(self.size)
+        ]
+        wanted = [[(i, boxes[i][me]) for i in pieces if owners[i] == s] for s in range(self.size)]
+        return {i: piece for i, _, piece in self._route(pieces, sends, wanted)}
+
+    def _route(
+        self, pieces: Mapping[int, Tensor], sends: list[list[Tensor]], wanted: list[list[tuple[int, Box]]]
+    ) -> list[tuple[int, Box, Tensor]]:
+        """Send tensors to each process and receive what each sends; backends move bytes of any dtype."""
+        found: list[tuple[int, Box, Tensor]] = []
+        for dtype in sorted({tensor.dtype for tensor in pieces.values()}, key=str):  # in the same order everywhere
+            out = [[t.reshape(-1) for t in held if t.dtype is dtype] for held in sends]
+            lists = [[(i, box) for i, box in held if pieces[i].dtype is dtype] for held in wanted]
+            counts = [[torch.Size(box[1]).numel() for _, box in held] for held in lists]
+            empty = torch.empty(0, dtype=dtype, device=next(iter(pieces.values())).device)
+            flat = torch.cat([empty, *(t for held in out for t in held)])
+            into = empty.new_empty(sum(map(sum, counts)))
+            torch.distributed.all_to_all_single(
+                into.view(torch.uint8),
+                flat.view(torch.uint8),
+                [sum(held) * dtype.itemsize for held in counts],
+                [sum(t.numel() for t in held) * dtype.itemsize for held in out],
+                group=self.group,
             )
-
-
-def _check(reduce: Callable[[Tensor], Tensor], needs: frozenset[Need], name: str) -> None:
-    """Refuse what can't be had from several processes."""
-    if Need.RESIDUALS in needs:
-        raise ChainError(
-            f"{name} makes a matrix of the residuals, of which each process has its own. Gather them in the closure "
-            "(torch.distributed.nn.functional.all_gather) and say reduce=None, or train in one process"
-        )
-    if keeps_graph(needs) and not isinstance(reduce, OverProcesses):
-        raise ChainError(
-            f"{name} needs second derivatives, and reduce is a function of the loss, which does not say how those of "
-            "several processes become one; say reduce='mean' or reduce='sum'"
-        )
+            places = [entry for held in lists for entry in held]
+            parts = torch.split(into, [count for held in counts for count in held])
+            found += [(i, box, part.view(box[1])) for (i, box), part in zip(places, parts, strict=True)]
+        return found

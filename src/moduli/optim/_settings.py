@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .module import Module
 
 
-_PLAIN = frozenset({float, int, bool, str, type(None)})
 _MISSING = object()
 
 
@@ -54,20 +53,15 @@ def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         kind = type(value)
         if kind is float or kind is int or kind is bool or kind is str or value is None:
             continue
-        if isinstance(value, Tensor):
-            # In a step that is differentiated it stays a tensor, and so does one on a device: to read it is to wait.
-            if value.dim() != 0 or torch.is_grad_enabled() or value.device.type != "cpu" or is_fake(value):
-                continue
-            value = value.item()
-        elif isinstance(value, Schedule):
-            value = value(step)
-            here = isinstance(value, Tensor) and value.dim() == 0 and value.device.type == "cpu" and not is_fake(value)
-            if here and not torch.is_grad_enabled():
-                value = value.item()
-        else:
-            continue
-        changed = dict(resolved) if changed is None else changed
-        changed[key] = value
+        new = value(step) if isinstance(value, Schedule) else value
+        # In a step that is differentiated it stays a tensor, and so does one on a device: to read it is to wait.
+        if isinstance(new, Tensor) and not (
+            new.dim() or torch.is_grad_enabled() or new.device.type != "cpu" or is_fake(new)
+        ):
+            new = new.item()
+        if new is not value:
+            changed = dict(resolved) if changed is None else changed
+            changed[key] = new
     return resolved if changed is None else changed
 
 
@@ -81,7 +75,6 @@ class Binding:
         self.step = 0
         self.members: int | None = None
         self.member: int | None = None
-        self.views: tuple[list[int], list[list[Tensor]]] | None = None
         self.fuse = True
         self.draws_alike = False
         self.in_pieces = False
@@ -104,7 +97,6 @@ class _Resolved:
     local: dict[str, Any] | None
     values: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
-    fixed: bool = False
 
 
 class Settings:
@@ -132,15 +124,9 @@ class Settings:
     def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
         if self.shown and param in self.shown:
             return self.shown[param]
-        known = self._resolve_for(param)
-        found: Mapping[str, Any] = known.values
-        if known.fixed:
-            return found
-        if self.binding is None:
-            return current(found, 0)
-        found = current(found, self.binding.step)
-        if self.binding.member is not None and any(is_per_member(value) for value in found.values()):
-            i = self.binding.member
+        found = current(self._resolve_for(param).values, 0 if self.binding is None else self.binding.step)
+        i = None if self.binding is None else self.binding.member
+        if i is not None and any(is_per_member(value) for value in found.values()):
             return {key: value[i].item() if is_per_member(value) else value for key, value in found.items()}
         return found
 
@@ -160,7 +146,10 @@ class Settings:
         if known is None:
             known = self._resolved[key] = _Resolved(group, local)
             self._fill(known)
-        elif not _is_unchanged(known.defaults, self.defaults):  # they are public, and may be changed by hand
+        # They are public, and may be changed by hand. Every step asks, so this is written to run in C.
+        elif known.defaults.keys() != self.defaults.keys() or not all(
+            map(operator.is_, known.defaults.values(), self.defaults.values())
+        ):
             self._fill(known)
         return known
 
@@ -177,7 +166,6 @@ class Settings:
         for key in [key for key in known.values if key not in fresh]:
             del known.values[key]
         known.values.update(fresh)
-        known.fixed = all(type(value) in _PLAIN for value in fresh.values())
 
     def refresh(self) -> None:
         """Take over new values of the optimizer's groups; dictionaries stay the same objects."""
@@ -190,11 +178,6 @@ class Settings:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_resolved": {}}
-
-
-def _is_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    # Every step asks, so this is written to run in C. An equal value that is another object only costs a refill.
-    return old.keys() == new.keys() and all(map(operator.is_, old.values(), new.values()))
 
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -237,21 +220,16 @@ class LinkSettings:
         Returns:
             This link.
         """
+        name, binding = type(self).__name__, self.settings.binding
         groups = [dict(param_groups)] if isinstance(param_groups, Mapping) else [dict(group) for group in param_groups]
-        known = {**self.defaults, **dict.fromkeys(self.aliases)}
         for group in groups:
             if "params" not in group:
-                raise ValueError(f"{type(self).__name__}: a group needs 'params', the parameters it is for")
+                raise ValueError(f"{name}: a group needs 'params', the parameters it is for")
             for key, value in group.items():
-                if key == "params":
-                    continue
-                if key not in known:
-                    raise ValueError(
-                        f"{type(self).__name__} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}"
-                    )
-                check_number(type(self).__name__, key, value)
-            binding = self.settings.binding
-            check_members(type(self).__name__, group, None if binding is None else binding.members)
+                if key != "params" and key not in self.defaults and key not in self.aliases:
+                    raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}")
+                check_number(name, key, value if key != "params" else 0)
+            check_members(name, group, None if binding is None else binding.members)
         for group in groups:
             tensors = group.pop("params")
             for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
@@ -275,22 +253,23 @@ class LinkSettings:
                 child.check_shared(params, every)
         if not (every or self.shared_settings or self.vector_state or self.fixed_settings) or not params:
             return
-        raws = list({id(raw): raw for raw in map(self.settings.raw, params)}.values())
-        for raw in raws if self.fixed_settings else ():
-            for key in self.fixed_settings:
-                if not same({key: raw[key]}, {key: self.defaults[key]}):
-                    raise ValueError(
-                        f"a group sets {key}={raw[key]!r}, but {type(self).__name__} was made with {self.defaults[key]!r}, "
-                        f"which can't be changed; say {type(self).__name__}({key}={raw[key]!r})"
-                    )
+        name = type(self).__name__
+        first, *others = {id(raw): raw for raw in map(self.settings.raw, params)}.values()
+        for key in self.fixed_settings:
+            changed = next(
+                (raw[key] for raw in (first, *others) if not same({key: raw[key]}, {key: self.defaults[key]})), _MISSING
+            )
+            if changed is not _MISSING:
+                raise ValueError(
+                    f"a group sets {key}={changed!r}, but {name} was made with {self.defaults[key]!r}, which can't be changed; "
+                    f"say {name}({key}={changed!r})"
+                )
         whole = every or self.vector_state or self.shared_settings is True
-        keys = tuple(self.defaults) if whole else self.shared_settings
-        for key in keys or ():  # type: ignore[union-attr]
-            for other in raws[1:]:
-                first = raws[0]
+        for key in tuple(self.defaults) if whole else self.shared_settings or ():  # type: ignore[union-attr]
+            for other in others:
                 if key in first and not same({key: first[key]}, {key: other[key]}):
                     raise ValueError(
-                        f"{type(self).__name__} has one value of {key} for all parameters that it sees, but groups give it "
+                        f"{name} has one value of {key} for all parameters that it sees, but groups give it "
                         f"{first[key]!r} and {other[key]!r}; give one, or use m.Split to let it see some of them"
                     )
 

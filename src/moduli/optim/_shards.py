@@ -8,7 +8,8 @@ a link that needs all parameters at once is given all of them **whole**, in ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +17,10 @@ from torch import Tensor
 
 from .._torch import is_flat_shard
 from ..kernels import reducing_over
-from ..layout import cut, find_box, find_group, is_sharded, piece_of, show_pieces
-from ._evaluators import WholeEvaluator
-from ._exchange import Exchange
+from ..layout import cut, find_box, find_group, is_sharded, make_whole, map_tensors, piece_like, piece_of, show_pieces
+from ._closure import Evaluator, FormEvaluator, hold_gradients
 from ._needs import Across, ChainError, keeps_graph
-from ._shard_state import hollow
+from ._processes import Exchange, find_across
 
 if TYPE_CHECKING:
     from .module import Module
@@ -33,14 +33,6 @@ def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False
     return any(is_sharded(param) or is_flat_shard(param) for group in groups for param in group["params"])
-
-
-def find_across(link: Module) -> Across:
-    """What a link and those inside it need across processes; inner links see what theirs sees, in one process as in many."""
-    from .chain import Chain
-
-    run_apart = isinstance(link, Chain) or link.divides_params  # each child by itself may need something else
-    return Across.EVERYTHING if link.children and not run_apart else link.across
 
 
 class ShardedParams:
@@ -67,22 +59,19 @@ class ShardedParams:
         self.flat = any(map(is_flat_shard, self.params))
         known = {} if before is None else dict(zip(before.params, before.locals, strict=True))
         self.locals: list[Tensor] = [known[p] if p in known else _stand_in(p) for p in self.params]
-        self.wholes: dict[int, Tensor] = {}
+        self.wholes: dict[int, Tensor] = {} if before is None else dict(before.wholes)
         self.places = {id(form): i for forms in (self.params, self.locals) for i, form in enumerate(forms)}
+        self.places.update({id(whole): i for i, whole in self.wholes.items()})
         if self.flat:
-            self.group = _find_flat_group(optimizer.model, self.params)
+            self.group = _find_flat_group(optimizer.model, self.links)
             self.counted = [is_flat_shard(p) or torch.distributed.get_rank(self.group) == 0 for p in self.params]
         else:
             self.group = find_group(self.params)
-            self.exchange = Exchange(
-                self.group, [tuple(p.shape) for p in self.params], [find_box(p) for p in self.params]
-            )
+            shapes, boxes = [tuple(p.shape) for p in self.params], [find_box(p) for p in self.params]
+            self.exchange = Exchange(self.group, shapes, boxes)
             self.counted = self.exchange.counted
-        if before is not None and not self.flat:
-            # What was learnt of a tensor stays where it is.
-            self.exchange.owners[: len(before.params)] = before.exchange.owners
-            self.wholes = dict(before.wholes)
-            self.places.update({id(whole): i for i, whole in self.wholes.items()})
+            if before is not None:  # what was learnt of a tensor stays where it is
+                self.exchange.owners[: len(before.params)] = before.exchange.owners
         # Roots of FSDP2 keep whole parameters after a forward without a backward, and would use them again.
         self.modules = [] if optimizer.model is None else list(optimizer.model.modules())
         self.keeps_whole = show_pieces(self.modules)
@@ -91,7 +80,6 @@ class ShardedParams:
             self._name(local, param)
         for link in self.links:
             link._state.find = self.find_state
-
         self.forms: dict[Module, Across] = {}
         self._find_forms(optimizer.modules, Across.NOTHING)
 
@@ -125,18 +113,21 @@ class ShardedParams:
                 if piece.data_ptr() != local.data_ptr() or piece.shape != local.shape or piece.dtype != local.dtype:
                     local.data = piece  # the module was moved, or its parameters were loaded anew
         if evaluated:
-            self.take_gradients(params, locals_)
+            self.take_gradients()
         return locals_
 
-    @staticmethod
-    def take_gradients(params: Sequence[Any], locals_: Sequence[Tensor]) -> None:
-        """Give each local tensor the gradient of its parameter."""
-        for param, local in zip(params, locals_, strict=True):
+    def take_gradients(self) -> None:
+        """Give each local tensor of the step the gradient of its parameter."""
+        for param, local in zip(*self._active, strict=True):
             if local is not param:
-                grad = param.grad
-                if grad is not None and grad.placements != param.placements:
-                    grad = grad.redistribute(param.device_mesh, param.placements)
+                grad: Any = param.grad
+                if grad is not None and grad.placements != param.placements:  # type: ignore[attr-defined]
+                    grad = grad.redistribute(param.device_mesh, param.placements)  # type: ignore[attr-defined]
                 local.grad = None if grad is None else piece_of(grad)
+
+    def wrap(self, evaluator: Evaluator, leaves: list[Tensor]) -> Evaluator:
+        """The evaluator that a step begins with: gradients arrive at parameters, and are wanted as those of local tensors."""
+        return _PieceEvaluator(evaluator, self, leaves)
 
     def counting(self, locals_: Sequence[Tensor]) -> Any:
         """A block in which reductions over these tensors are over all processes."""
@@ -150,41 +141,33 @@ class ShardedParams:
         if across is Across.SUMS:
             # Hooks on tensors see those of parameters that have a gradient.
             here = objective.present if hasattr(link, "multi_tensor_apply") else None
-            seen = (
-                objective.params
-                if here is None
-                else [p for p, kept in zip(objective.params, here, strict=True) if kept]
-            )
+            seen = [p for i, p in enumerate(objective.params) if here is None or here[i]]
             with self.counting(seen):
                 return link.step(objective)
         return self._step_owned(link, objective) if across is Across.MATRICES else self._step_whole(link, objective)
 
     def _step_owned(self, link: Module, objective: Objective) -> Objective:
         """Each process runs the link on the tensors that it owns."""
-        exchange = self.exchange
         updates = objective.peek_updates()
-        present = objective.present
-        chosen = [k for k in range(len(updates)) if present is None or present[k]]
         places = [self.places[id(param)] for param in objective.params]
-        pieces = {places[k]: updates[k] for k in chosen}
-        uses_grad = any(getattr(part, "uses_grad", True) for _, part in link.links())
-        wholes = exchange.to_owners(pieces)
-        grads = wholes
-        if uses_grad and objective.updates is not None:
-            given = objective.get_grads()
-            grads = exchange.to_owners({places[k]: given[k] for k in chosen})
-        values = wholes
+        chosen = [k for k in range(len(updates)) if objective.present is None or objective.present[k]]
+
+        def gather(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+            return self.exchange.gather({places[k]: tensors[k].detach() for k in chosen}, everywhere=False)
+
+        grads = values = wholes = gather(updates)
+        if objective.updates is not None and any(getattr(part, "uses_grad", True) for _, part in link.links()):
+            grads = gather(objective.get_grads())
         if getattr(link, "uses_params", True):
-            values = exchange.to_owners({places[k]: objective.params[k].detach() for k in chosen})
+            values = gather(objective.params)
         if wholes:
             inner = objective.clone(clone_updates=False)
             inner.params = [self.keep_whole(i, values[i]) for i in wholes]
             inner.grads, inner.updates = [grads[i] for i in wholes], [tensor.clone() for tensor in wholes.values()]
             inner.present, inner.shards, inner.evaluator, inner.matrices = None, None, None, None
-            out = link.step(inner)
-            wholes = dict(zip(wholes, out.get_updates(), strict=True))
+            wholes = dict(zip(wholes, link.step(inner).get_updates(), strict=True))
             self.release(inner.params)
-        found = exchange.from_owners(wholes, pieces)
+        found = self.exchange.from_owners(wholes, {places[k]: updates[k] for k in chosen})
         objective.updates = [found.get(i, updates[k]) for k, i in enumerate(places)]
         return objective
 
@@ -195,17 +178,15 @@ class ShardedParams:
         evaluator = inner.evaluator
         hooks = len(inner.post_step_hooks)
         out = link.step(inner)
-        out.post_step_hooks[hooks:] = [self._on_whole(hook) for hook in out.post_step_hooks[hooks:]]
-        return out if out.evaluator is not evaluator else self.to_local(out, objective)
 
-    def _on_whole(self, hook: Callable[..., None]) -> Callable[..., None]:
-        def call(objective: Objective, links: Sequence[Any]) -> None:
+        def call_whole(hook: Callable[..., None], objective: Objective, links: Sequence[Any]) -> None:
             inner = self.to_whole(objective)
             hook(inner, links)
             self.push(inner.params)
             self.release(inner.params)
 
-        return call
+        out.post_step_hooks[hooks:] = [partial(call_whole, hook) for hook in out.post_step_hooks[hooks:]]
+        return out if out.evaluator is not evaluator else self.to_local(out, objective)
 
     def to_whole(self, objective: Objective) -> Objective:
         """An objective over whole tensors; its evaluations move the pieces first."""
@@ -216,7 +197,9 @@ class ShardedParams:
         def gather_tensors(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
             if tensors is None:
                 return None
-            return list(exchange.to_all({i: t.detach() for i, t in zip(places, tensors, strict=True)}).values())
+            return list(
+                exchange.gather({i: t.detach() for i, t in zip(places, tensors, strict=True)}, everywhere=True).values()
+            )
 
         values = gather_tensors(objective.params) or []
         inner.params = [self.keep_whole(i, value) for i, value in zip(places, values, strict=True)]
@@ -227,7 +210,16 @@ class ShardedParams:
         inner._starts = {}
         inner.local = objective
         if objective.evaluator is not None:
-            inner.evaluator = WholeEvaluator(objective.evaluator, self, objective.params)
+
+            def gather() -> None:
+                found = {i: p.grad for i, p in zip(places, objective.params, strict=True) if p.grad is not None}
+                grads = exchange.gather(found, everywhere=True)
+                for i in places:
+                    self.wholes[i].grad = grads.get(i)
+
+            inner.evaluator = FormEvaluator(
+                objective.evaluator, objective.params, lambda: self.push(inner.params), gather
+            )
         return inner
 
     def to_local(self, whole: Objective, local: Objective) -> Objective:
@@ -281,26 +273,50 @@ class ShardedParams:
         """What a link keeps for a parameter of the optimizer, or for its name; None where it keeps nothing."""
         for i, param in enumerate(self.params):
             if param is key or (isinstance(key, str) and self.binding.names.get(param) == key):
-                forms = (self.locals[i], self.wholes.get(i))
-                return next((dict.__getitem__(store, form) for form in forms if form in store), None)
+                return next((store[form] for form in (self.locals[i], self.wholes.get(i)) if form in store), None)
         return None
 
     def check(self) -> None:
         """Refuse links that can't have what they need; called when the optimizer is built."""
         for link in self.links:
+            name, across = type(link).__name__, find_across(link)
             if keeps_graph(link.needs):
                 raise ChainError(
-                    f"{type(link).__name__} needs second derivatives, and parameters here are in pieces (DTensor, as "
-                    "fully_shard makes them), through which a loss can be differentiated once. Train with "
-                    "DistributedDataParallel, or use a link that needs the gradient only"
+                    f"{name} needs second derivatives, and a loss of parameters in pieces (DTensor, as fully_shard makes them) "
+                    "can be differentiated once. Train with DistributedDataParallel, or use a link that needs the gradient only"
                 )
             if link.keeps_outside:
                 raise ChainError(
-                    f"{type(link).__name__} keeps what it learns outside of the optimizer, which can't be spread over "
-                    "processes; train with DistributedDataParallel"
+                    f"{name} keeps what it learns outside of the optimizer, which can't be spread over processes; train with "
+                    "DistributedDataParallel"
                 )
-        if self.flat:
-            _check_flat(self.links)
+            by_tensors = link.divides_params and callable(getattr(link, "filter", None))
+            if self.flat and (by_tensors or across in (Across.MATRICES, Across.EVERYTHING)):
+                what = "chooses parameters by a function of tensors" if by_tensors else f"needs {across.value}"
+                raise ChainError(
+                    f"{name} {what}, but parameters here are pieces of the flat vectors of FSDP1 (FullyShardedDataParallel), "
+                    "which have no shapes. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+                )
+
+
+class _PieceEvaluator(FormEvaluator):
+    """A closure of parameters in pieces, of which modules keep whole ones after a forward without a backward."""
+
+    def __init__(self, inner: Evaluator, shards: ShardedParams, leaves: Sequence[Tensor]) -> None:
+        super().__init__(inner, leaves, lambda: None, shards.take_gradients)
+        self.shards = shards
+
+    def value(self) -> Any:
+        """The loss, gradients not asked for."""
+        with hold_gradients(self.leaves):
+            if self.shards.keeps_whole:
+                loss = self.inner.value()
+                show_pieces(self.shards.modules)
+                return loss
+            # Only a backward pass is known to let go of whole parameters.
+            return self.inner.gradient(
+                self.leaves, lambda loss: loss if isinstance(loss, Tensor) else torch.as_tensor(loss.data)
+            )
 
 
 def _stand_in(param: Any) -> Tensor:
@@ -309,61 +325,108 @@ def _stand_in(param: Any) -> Tensor:
     return torch.nn.Parameter(piece_of(param), requires_grad=param.requires_grad)
 
 
+# ---------------------------------------------------------------------- saved
+
+
+def find_key(shards: ShardedParams, link: Module, param: Any) -> Tensor | None:
+    """The tensor under which a link keeps the state of a parameter; None where another process keeps it."""
+    i = shards.places.get(id(param))
+    if i is None:
+        return param  # type: ignore[no-any-return]
+    form = shards.forms[link]
+    if form is Across.NOTHING:
+        return shards.locals[i]
+    if form is Across.MATRICES and shards.exchange.owners[i] != shards.exchange.rank:
+        return None
+    known = shards.wholes.get(i)
+    return shards.keep_whole(i, hollow(param, shards.locals[i].device)) if known is None else known
+
+
+def hollow(like: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the same shape and dtype with the memory of one element."""
+    return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
+
+
+def pack_value(shards: ShardedParams, param: Tensor, value: Any) -> Any:
+    """A value of the state of a local tensor, as it is saved: what has its shape is a piece of something."""
+    i = shards.places.get(id(param), -1)
+    if i < 0 or param is not shards.locals[i] or not is_sharded(shards.params[i]):
+        return value
+    axes = param.dim()
+
+    def pack(tensor: Tensor) -> Any:
+        if tensor.shape[:axes] != param.shape:
+            return tensor
+        return piece_like(tensor, shards.params[i], tuple(tensor.shape[axes:]))
+
+    return map_tensors(value, pack)
+
+
+def unpack_value(shards: ShardedParams, link: Module, param: Any, value: Any) -> Any:
+    """A saved value, as the link keeps it here."""
+    if not is_sharded(param) or shards.forms[link] is not Across.NOTHING:
+        return map_tensors(value, make_whole)
+    starts, sizes = find_box(param)
+
+    def unpack(tensor: Any) -> Any:
+        if is_sharded(tensor):
+            return piece_of(tensor.redistribute(param.device_mesh, param.placements)).clone()
+        if tensor.shape[: param.dim()] != param.shape:
+            return tensor
+        rest = tuple(tensor.shape[param.dim() :])
+        return cut(tensor, ((*starts, *(0 for _ in rest)), (*sizes, *rest))).clone()
+
+    return map_tensors(value, unpack)
+
+
+def join_owned(shards: ShardedParams, saved: dict[str, Any], paths: Mapping[Module, str]) -> dict[str, Any]:
+    """The saved state with what links have learnt in other processes, of the tensors that those own."""
+    owned = [paths[link] for link, form in shards.forms.items() if form is Across.MATRICES]
+    if not owned:
+        return saved
+    own = {
+        name: {key: value for key, value in row.items() if key.rpartition("/")[0] in owned}
+        for name, row in saved["state"].items()
+    }
+    learnt = {key.rpartition("/")[0] for row in own.values() for key in row}
+    shared = join_rows({path: saved["links"][path] for path in learnt}, shards.group)
+    state = dict(saved["state"])
+    for name, row in join_rows(own, shards.group).items():
+        state[name] = {**state.get(name, {}), **row}
+    order = {name: i for i, name in enumerate(saved["shapes"])}
+    state = dict(sorted(state.items(), key=lambda item: order.get(item[0], len(order))))
+    return {**saved, "state": state, "links": {**saved["links"], **shared}}
+
+
+def join_rows(rows: dict[str, dict[str, Any]], group: Any) -> dict[str, dict[str, Any]]:
+    """What the processes of a group have, together; one that holds nothing of a parameter has learnt nothing of it."""
+    every: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(every, rows, group=group)
+    out: dict[str, dict[str, Any]] = {}
+    for theirs in reversed(every):
+        for name, row in theirs.items():
+            if row:
+                out.setdefault(name, {}).update(row)
+    return out
+
+
 # ---------------------------------------------------------------------- FSDP1: pieces of one flat vector, without shapes
 
 
-def _find_flat_group(model: torch.nn.Module | None, params: Sequence[Tensor]) -> Any:
-    """The processes that hold the pieces; all of them (None) where no module of FSDP1 is known and all hold other ones."""
-    modules = () if model is None else model.modules()
-    groups = {id(group): group for module in modules if (group := _find_group(module)) is not None}
-    if len(groups) > 1:
-        raise ChainError(
-            f"the FSDP1 modules of {type(model).__name__} are sharded over {len(groups)} process groups, so that no sum is over "
-            "all parameters; use FSDP2 (fully_shard)"
-        )
-    if not groups:
-        _check_pieces([param.detach() for param in params if is_flat_shard(param)])
-    return next(iter(groups.values()), None)
-
-
-def _check_pieces(pieces: Sequence[Tensor]) -> None:
-    """Refuse pieces that several processes hold alike: only the module knows which sums are over all of them once."""
-    own = [(tuple(piece.shape), piece.flatten()[:64].tolist()) for piece in pieces if piece.numel()]
-    every: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(every, own)
-    held = [each for each in every if each]
-    if any(held.index(each) != i for i, each in enumerate(held)):
-        raise ChainError(
-            "several processes hold the same pieces of the flat vectors of FSDP1 (ShardingStrategy.HYBRID_SHARD or NO_SHARD), "
-            "so that sums over processes would count them more than once; give the module itself instead of its parameters"
-        )
-
-
-def _find_group(module: torch.nn.Module) -> Any:
+def _find_flat_group(model: torch.nn.Module | None, links: Sequence[Module]) -> Any:
+    """The processes that hold the pieces; which these are is known to the module only."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    if not isinstance(module, FullyShardedDataParallel):
-        return None
-    if module.sharding_strategy is ShardingStrategy.NO_SHARD:
+    modules = () if model is None else model.modules()
+    wrapped = [module for module in modules if isinstance(module, FullyShardedDataParallel)]
+    groups = {id(module.process_group): module.process_group for module in wrapped}
+    whole = any(module.sharding_strategy is ShardingStrategy.NO_SHARD for module in wrapped)
+    if len(groups) > 1 or whole:
+        how = "with ShardingStrategy.NO_SHARD" if whole else f"over {len(groups)} process groups"
+        raise ChainError(f"FSDP1 {how} does not say which sums are over all parameters; use FSDP2 (fully_shard)")
+    if not wrapped and any(link.across is Across.SUMS for link in links):
         raise ChainError(
-            "FSDP1 with ShardingStrategy.NO_SHARD keeps whole parameters under flat ones; use DistributedDataParallel, or "
-            "FSDP2 (fully_shard)"
+            "parameters of FSDP1 do not say which processes hold pieces of them, over which this chain sums; give the "
+            "optimizer the module itself"
         )
-    return module.process_group
-
-
-def _check_flat(links: Sequence[Module]) -> None:
-    """Refuse links that need the shapes of tensors, or whole ones."""
-    for link in links:
-        if link.divides_params and callable(getattr(link, "filter", None)):
-            raise ChainError(
-                f"{type(link).__name__} chooses parameters by a function of tensors, but those here are pieces of the flat "
-                "vectors of FSDP1 (FullyShardedDataParallel), which have no shapes. Give a pattern of names, such as "
-                "'*.weight', or use FSDP2: torch.distributed.fsdp.fully_shard(net)"
-            )
-        across = find_across(link)
-        if across in (Across.MATRICES, Across.EVERYTHING):
-            raise ChainError(
-                f"{type(link).__name__} needs {across.value}, but parameters here are pieces of the flat vectors of FSDP1 "
-                "(FullyShardedDataParallel), which have no shapes. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
-            )
+    return next(iter(groups.values()), None)

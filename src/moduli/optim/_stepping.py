@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from . import _differentiable, _fusion, _members
-from ._closure import Evaluator
-from ._evaluators import FormEvaluator, MemberEvaluator, NegatedEvaluator, OtherPresenceError, ShardEvaluator
-from ._foreign_state import is_rehearsal, rehearse
-from ._needs import ClosureError, Need
+from ..layout import map_tensors
+from . import _fusion, _members
+from ._closure import Evaluator, FormEvaluator, negate_gradients
+from ._matrices import OtherPresenceError
+from ._needs import PASS_LOSS, ChainError, ClosureError, Need
 from .objective import Objective
 
 if TYPE_CHECKING:
@@ -24,17 +27,54 @@ def make_step(
     optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
 ) -> Tensor | None:
     """One step of an optimizer, or what torch's checkpoints need to know of one."""
-    if closure is None and loss is None and is_rehearsal():
-        rehearse(optimizer, lambda: _make_step(optimizer, None, None, storage))
+    if closure is None and loss is None and is_called_from("torch.distributed.checkpoint.state_dict"):
+        _rehearse(optimizer, storage)  # with gradients of zeros, so that an optimizer has state
         return None
     if optimizer.rehearsed:
         optimizer.reset()
         optimizer.rehearsed = False
-    return _make_step(optimizer, closure, loss, storage)
+    evaluator = None if closure is None else Evaluator(closure, optimizer.maximize)
+    if not optimizer.maximize:
+        return _make_step(optimizer, evaluator, loss, storage)
+    # A step of descent on the negated loss; the loss and the gradients that users see are theirs.
+    try:
+        found = _make_step(optimizer, evaluator, None if loss is None else -loss, storage)
+    finally:
+        if evaluator is not None and evaluator.turned:
+            negate_gradients(optimizer.list_params())
+    return None if found is None else -found
+
+
+def is_called_from(module: str) -> bool:
+    """Whether one of the innermost calls is of a function of that module; tools of torch do not say who they are."""
+    frame = inspect.currentframe() if module in sys.modules else None
+    for _ in range(12):
+        if frame is None or frame.f_globals.get("__name__") == module:
+            break
+        frame = frame.f_back
+    else:
+        return False
+    return frame is not None
+
+
+def _rehearse(optimizer: Optimizer, storage: dict[str, Any]) -> None:
+    """Make the state of a first step without moving anything; the first real step begins anew."""
+    if optimizer._evaluated or optimizer.differentiable or optimizer.current_step:
+        return
+    params = optimizer.list_params()
+    before = [param.detach().clone() for param in params]
+    try:
+        _make_step(optimizer, None, None, storage)
+    finally:
+        with torch.no_grad():
+            for param, value in zip(params, before, strict=True):
+                param.copy_(value)
+        optimizer.current_step = optimizer.num_evaluations = 0
+    optimizer.rehearsed = True
 
 
 def _make_step(
-    optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
+    optimizer: Optimizer, evaluator: Evaluator | None, loss: Tensor | None, storage: dict[str, Any]
 ) -> Tensor | None:
     """One step, for parameters as they are, as matrices of members, or in pieces."""
     optimizer.binding.step = optimizer.current_step
@@ -44,29 +84,40 @@ def _make_step(
     if not leaves:
         optimizer.current_step += 1
         optimizer.num_evaluations += 1
-        return None if closure is None else torch.as_tensor(Evaluator(closure).value()).detach()
-    evaluator: Evaluator | None = None
-    if closure is not None:
-        evaluator = NegatedEvaluator(closure) if optimizer.maximize else Evaluator(closure)
-        optimizer._ascent = evaluator if isinstance(evaluator, NegatedEvaluator) else None
-    rows = optimizer.rows if optimizer.rows is not None and optimizer.rows.used else None
-    shards = optimizer.shards
+        return None if evaluator is None else torch.as_tensor(evaluator.value()).detach()
+    rows = optimizer.rows
+    form: Any = optimizer.shards if rows is None else rows
+    asked: Any = evaluator
     params = leaves
-    if rows is not None:
-        params = rows.begin(leaves, evaluated=closure is None)
-        evaluator = None if evaluator is None else MemberEvaluator(evaluator, rows, leaves)
-    elif shards is not None:
-        params = shards.begin(leaves, evaluated=closure is None)
-        evaluator = None if evaluator is None else ShardEvaluator(evaluator, shards, leaves)
-    objective = _make_objective(optimizer, params, evaluator, loss, storage)
-    objective.blocks, objective.shards = rows, shards
-    objective.matrices = watch.matrices if params is leaves else None
+    if form is not None:
+        params = form.begin(leaves, evaluated=evaluator is None)
+        asked = None if evaluator is None else form.wrap(evaluator, leaves)
+
+    def make(params: list[Tensor]) -> Objective:
+        objective = Objective(
+            params,
+            asked,
+            loss,
+            optimizer.model if optimizer.population is None else optimizer.population,
+            optimizer.current_step,
+            modular=optimizer,
+            storage=storage,
+            needs=optimizer._needs,
+            members=optimizer.binding.members,
+            reduce=optimizer._reduce,
+        )
+        objective.tail = optimizer.modules[-1]
+        objective.blocks, objective.shards = rows if rows is not None and rows.blocks else None, optimizer.shards
+        objective.matrices = watch.matrices if params is leaves else None
+        return objective
+
+    objective = make(params)
     try:
         return _step_objective(optimizer, objective)
-    except OtherPresenceError as found:
-        again = _make_objective(optimizer, found.matrices.begin(leaves, evaluated=True), evaluator, loss, storage)
-        again.blocks = rows
-        again.loss = again.loss_approx = again._value(found.loss)
+    except OtherPresenceError:
+        again = make(form.begin(leaves, evaluated=True))
+        again.evaluator, again.loss = evaluator, again._value(asked.last)
+        again.loss_approx = again.loss
         again.set_gradients(again._gradients())
         return _step_objective(optimizer, again)
 
@@ -80,7 +131,7 @@ def run_links(objective: Objective, links: Sequence[Module], owner: Any) -> Obje
         owner: Lives as long as the links: fused runs are remembered there.
     """
     if objective.differentiable:
-        return _differentiable.run(objective, links)
+        return run_with_graph(objective, links)
     shards = objective.shards
     for segment in _fusion.segments(owner, links):
         if isinstance(segment, _fusion.FusedRun):
@@ -104,25 +155,6 @@ def run_links(objective: Objective, links: Sequence[Module], owner: Any) -> Obje
     return objective
 
 
-def _make_objective(
-    optimizer: Optimizer, params: list[Tensor], evaluator: Any, loss: Tensor | None, storage: dict[str, Any]
-) -> Objective:
-    objective = Objective(
-        params,
-        evaluator,
-        loss,
-        optimizer.model if optimizer.population is None else optimizer.population,
-        optimizer.current_step,
-        modular=optimizer,
-        storage=storage,
-        needs=optimizer._needs,
-        members=optimizer.binding.members,
-        reduce=optimizer._reduce,
-    )
-    objective.tail = optimizer.modules[-1]
-    return objective
-
-
 def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None:
     evaluator = objective.evaluator
     device = objective.params[0].device.type
@@ -135,11 +167,10 @@ def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None
     if optimizer.differentiable:
         if evaluator is None:
             raise ClosureError(
-                "a differentiable step computes the gradient itself, with its graph; pass the loss: "
-                "opt.step(mo.closure(lambda: loss(net(x), y)))"
+                f"a differentiable step computes the gradient itself, with its graph; pass the loss: {PASS_LOSS}"
             )
         objective.differentiable = True
-        _differentiable.begin(objective.params)
+        begin_graph(objective.params)
     elif evaluator is None:
         _take_gradients(optimizer, objective)
         if objective.present is not None and not any(objective.present):
@@ -154,11 +185,10 @@ def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None
         last.update_parameters()
     except BaseException:
         objective.restore_start()
+        raise
+    finally:
         if rows is not None:
             rows.push()
-        raise
-    if rows is not None:
-        rows.push()
     # What was accepted under another objective (a reformulation) says nothing about this one.
     same = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
     optimizer._carried = last.accepted if same else None
@@ -182,25 +212,93 @@ def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
         if not (need is Need.LOSS and objective.loss is not None):
             name = next(type(link).__name__ for _, link in optimizer._links if need in link.all_needs())
             known = " (or step(loss=loss))" if need is Need.LOSS else ""
-            raise ClosureError(
-                f"{name} needs {need.value}, so step needs a closure{known}: "
-                "opt.step(mo.closure(lambda: loss(net(x), y)))"
-            )
+            raise ClosureError(f"{name} needs {need.value}, so step needs a closure{known}: {PASS_LOSS}")
     found = objective._gradients()
     if optimizer.maximize:
         found = [None if grad is None else -grad for grad in found]
-        objective.loss = objective.loss_approx = None if objective.loss is None else -objective.loss
     objective.set_gradients(found)
 
 
 def _take_last_evaluation(optimizer: Optimizer, objective: Objective) -> None:
     """Use the loss and gradient that the last step found where it ended, if the parameters are still there."""
-    if optimizer._carried is None:
-        return
-    point, loss, grads = optimizer._carried
-    if len(point) == len(objective.params) and all(
-        value.shape == param.shape and torch.equal(value, param)
-        for value, param in zip(point, objective.params, strict=True)
-    ):
-        objective.loss = objective.loss_approx = loss
-        objective.grads = grads
+    if optimizer._carried is not None:
+        point, loss, grads = optimizer._carried
+        if [value.shape for value in point] == [param.shape for param in objective.params] and all(
+            map(torch.equal, point, objective.params)
+        ):
+            objective.loss = objective.loss_approx = loss
+            objective.grads = grads
+
+
+# ---------------------------------------------------------------------- steps that autograd sees through
+
+# Links work in place. So that the graphs of earlier steps keep their values, a link is run on copies (which are part of the
+# graph) of what it remembers, of the update and of the parameters, and what the loss saves of the parameters is copied.
+
+
+def wants_graph(tensors: Iterable[Any], links: Iterable[Module] = ()) -> bool:
+    """Whether anything that goes into a step is differentiated: a tensor, or a setting given as one."""
+    if not torch.is_grad_enabled():
+        return False
+    settings = [value for top in links for _, link in top.links() for value in link.defaults.values()]
+    return any(isinstance(value, Tensor) and value.requires_grad for value in (*tensors, *settings))
+
+
+def check_differentiable(links: Iterable[Module]) -> None:
+    """Refuse links that would cut the graph."""
+    for top in links:
+        for _, link in top.links():
+            if not link.differentiable:
+                name = type(link).__name__
+                raise ChainError(f"{name} can't be differentiated through; pointwise links, momentum and clipping can")
+
+
+def copy_state(value: Any) -> Any:
+    """A copy of what a link remembers, with the graphs of its tensors."""
+    return map_tensors(value, Tensor.clone, copy.deepcopy)
+
+
+def _renew(link: Module) -> None:
+    for _, part in link.links():
+        for row in part.state.values():
+            row.update({key: copy_state(value) for key, value in row.items()})
+        part.global_state.update({key: copy_state(value) for key, value in part.global_state.items()})
+
+
+def run_with_graph(objective: Objective, links: Sequence[Module]) -> Objective:
+    """Each link in turn, on copies."""
+    from .chain import Chain
+
+    for link in links:
+        if isinstance(link, Chain):
+            outer = objective.stop
+            objective = run_with_graph(objective, link.get_children_sequence())
+            objective.stop = outer
+            continue
+        _renew(link)
+        link.update(objective)
+        _renew(link)
+        objective.updates = [update.clone() for update in objective.get_updates()]
+        objective = link.apply(objective)
+        if objective.stop:
+            break
+    return objective
+
+
+def begin_graph(params: Iterable[Tensor]) -> None:
+    """Make leaves part of a graph, so that a step can write into them; values and objects stay the same."""
+    for param in params:
+        if param.is_leaf and param.requires_grad:
+            origin = param.detach().clone().requires_grad_()
+            param.requires_grad_(False)
+            param.copy_(origin)
+
+
+def detach_all(params: Iterable[Tensor], links: Iterable[Module]) -> None:
+    """Parameters become leaves again, and what links remember forgets where it came from."""
+    for param in params:
+        if not param.is_leaf:
+            param.detach_().requires_grad_()
+    for top in links:
+        with torch.no_grad():
+            _renew(top)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from . import _differentiable
+from ._link_state import lend_state
 from ._needs import ChainError
 from ._settings import Binding
-from ._state import lend_state
-from ._stepping import run_links
+from ._stepping import check_differentiable, copy_state, run_links, run_with_graph, wants_graph
 from .objective import Objective
 
 if TYPE_CHECKING:
@@ -101,29 +100,29 @@ def _pure_step(
     names = list(params) if isinstance(params, Mapping) else range(len(params))
     theirs = list(grads) if isinstance(grads, Mapping) else range(len(grads))
     if set(names) != set(theirs):
-        raise ValueError(
-            f"the parameters are {', '.join(map(str, names))}, the gradients {', '.join(map(str, theirs))}; give one for "
-            "each, None where there is none"
-        )
+        raise ValueError(f"the parameters are {list(names)}, the gradients {list(theirs)}; give one for each, or None")
     given: list[Tensor] = [params[name] for name in names]  # type: ignore[index]
     slopes: list[Tensor | None] = [grads[name] for name in names]  # type: ignore[index]
-    _check_state(state, links, len(given))
-    if _differentiable.wants_graph((*given, *slopes), [chain]):
-        _differentiable.check([chain])
+    kept = state.get("links", {})
+    if list(kept) != [path for path, _ in links] or any(len(own["state"]) != len(given) for own in kept.values()):
+        raise ValueError(
+            f"the state is not one of {len(given)} parameters and these links; make it with functional.init"
+        )
+    if wants_graph((*given, *slopes), [chain]):
+        check_differentiable([chain])
     bindings = [link.settings.binding for _, link in links]
     binding = Binding()
     binding.step = state["step"]
-    known = _differentiable.copy_state(
-        [(state["links"][path]["state"], state["links"][path]["global"]) for path, _ in links]
-    )
+    copied = copy_state(state["links"])
+    known = [(dict(zip(given, copied[path]["state"], strict=True)), copied[path]["global"]) for path, _ in links]
     try:
         for _, link in links:
             link.settings.binding = binding
-        with lend_state([link for _, link in links], given, known):
+        with lend_state([link for _, link in links], known):
             objective = Objective(given, None, loss, current_step=state["step"])
             objective.differentiable = True
             objective.set_gradients(slopes)
-            updates = _differentiable.run(objective, [chain]).get_updates()
+            updates = run_with_graph(objective, [chain]).get_updates()
             found = {
                 path: {"state": [dict(link.state[param]) for param in given], "global": dict(link.global_state)}
                 for path, link in links
@@ -143,18 +142,6 @@ def _pure_step(
     ]
     new: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
     return new, {"step": state["step"] + 1, "links": found}
-
-
-def _check_state(state: State, links: Sequence[tuple[str, Module]], count: int) -> None:
-    known = state.get("links") if isinstance(state, Mapping) else None
-    remedy = "make it with optim.functional.init(links, params)"
-    if not isinstance(known, Mapping) or "step" not in state:
-        raise ValueError(f"the state is not one of a pure step; {remedy}")
-    if [path for path, _ in links] != list(known):
-        raise ValueError(f"the state is that of {', '.join(known)}, not of these links; {remedy}")
-    found = len(next(iter(known.values()))["state"])
-    if found != count:
-        raise ValueError(f"the state is that of {found} parameters, but there are {count}; {remedy}")
 
 
 def update(
@@ -203,6 +190,8 @@ def step_tensors(
     loss: Tensor | None = None,
     closure: Callable[..., Any] | None = None,
     objective: Objective | None = None,
+    *,
+    clone: bool = True,
 ) -> list[Tensor]:
     """Run links on any tensors as if they were the update. Neither they nor the gradient are written to.
 
@@ -216,6 +205,7 @@ def step_tensors(
         loss: The loss to show to the links.
         closure: A closure to show to the links.
         objective: Instead of the three above.
+        clone: False where the tensors may be written to.
 
     Example:
         >>> import torch
@@ -223,47 +213,34 @@ def step_tensors(
         >>> optim.functional.step_tensors([m.ClipValue(1.0), m.LR(0.1)], [torch.tensor([5.0, 0.5])])
         [tensor([0.1000, 0.0500])]
     """
-    return transform_tensors(modules, [t.clone() for t in tensors], params, grads, loss, closure, objective)
-
-
-def transform_tensors(
-    modules: Chainable,
-    tensors: list[Tensor],
-    params: Iterable[Tensor] | None,
-    grads: Sequence[Tensor] | None,
-    loss: Tensor | None,
-    closure: Callable[..., Any] | None,
-    objective: Objective | None,
-) -> list[Tensor]:
-    """`step_tensors` on tensors that may be written to."""
     from .chain import Chain, maybe_chain
 
-    if objective is not None and any(value is not None for value in (grads, loss, closure)):
+    if objective is not None and (grads, loss, closure) != (None, None, None):
         raise ValueError("give either an objective, or grads, loss and closure; the objective has its own")
     link = maybe_chain(modules)
+    tensors = [tensor.clone() for tensor in tensors] if clone else list(tensors)
     given = [tensor.detach() for tensor in tensors] if params is None else list(params)
-    if objective is not None:
-        inner = objective.clone(clone_updates=False)
-        if [id(p) for p in given] != [id(p) for p in objective.params]:
-            inner = Objective(
-                given, None, objective.loss, objective.model, objective.current_step, modular=objective.modular
-            )
-            inner.members = objective.members
-    else:
+    if objective is None:
         inner = Objective(given, closure, loss)
+    elif [id(p) for p in given] == [id(p) for p in objective.params]:
+        inner = objective.clone(clone_updates=False)
+    else:
+        step, members = objective.current_step, objective.members
+        inner = Objective(
+            given, None, objective.loss, objective.model, step, modular=objective.modular, members=members
+        )
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:
         # Links transform the update in place; a link that reads the gradient must not see that.
         looks = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
         inner.grads = [tensor.clone() for tensor in tensors] if looks else list(tensors)
-    inner.updates = list(tensors)
-    if _differentiable.wants_graph((*tensors, *given, *(grads or ())), [link]):
-        _differentiable.check([link])
-        inner.differentiable = True
+    inner.updates = tensors
+    inner.differentiable = wants_graph((*tensors, *given, *(grads or ())), [link])
+    if inner.differentiable:
+        check_differentiable([link])
+    with torch.set_grad_enabled(inner.differentiable):
         out = run_links(inner, [link], None)
-    else:
-        out = step(inner, [link])
     for _, part in link.links():
         part._settle()  # a chain made for this call is gone after it, and with it what its fused runs have counted
     if objective is not None:

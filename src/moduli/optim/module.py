@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from ._arguments import LinkType
-from ._link_state import LinkState, ProjectedBuffer
+from ._link_state import LinkState, ProjectedBuffer, StandIns, StateStore
 from ._needs import Across, ChainError, Need
+from ._plain_state import encode
 from ._settings import Settings, check_number
-from ._state import StandIns, StateStore, encode
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
@@ -196,24 +196,19 @@ class Module(LinkState, metaclass=LinkType):
         Returns:
             The transformed tensors.
         """
-        from .functional import transform_tensors
+        from .functional import step_tensors
 
         child = self._child(key, must_exist)
         if child is None:
             return tensors
-        given = [tensor.clone() for tensor in tensors] if clone else list(tensors)
-        if objective is not None and len(given) < len(objective.params):
+        if objective is not None and len(tensors) < len(objective.params):
             child.check_shared(objective.params, every=True)
         if params is not None:
-            return transform_tensors(child, given, params, grads, loss, closure, objective)
-        stand_ins = self._stand_ins.setdefault(self._stand_in_key(key), StandIns())
+            return step_tensors(child, tensors, params, grads, loss, closure, objective, clone=clone)
+        given = [tensor.clone() for tensor in tensors] if clone else tensors
+        stand_ins = self._stand_ins.setdefault(key, StandIns())
         with stand_ins.point_at(given, self.settings.binding, None if objective is None else objective.params) as fakes:
-            return transform_tensors(child, given, fakes, grads, loss, closure, objective)
-
-    def _stand_in_key(self, key: str) -> str:
-        """Members of a population that are run in turn have stand-ins of their own."""
-        binding = self.settings.binding
-        return key if binding is None or binding.member is None else f"{key}[{binding.member}]"
+            return step_tensors(child, given, fakes, grads, loss, closure, objective, clone=False)
 
     def get_child_projected_buffers(
         self, key: str, buff: ProjectedBuffer | Sequence[ProjectedBuffer], params: Sequence[Tensor] | None = None
@@ -222,7 +217,7 @@ class Module(LinkState, metaclass=LinkType):
         child = self._child(key, must_exist=True)
         kinds = [buff] if isinstance(buff, str) else list(buff)
         if params is None:
-            stand_ins = self._stand_ins.get(self._stand_in_key(key))
+            stand_ins = self._stand_ins.get(key)
             params = stand_ins.tensors if stand_ins is not None else []
         out: list[list[Tensor]] = []
         if child is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections.abc import Callable, Sequence
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _differentiable
 from ._closure import Evaluator, add_up, check_losses
 from ._curvature import Curvature
-from ._needs import ClosureError, Need, keeps_graph
+from ._needs import PASS_LOSS, ClosureError, Need, keeps_graph
 from ._processes import reduce_gradients
 from ._vectors import fill_zeros
 
@@ -150,24 +150,16 @@ class Objective(Curvature):
 
     def _closure(self, what: str) -> Evaluator:
         if self.evaluator is None:
-            raise ClosureError(
-                f"this chain needs {what}, so step needs a closure: "
-                "opt.step(mo.closure(lambda: loss(net(x), y))); without one only .grad is known"
-            )
+            raise ClosureError(f"this chain needs {what}, so step needs a closure: {PASS_LOSS}")
         return self.evaluator
 
     def _scalar(self, given: Any) -> Tensor:
         """The number to differentiate: the loss, half the squared residuals, or the sum over members."""
-        if type(given) is Tensor and self.members is None and given.dim() == 0:
-            return given
         return add_up(given, self.members, Need.RESIDUALS in self.needs)
 
     def _value(self, loss: Any) -> Tensor:
         """What is remembered as the loss: detached, reduced over processes, one per member for a population."""
-        if self.members is None and type(loss) is Tensor and loss.dim() == 0:
-            kept = loss.detach()
-        else:
-            kept = (self._scalar(loss) if self.members is None else check_losses(loss, self.members)).detach()
+        kept = (self._scalar(loss) if self.members is None else check_losses(loss, self.members)).detach()
         return kept if self.reduce is None else self.reduce(kept)
 
     def _gradients(self) -> list[Tensor | None]:
@@ -205,10 +197,7 @@ class Objective(Curvature):
         if self.loss is None or (backward and self.grads is None) or (graph and self._graph is None):
             self._evaluate(backward, graph)
         if self.loss is None:
-            raise ClosureError(
-                "the closure returned nothing, but this chain needs the loss; return it: "
-                "opt.step(mo.closure(lambda: loss(net(x), y)))"
-            )
+            raise ClosureError(f"the closure returned nothing, but this chain needs the loss: {PASS_LOSS}")
         return self.loss
 
     def _evaluate(self, backward: bool, graph: bool) -> None:
@@ -229,16 +218,15 @@ class Objective(Curvature):
         self._hand_up()
 
     def _with_graph(self, ask: Evaluator) -> None:
+        with _keep_values(self.params) if self.differentiable else nullcontext():
+            raw, found, graph = self._ask_graph(ask)
+        self.loss = self._value(raw)
         if self.differentiable:
-            with _differentiable.keep_values(self.params):
-                raw, found, _ = self._ask_graph(ask)
-            self.loss = self._value(raw)
             self.set_gradients(found)
             return
-        raw, found, self._graph = self._ask_graph(ask)
+        self._graph = graph
         if isinstance(raw, Tensor) and raw.dim() > 0 and Need.RESIDUALS in self.needs:
             self._residuals = raw
-        self.loss = self._value(raw)
         self.set_gradients([None if grad is None else grad.detach() for grad in found])
         for param, grad in zip(self.params, found, strict=True):
             param.grad = None if grad is None else grad.detach().clone()
@@ -248,12 +236,9 @@ class Objective(Curvature):
         raw = ask.graph()
         with torch.enable_grad():
             loss = self._scalar(raw)
-            found = self._differentiate(loss)
-        return raw, found, (loss, fill_zeros(found, self.params))
-
-    def _differentiate(self, loss: Tensor) -> list[Tensor | None]:
-        found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
-        return reduce_gradients(self.reduce, found, self.params)
+            found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+            reduced = reduce_gradients(self.reduce, found, self.params)
+        return raw, reduced, (loss, fill_zeros(reduced, self.params))
 
     def get_grads(
         self, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
@@ -293,12 +278,17 @@ class Objective(Curvature):
         return self.get_grads() if self.updates is None else self.updates
 
     def _hand_up(self) -> None:
-        parent = self.parent
-        if parent is not None:
-            if parent.loss is None:
-                parent.loss, parent.loss_approx = self.loss, self.loss_approx
-            if parent.grads is None and self.grads is not None and _same(parent.params, self.params):
-                parent.grads, parent.present = self.grads, self.present
+        if self.parent is not None:
+            self.parent._take_evaluations(self)
+
+    def _take_evaluations(self, other: Objective) -> None:
+        """Know what was evaluated under another objective of the same function."""
+        if self.loss is None:
+            self.loss = other.loss
+        if self.loss_approx is None:
+            self.loss_approx = other.loss_approx
+        if self.grads is None and other.grads is not None and _same(self.params, other.params):
+            self.grads, self.present = other.grads, other.present
 
     def update_parameters(self) -> None:
         """Subtract the update from the parameters; nothing where a link has moved them itself."""
@@ -318,40 +308,25 @@ class Objective(Curvature):
 
     def counting(self, positions: Sequence[int]) -> AbstractContextManager[None]:
         """A block in which reductions of `moduli.kernels` over tensors of these parameters are over all processes."""
-        if self.shards is None:
-            return _HERE
-        found: AbstractContextManager[None] = self.shards.counting([self.params[i] for i in positions])
-        return found
+        return _HERE if self.shards is None else self.shards.counting([self.params[i] for i in positions])
 
     def clone(self, clone_updates: bool, parent: Objective | None = None) -> Objective:
         """A copy for a link that drives others: same parameters and caches, own update and flags."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other.params = list(self.params)
-        other.parent = parent
-        other.temp = None
-        if clone_updates and self.updates is not None:
-            other.updates = [tensor.clone() for tensor in self.updates]
-        elif self.updates is not None:
-            other.updates = list(self.updates)
+        other = copy.copy(self)
+        other.params, other.parent, other.temp = list(self.params), parent, None
+        if self.updates is not None:
+            other.updates = [tensor.clone() for tensor in self.updates] if clone_updates else list(self.updates)
         return other
 
     def update_attrs_from_clone_(self, other: Objective) -> None:
         """Take over what a clone has learnt: evaluations made there, and its wish to terminate."""
-        if self.loss is None:
-            self.loss = other.loss
-        if self.loss_approx is None:
-            self.loss_approx = other.loss_approx
-        if self.grads is None and other.grads is not None and _same(self.params, other.params):
-            self.grads, self.present = other.grads, other.present
+        self._take_evaluations(other)
         if self._graph is None and _same(self.params, other.params):
             self._graph, self._residuals = other._graph, other._residuals
         if other.should_terminate is not None:
             self.should_terminate = bool(self.should_terminate) or other.should_terminate
-        if other.skip_update:
-            self.skip_update = True
-        if other.accepted is not None:
-            self.accepted = other.accepted
+        self.skip_update = self.skip_update or other.skip_update
+        self.accepted = self.accepted if other.accepted is None else other.accepted
 
     def terminate(self, reason: str) -> None:
         """Ask the training loop to stop, with the reason as a sentence. Several links may ask: one is enough."""
@@ -363,10 +338,7 @@ class Objective(Curvature):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the parameters' gradients."""
         for param in self.params:
-            if set_to_none or param.grad is None:
-                param.grad = None
-            else:
-                param.grad = torch.zeros_like(param.grad)
+            param.grad = None if set_to_none or param.grad is None else torch.zeros_like(param.grad)
 
     def poptemp(self) -> Any:
         """What `update` left for `apply`, read once."""
@@ -385,3 +357,13 @@ def _dense(grad: Tensor) -> Tensor:
 
 def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+
+
+def _keep_values(params: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """A block in which what a graph saves of the parameters is copied: they are written to after it."""
+    theirs = {param.untyped_storage().data_ptr() for param in params}
+
+    def pack(tensor: Tensor) -> Tensor:
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in theirs else tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -12,18 +13,14 @@ from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
 from ..population import Population
-from . import _differentiable, _explain, _groups, _members, _saved, _shard_state
-from ._chain_checks import check_capturable, check_chain, check_differentiable, check_hints, claim_links
-from ._evaluators import NegatedEvaluator, ascend
+from . import _chain_checks, _groups, _members, _saved
 from ._foreign_state import make_portable, wants_portable
-from ._group_watch import GroupWatch, prepare_group
 from ._matrices import MemberMatrices
 from ._needs import ChainError, Need
-from ._processes import are_several, check_shares, choose_reduction
+from ._processes import are_several, choose_reduction
 from ._settings import Binding
 from ._shards import ShardedParams, are_in_pieces
-from ._shown_state import OptimizerState
-from ._stepping import make_step
+from ._stepping import detach_all, make_step
 from .chain import flatten
 from .module import Chainable, Module
 
@@ -101,11 +98,9 @@ class Optimizer(torch.optim.Optimizer):
             raise ChainError(
                 "an Optimizer needs at least one link; for plain descent write Optimizer(params, m.LR(1e-2))"
             )
-        check_hints(fuse, foreach, fused)
         self.maximize = maximize
-        self._ascent: NegatedEvaluator | None = None
         self.binding = Binding()
-        self.binding.fuse = fuse == "auto"
+        self.binding.fuse = fuse is not False
         self.model: torch.nn.Module | None = None
         self.population: Population | None = None
         #: The population's parameters as the links see them; None for one model.
@@ -128,10 +123,10 @@ class Optimizer(torch.optim.Optimizer):
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
         if capturable:
-            check_capturable(links)
+            _chain_checks.check_capturable(links)
         if differentiable:
-            check_differentiable(self)
-        self._watch = GroupWatch(links, self.binding)
+            _chain_checks.check_graph(self)
+        self._watch = _groups.GroupWatch(links, self.binding)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         self._built = False
         # Torch takes parameters that are no leaves where it reads this.
@@ -139,14 +134,14 @@ class Optimizer(torch.optim.Optimizer):
         self._built = True
         self._name_params()
         in_pieces = self.population is None and are_in_pieces(self.param_groups)
-        check_shares(links)
-        self._reduce = choose_reduction(reduce, self.model, self.population, links, in_pieces)
+        _chain_checks.check_shares(links)
+        self._reduce = choose_reduction(reduce, self, in_pieces)
         self._own_links()
         self._find_shards()
         self._sync()
         for link in links:
             link.attached(self)
-        self.rows = None if self.population is None else MemberMatrices(self)
+        self.rows = None if self.population is None else MemberMatrices(self, self.population)
 
     # ------------------------------------------------------------------ building
 
@@ -178,10 +173,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_links(self) -> None:
         """Know the links anew; each is used once, and has to find what it needs."""
-        self._links = claim_links(self)
+        self._links = _chain_checks.claim_links(self)
         self._needs: frozenset[Need] = frozenset().union(*(link.all_needs() for link in self.modules))
         self._evaluated = [need for need in self._needs if need.evaluates]
-        check_chain(self)
+        _chain_checks.check_chain(self)
 
     def _own_links(self) -> None:
         """Have the links know this optimizer; of settings for all members they keep those of the members here."""
@@ -210,7 +205,7 @@ class Optimizer(torch.optim.Optimizer):
                 does not have yet) and settings.
         """
         links = [link for _, link in self._links]
-        group = prepare_group(param_group, self.param_groups, links, self._watch.shown, self.model)
+        group = _groups.prepare_group(param_group, self.param_groups, links, self._watch.shown, self.model)
         _add_param_group(self, group)
         group.pop("differentiable", None)  # one of the optimizer, not of its groups
         if not self._built:
@@ -261,18 +256,14 @@ class Optimizer(torch.optim.Optimizer):
         """
         # Torch wraps `step` to call hooks and to be seen by its profiler, which costs as much as a small step. The
         # wrapper is only gone through where there is a hook or a profiler.
-        if self.maximize or is_observed(self):
+        if is_observed(self):
             given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
-            run = ascend if self.maximize else Optimizer._hooked_step
-            return run(self, *given, **kwargs)
-        with torch.set_grad_enabled(self.differentiable):
-            return make_step(self, closure, loss, kwargs)
+            return Optimizer._hooked_step(self, *given, **kwargs)  # type: ignore[no-any-return]
+        return self._run_step(closure, loss, **kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _run_step(
-        self, closure: Callable[..., Any] | None = None, loss: Tensor | None = None, **kwargs: Any
-    ) -> Tensor | None:
+    def _run_step(self, closure: Any = None, loss: Tensor | None = None, **kwargs: Any) -> Tensor | None:
         with torch.set_grad_enabled(self.differentiable):
             return make_step(self, closure, loss, kwargs)
 
@@ -280,18 +271,32 @@ class Optimizer(torch.optim.Optimizer):
 
     def detach_(self) -> None:
         """Forget how the parameters and what links remember came about; the values stay (see `differentiable`)."""
-        _differentiable.detach_all((param for group in self.param_groups for param in group["params"]), self.modules)
+        detach_all(self.list_params(), self.modules)
 
     # ------------------------------------------------------------------ looking and saving
 
     @property  # type: ignore[override]
-    def state(self) -> OptimizerState:
-        """For each parameter what the links keep of it, by their paths: `opt.state[p]["1.Adam/exp_avg"]`."""
-        return OptimizerState(self, self._own_state)
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """For each parameter what the links keep of it now, by their paths: `opt.state[p]["1.Adam/exp_avg"]`.
+
+        What is written into it is not kept; `link.state` is where links keep it.
+        """
+        out: dict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for path, link in self._links:
+            store = link.state
+            for param in self.list_params():
+                row: Mapping[str, Any] = store.get(param) or (store.find and store.find(store, param)) or {}
+                for key, value in row.items():
+                    out[param][f"{path}/{key}"] = value
+        return out
 
     @state.setter
-    def state(self, value: dict[Tensor, dict[str, Any]]) -> None:
-        self._own_state = value
+    def state(self, value: Any) -> None:
+        """Torch sets it when an optimizer is made; links have their own."""
+
+    def list_params(self) -> list[Tensor]:
+        """All parameters, in the order of the groups."""
+        return [param for group in self.param_groups for param in group["params"]]
 
     def __repr__(self) -> str:
         return f"Optimizer({', '.join(map(repr, self.modules))})"
@@ -309,7 +314,7 @@ class Optimizer(torch.optim.Optimizer):
               Adam  needs the gradient
               LR    needs the gradient
         """
-        return _explain.explain(self)
+        return _chain_checks.explain(self)
 
     def link(self, name: str) -> Module:
         """The link with this class name or path ("1.Adam"); a ValueError where there is none or several."""
@@ -347,7 +352,7 @@ class Optimizer(torch.optim.Optimizer):
         """What `state_dict` gives where there is one process: by name, also where tools of torch want positions."""
         packed = _saved.pack(self)
         shard = None if self.population is None else self.population.sharding
-        return packed if shard is None else _shard_state.join_members(self, shard, packed)
+        return packed if shard is None else _members.join_members(self, shard, packed)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.
@@ -365,7 +370,7 @@ class Optimizer(torch.optim.Optimizer):
             given = given if changed is None else changed
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
-            given = _shard_state.part_members(self, shard, given)
+            given = _members.part_members(self, shard, given)
         _saved.unpack(self, given, strict)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -373,8 +378,7 @@ class Optimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         if self.shards is not None:
             raise TypeError(
-                "an optimizer of parameters that several processes hold in pieces can't be copied or pickled; make another "
-                "one and give it this one's state: other.load_state_dict(opt.state_dict())"
+                "an optimizer of parameters in pieces can't be copied or pickled; make another and load this one's state_dict()"
             )
         if self.rows is not None:
             self.rows.dissolve()
@@ -386,11 +390,11 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         if not self.differentiable:
             self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
-        self._links = claim_links(self)
+        self._links = _chain_checks.claim_links(self)
         self._own_links()
         if self.population is not None:
             _members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
-            self.rows = MemberMatrices(self)
+            self.rows = MemberMatrices(self, self.population)
 
 
 keep_from_tracing(make_step, Optimizer.zero_grad, Optimizer.add_param_group)

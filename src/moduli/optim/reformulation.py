@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._moving import can_compare
+from ._curvature import can_compare
 from ._needs import Need
 from .module import Chainable, Module
 

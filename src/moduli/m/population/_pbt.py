@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._torch import pytree
-from ...optim import ChainError, Module, Need, Objective, Optimizer
+from ...optim import ChainError, MemberValues, Module, Need, Objective, Optimizer
 from ...population import Population, Shard
 from .._vectors import land
 
@@ -232,26 +233,17 @@ def _copy_rows(rows: Tensor, targets: Tensor, sources: Tensor, shard: Shard | No
 
 
 def _copy_state(link: Module, count: int, targets: Tensor, sources: Tensor, shard: Shard | None) -> None:
-    binding = link.settings.binding
-    views = binding.views[1] if binding is not None and binding.views is not None else []
-    if views and shard is not None:
-        raise ChainError(
-            f"PBT can't exchange what {type(link).__name__} keeps member by member between processes; leave it out, or train "
-            "in one process"
-        )
-    stacked = {id(view) for row in views for view in row}
-    kept = [value for param, row in list(link.state.items()) if id(param) not in stacked for value in row.values()]
-    kept += link.global_state.values() if link.members else ()
-    for value in pytree.tree_leaves(kept):  # links keep lists of matrices, too
-        if isinstance(value, Tensor) and value.dim() and len(value) == count:
-            _copy_rows(value, targets, sources, shard)
-    for target, source in zip(targets.tolist(), sources.tolist(), strict=True) if views else ():
-        for to, of in zip(views[target], views[source], strict=True):
-            if of in link.state:
-                link.state[to] = {k: _clone_value(v) for k, v in link.state[of].items()}
-        for states in link.global_state.get("members", {}).values():
-            states[target] = {k: _clone_value(v) for k, v in states[source].items()}
-
-
-def _clone_value(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+    for kept in (*link.state.values(), link.global_state):
+        for value in kept.values():
+            if isinstance(value, MemberValues):
+                if shard is not None:
+                    raise ChainError(
+                        f"PBT can't exchange what {type(link).__name__} keeps for each member in another shape between "
+                        "processes; leave it out, or train in one process"
+                    )
+                for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
+                    value[target] = copy.deepcopy(value[source])
+                continue
+            for tensor in pytree.tree_leaves(value):  # links keep lists of matrices, too
+                if isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == count:
+                    _copy_rows(tensor, targets, sources, shard)

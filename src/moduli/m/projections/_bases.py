@@ -131,7 +131,7 @@ class GGTBasis(Module):
         outside = vector - basis @ inside
         shown = vector.new_zeros(self.history_size)
         shown[: len(columns)] = inside
-        stand_ins = self._stand_ins.setdefault(self._stand_in_key("modules"), StandIns())
+        stand_ins = self._stand_ins.setdefault("modules", StandIns())
         self.children["modules"].check_shared(objective.params, every=True)
         with stand_ins.point_at([shown.clone()], self.settings.binding, objective.params[:1]) as fakes:
             made = step_tensors(self.children["modules"], [shown], fakes, [shown.clone()], objective.loss)[0]
@@ -238,7 +238,7 @@ class SOAPBasis(Projection):
         old = matrices(state)
         orders = follow(state)
         new = matrices(state)
-        stand_ins = self._stand_ins.get(self._stand_in_key(key))
+        stand_ins = self._stand_ins.get(key)
         fakes = [] if stand_ins is None else stand_ins.tensors
         for buffers in self.get_child_projected_buffers("modules", "grad", fakes):
             for buffer in buffers:

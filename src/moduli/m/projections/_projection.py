@@ -80,9 +80,7 @@ class Projection(Module):
         with ExitStack() as stack:
             fakes = [
                 stack.enter_context(
-                    self._stand_ins.setdefault(self._stand_in_key(key), StandIns()).point_at(
-                        [tensor], self.settings.binding, [source]
-                    )
+                    self._stand_ins.setdefault(key, StandIns()).point_at([tensor], self.settings.binding, [source])
                 )[0]
                 for key, tensor, source in zip(keys, shown, self.sources(params), strict=True)
             ]

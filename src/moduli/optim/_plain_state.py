@@ -1,0 +1,202 @@
+"""State as plain data: encoded, under other names, and over all parameters in another order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layout import map_tensors
+from ._groups import clean_name
+
+
+class MemberValues(dict[int, Any]):
+    """What members keep that has not one shape for all of them, by their numbers; one that is missing keeps nothing."""
+
+
+_SIMPLE = (bool, int, float, complex, str, type(None))
+
+
+def encode(value: Any, where: str) -> Any:
+    """Plain data for a value; what it can't be made of is refused, with the place."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, _SIMPLE):
+        return value
+    if isinstance(value, torch.Generator):
+        return {"__kind__": "generator", "device": str(value.device), "state": value.get_state()}
+    if isinstance(value, MemberValues):
+        return {"__kind__": "members", "items": {i: encode(item, where) for i, item in value.items()}}
+    if isinstance(value, deque):
+        return {"__kind__": "deque", "maxlen": value.maxlen, "items": [encode(item, where) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {"__kind__": "set", "items": [encode(item, where) for item in sorted(value)]}
+    if isinstance(value, torch.dtype | torch.device):
+        return {"__kind__": type(value).__name__, "name": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.Size):
+        return tuple(value)
+    if isinstance(value, list | tuple):
+        items = [encode(item, where) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str | int):
+                raise TypeError(f"{where}: a dictionary has the key {key!r}; saved state has keys that are strings")
+        return {key: encode(item, f"{where}.{key}") for key, item in value.items()}
+    raise TypeError(
+        f"{where} is a {type(value).__name__}, which can't be saved; keep tensors, numbers, strings, generators, and "
+        "lists and dictionaries of those, or override _extra_pack and _extra_unpack"
+    )
+
+
+def decode(value: Any, device: torch.device | None) -> Any:
+    """The value again; tensors are copies, on this device."""
+    if isinstance(value, Tensor):
+        copied = value.detach().clone()
+        return copied if device is None or copied.device == device else copied.to(device)
+    if isinstance(value, dict):
+        kind = value.get("__kind__")
+        if kind == "generator":
+            generator = torch.Generator(value["device"])
+            generator.set_state(value["state"].cpu())
+            return generator
+        if kind == "members":
+            return MemberValues((i, decode(item, device)) for i, item in value["items"].items())
+        if kind == "deque":
+            return deque([decode(item, device) for item in value["items"]], maxlen=value["maxlen"])
+        if kind == "set":
+            return {decode(item, device) for item in value["items"]}
+        if kind == "dtype":
+            return getattr(torch, value["name"])
+        if kind == "device":
+            return torch.device(value["name"])
+        return {key: decode(item, device) for key, item in value.items()}
+    if isinstance(value, list):
+        return [decode(item, device) for item in value]
+    if isinstance(value, tuple):
+        return tuple(decode(item, device) for item in value)
+    return value
+
+
+VECTOR = "vector of"
+"""Where a link over all parameters concatenated remembers which they are."""
+
+
+def describe_params(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> list[str]:
+    """Parameters as plain text, to be compared."""
+    return [f"{names.get(param, '?')}:{param.numel()}" for param in params]
+
+
+class Vector:
+    """Where the elements of a saved vector are now.
+
+    Args:
+        saved: A saved optimizer.
+        parts: The parameters that the vector was made of, as `describe_params`; None where the link had not stepped.
+        active: The parameters here.
+        names: Their names.
+        members: How many members a population's parameters are stacked over; each member then has a vector.
+
+    Attributes:
+        first: The parameter that the link's state is kept for.
+        fresh: Whether the vector can't be followed: a parameter is gone, or one was added to all of them.
+    """
+
+    def __init__(
+        self,
+        saved: Mapping[str, Any],
+        parts: list[str] | None,
+        active: Sequence[Tensor],
+        names: Mapping[Tensor, str],
+        members: int | None,
+    ) -> None:
+        self.stacked = 0 if members is None else 1
+        here = {f"{names.get(param, '?')}:{param.shape[self.stacked :].numel()}": param for param in active}
+        # A link in one branch of a chain has a vector of its own parameters, which others do not change.
+        every = parts is not None and sorted(part.rpartition(":")[0] for part in parts) == sorted(saved["order"])
+        gone = any(part not in here for part in parts or ())
+        self.fresh = gone or (every and len(here) != len(saved["order"]))
+        self.parts = [] if parts is None or self.fresh else parts
+        self.order = [part for part in here if part in self.parts]
+        self.first = here[self.order[0]] if self.order else None
+
+    def keep_shared(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The link's global state for the new order; what belongs to no parameter survives a fresh start."""
+        if self.fresh:
+            return {key: value for key, value in state.items() if isinstance(value, torch.Generator)}
+        return {**self.permute(state), **({VECTOR: self.order} if self.order else {})}
+
+    def permute(self, value: Any) -> Any:
+        """A value with every axis as long as the vector in the new order."""
+        if self.order == self.parts:
+            return value
+        sizes = [int(part.rpartition(":")[2]) for part in self.parts]
+        pieces = dict(zip(self.parts, torch.split(torch.arange(sum(sizes)), sizes), strict=True))
+        index = torch.cat([pieces[part] for part in self.order])
+
+        def permute_axes(tensor: Tensor, stacked: int) -> Tensor:
+            for dim, size in enumerate(tensor.shape):
+                if dim >= stacked and size == index.numel() and size > 0:
+                    tensor = tensor.index_select(dim, index.to(tensor.device))
+            return tensor
+
+        if isinstance(value, MemberValues):
+            return MemberValues((i, map_tensors(item, partial(permute_axes, stacked=0))) for i, item in value.items())
+        if isinstance(value, dict):
+            return {key: self.permute(item) for key, item in value.items()}
+        return map_tensors(value, partial(permute_axes, stacked=self.stacked))
+
+
+_WRAPPER = "module."
+
+
+def rename(saved: Mapping[str, Any], here: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any]:
+    """The saved state with the names that the parameters have here.
+
+    What `torch.compile`, FSDP and checkpointing put into names is left out; `module.` before all names (that of
+    DistributedDataParallel) is added or left out; where only one side has names, the order decides.
+
+    Args:
+        saved: A saved state.
+        here: The shapes of the parameters here by name, in order.
+    """
+    shapes = saved["shapes"]
+    new = {name: clean_name(name) for name in shapes}
+    if shapes and _are_positions(shapes) != _are_positions(here):  # no names are those of no parameters
+        if [shape and tuple(shape) for shape in shapes.values()] != list(here.values()):
+            raise ValueError(
+                "the saved parameters and those here can't be told apart by name (one side has none), and their shapes "
+                f"differ in order: saved {list(shapes.values())}, here {list(here.values())}. Give the module itself on "
+                "both sides"
+            )
+        new = dict(zip(shapes, here, strict=True))
+    elif not any(name in here for name in new.values()):
+        if all(name.startswith(_WRAPPER) for name in new.values()):
+            new = {old: name.removeprefix(_WRAPPER) for old, name in new.items()}
+        elif here and all(name.startswith(_WRAPPER) for name in here):
+            new = {old: _WRAPPER + name for old, name in new.items()}
+    if all(old == name for old, name in new.items()):
+        return saved
+    links: dict[str, Any] = {}
+    for path, entry in saved["links"].items():
+        parts = [part.rpartition(":") for part in entry["global"].get(VECTOR, ())]
+        vector = {VECTOR: [f"{new.get(name, name)}:{size}" for name, _, size in parts]} if parts else {}
+        links[path] = {**entry, "global": {**entry["global"], **vector}}
+    tables = [key for key in ("state", "shapes", "dtypes") if key in saved]
+    return {
+        **saved,
+        **{key: {new.get(name, name): value for name, value in saved[key].items()} for key in tables},
+        "order": [new[name] for name in saved["order"]],
+        "param_groups": [
+            {**group, "params": [new[name] for name in group["params"]]} for group in saved["param_groups"]
+        ],
+        "links": links,
+    }
+
+
+def _are_positions(names: Iterable[str]) -> bool:
+    return all(name == str(i) for i, name in enumerate(names))
