@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ import torch
 
 from evolve.work import Faulty, noisy, sphere
 from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, OpenES, Pool, Ranks, Ray
-from moduli.evolve._noise import DirectionMemory
-from moduli.evolve._workers import _bring_forward
 
 ROOT = Path(__file__).resolve().parents[2]
 X = torch.arange(12.0).view(6, 2)
@@ -119,29 +116,6 @@ def test_a_lost_node_is_a_smaller_pool_or_an_error(all_lost, tmp_path):
     else:
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.strip().splitlines()[-2:] == ["3 2 True", "True"]  # Ray writes there too
-
-
-def test_mirrored_members_share_one_draw(monkeypatch):
-    search = OpenES(torch.zeros(2_200_000), population=5, seed=0)
-    plain, draft = search.draft(), search.draft()
-    draft.remember(DirectionMemory())
-    draws, normal = [], draft._noise._normal
-    monkeypatch.setattr(draft._noise, "_normal", lambda *given: (draws.append(given[1]), normal(*given))[1])
-    for member in range(5):
-        made, expected = (torch.cat([part.clone() for _, part in each.parts(member)]) for each in (draft, plain))
-        assert torch.equal(made, expected)
-    assert len(draws) == 3 * draft._noise.segments
-
-
-@pytest.mark.parametrize(
-    ("todo", "last", "others", "first"),
-    [([1, 2, 3], -1, {0}, 2), ([1, 2, 3], 2, {0}, 3), ([1], -1, {0}, 1), ([3, 5], 0, set(), 3)],
-)
-def test_mirrored_members_go_to_one_worker(todo, last, others, first):
-    waiting = deque(todo)
-    _bring_forward(waiting, last, others)
-    assert waiting[0] == first
-    assert sorted(waiting) == todo
 
 
 def test_seeds_travel_instead_of_members(executor, monkeypatch):

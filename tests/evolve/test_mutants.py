@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -100,7 +99,7 @@ def check_pso():
     search = told(PSO(torch.zeros(3, dtype=D), population=6, seed=4), 3)
     x, v, own = (search.state[k].clone() for k in ("x", "v", "own"))
     leader = own[int(search.state["own_fitness"].argmin())]
-    r1, r2 = search._uniform(2).clone()
+    r1, r2 = search._draw(2).clone()
     phi = 4.1
     chi = 2 / abs(2 - phi - math.sqrt(phi**2 - 4 * phi))
     expected = x + chi * (v + 0.5 * phi * r1 * (own - x) + 0.5 * phi * r2 * (leader - x))
@@ -111,7 +110,7 @@ def check_pso():
 def equal_weights(real):
     def mutant(dim, population, *, separable=False):
         k = real(dim, population, separable=separable)
-        weights = k.weights.copy()
+        weights = k.weights.clone()
         weights[: k.mu] = 1 / k.mu
         return dataclasses.replace(k, weights=weights)
 
@@ -120,7 +119,7 @@ def equal_weights(real):
 
 def no_cumulation(real):
     def mutant(p_sigma, p_c, *rest):
-        return real(np.zeros_like(p_sigma), np.zeros_like(p_c), *rest)
+        return real(torch.zeros_like(p_sigma), torch.zeros_like(p_c), *rest)
 
     return mutant
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES, _buffers, _fitness
+from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES, _fitness
 from moduli.evolve import cmaes as _cmaes
 from moduli.evolve import de as _de
 from moduli.evolve import pso as _pso
@@ -342,12 +342,11 @@ def test_the_swarm_by_a_loop():
             expected[i, j] = 0.6 * v[i, j] + pull
     torch.testing.assert_close(_pso.swarm_velocity(x, v, own, best, r1, r2, 0.6, 1.2, 0.8), expected)
     roles = [[role] for role in (x, v, own, best.expand(6, 3).contiguous(), r1, r2)]
-    moved, again, faster = _pso.move(*roles, -math.inf, math.inf, 0.6, 1.2, 0.8)
+    moved, faster = _pso.move(*roles, -math.inf, math.inf, 0.6, 1.2, 0.8)
     torch.testing.assert_close(faster[0], expected)
     torch.testing.assert_close(moved[0], x + expected)
-    assert torch.equal(moved[0], again[0])
     walls = [torch.full((6, 3), wall, dtype=torch.float64) for wall in (0.2, 0.9)]
-    inside, _, really = _pso.move(*roles, *([wall] for wall in walls), 0.6, 1.2, 0.8)
+    inside, really = _pso.move(*roles, *([wall] for wall in walls), 0.6, 1.2, 0.8)
     assert torch.equal(inside[0], moved[0].clamp(0.2, 0.9))
     torch.testing.assert_close(really[0], inside[0] - x)
     fitness = torch.tensor([5.0, 1.0, 4.0, 0.5, 4.0, 9.0], dtype=torch.float64)
@@ -375,9 +374,9 @@ def test_distinct_parents_are_distinct_and_fair():
 def test_one_pass_is_mutation_crossover_and_midpoint():
     g = torch.Generator().manual_seed(0)
     base, a, b, x = torch.randn(4, 7, 5, generator=g, dtype=torch.float64)
-    draw = _buffers.draws(torch.empty(7, 5, dtype=torch.float64), g)
+    draw = _pso.uniforms(torch.empty(7, 5, dtype=torch.float64), g)
     lower, upper = (torch.full((7, 5), wall, dtype=torch.float64) for wall in (-0.5, 0.7))
-    limit = _buffers.limit(0.6)
+    limit = 0.6
     expected = torch.where(draw < limit, base + 0.7 * (a - b), x)
     one = _de.crossed([base], [a], [b], [x], [draw], -math.inf, math.inf, 0.7, limit)[0]
     torch.testing.assert_close(one, expected)
@@ -392,15 +391,14 @@ def test_one_pass_is_mutation_crossover_and_midpoint():
 
 
 def test_draws_are_below_a_limit_as_often_as_they_should_be():
-    draw = _buffers.draws(torch.empty(300, 1001), torch.Generator().manual_seed(0))
-    for chance in (0.1, 0.5, 0.9):
-        share = float((draw < _buffers.limit(chance)).double().mean())
-        assert abs(share - chance) < 5 * math.sqrt(chance * (1 - chance) / draw.numel())
-    assert not bool((draw < _buffers.limit(0.0)).any())
-    assert bool((draw < _buffers.limit(1.0)).all())
-    u = _buffers.uniforms(torch.empty(300, 1000), torch.Generator().manual_seed(0)).double()
-    assert float(u.min()) >= 0
-    assert float(u.max()) <= 1
+    for columns in (1000, 1001):
+        u = _pso.uniforms(torch.empty(300, columns), torch.Generator().manual_seed(0))
+        for chance in (0.1, 0.5, 0.9):
+            share = float((u < chance).double().mean())
+            assert abs(share - chance) < 5 * math.sqrt(chance * (1 - chance) / u.numel())
+        assert not bool((u < 0.0).any())
+        assert bool((u < 1.0).all())
+    u = _pso.uniforms(torch.empty(300, 1000), torch.Generator().manual_seed(0)).double()
     assert abs(float(u.mean()) - 0.5) < 5 / math.sqrt(12 * u.numel())
     assert abs(float(u.var()) - 1 / 12) < 1e-3
     assert abs(float(torch.corrcoef(u[:2])[0, 1])) < 0.2
@@ -408,11 +406,24 @@ def test_draws_are_below_a_limit_as_often_as_they_should_be():
 
 def test_adaptation_by_hand():
     cr, f = torch.tensor([0.2, 0.6]).double(), torch.tensor([0.5, 1.0]).double()
-    assert _de.jade_means(0.5, 0.5, cr, f, 0.1) == pytest.approx((0.9 * 0.5 + 0.1 * 0.4, 0.45 + 0.1 * 1.25 / 1.5))
-    gain = torch.tensor([3.0, 1.0]).double()
+    assert _de.success_means(cr, f, torch.full((2,), 0.5).double()) == pytest.approx((0.4, 1.25 / 1.5))
+    weights = _de.gain_weights(torch.tensor([3.0, 1.0]).double())
     expected = 0.75 * 0.2 + 0.25 * 0.6, (0.75 * 0.25 + 0.25) / (0.75 * 0.5 + 0.25)
-    assert _de.shade_means(cr, f, gain) == pytest.approx(expected)
-    assert _de.shade_means(cr, f, torch.full((2,), math.inf).double()) == pytest.approx((0.4, 1.25 / 1.5))
+    assert _de.success_means(cr, f, weights) == pytest.approx(expected)
+    assert _de.gain_weights(torch.full((2,), math.inf).double()).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("adapt", "share"), [("jade", 0.1), ("shade", 1.0)])
+def test_means_follow_what_has_succeeded(adapt, share):
+    search = DE(torch.zeros(3), population=8, strategy="current-to-pbest/1", adapt=adapt, learning=0.1, seed=1)
+    search.tell([100.0] * 8)
+    drawn = search._proposal()
+    search.tell([0.0, 0.0] + [1000.0] * 6)
+    rate, scale = drawn["rate"][:2], drawn["scale"][:2]
+    assert float(search.state["rates"][0]) == pytest.approx((1 - share) * 0.5 + share * float(rate.mean()))
+    lehmer = float(scale.square().sum() / scale.sum())
+    assert float(search.state["scales"][0]) == pytest.approx((1 - share) * 0.5 + share * lehmer)
+    assert search.state["slot"] == (1 if adapt == "shade" else 0)
 
 
 def test_the_swarm_of_evox_under_its_own_random_numbers(monkeypatch):
@@ -470,8 +481,7 @@ def test_the_differences_of_evox_under_its_own_random_numbers(base, strategy, mo
         parents = parents if base == "rand" else [parents[0], *parents]
         with monkeypatch.context() as patch:
             patch.setattr(_de, "distinct", lambda *a, _p=parents: torch.stack(_p))
-            drawn = torch.where(draws[0] < 0.6, -32768.0, 32767.0)
-            patch.setattr("moduli.evolve.de.draws", lambda *a, _d=drawn: _d)
+            patch.setattr("moduli.evolve.de.uniforms", lambda *a, _d=draws[0]: _d.clone())
             patch.setattr(torch, "randint", lambda *a, _f=forced, **k: _f[:, 0])
             mine.tell(fitness(mine.ask()))
         torch.testing.assert_close(mine.state["x"], other.pop)

@@ -145,7 +145,7 @@ def test_what_can_not_be_batched_is_refused(call, error, match):
 @pytest.mark.parametrize("method", ["bfgs", "lbfgs", "cg", "gd"])
 def test_a_run_that_begins_again_knows_nothing_and_the_others_everything(method):
     point = StartPoint(STARTS)
-    runs = BatchedRuns(BEALE, Variables(point, [None], [None], True, batched=True), method, None)
+    runs = BatchedRuns(Variables(point, [None], [None], True), BEALE, None, method)
     links, f, g = CHAINS[method](), runs.f, runs.g
     for _ in range(4):
         f, g = _step(runs, links, f, g)

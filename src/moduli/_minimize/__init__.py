@@ -15,10 +15,11 @@ from ._batched import BATCHED, BatchedRuns, minimize_batched
 from ._bounds import read_bounds
 from ._constraints import minimize_constrained, read_constraints
 from ._direct import DIRECT
-from ._loop import EndOfRun, RunRecord, run_chain
+from ._loop import EndOfRun, SingleRun, run_chain
 from ._methods import IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
 from ._point import StartPoint, data_of, from_vector, to_vector
 from ._result import Result, ask_to_stop
+from ._runs import Runs
 from ._variables import Variables
 
 __all__ = ["Result", "minimize"]
@@ -116,7 +117,7 @@ def minimize(
             )
         if bounded and bounds_by == "projection":
             raise ValueError("minimize: batched starts take bounds by transform; leave bounds_by out")
-        runs = BatchedRuns(fun, Variables(point, low, high, True, batched=True), name, max_evals)
+        runs = BatchedRuns(Variables(point, low, high, True), fun, max_evals, name)
         with _show_progress(progress, runs, callback) as after:
             minimize_batched(runs, tol=point.choose_tol(tol, 1e-8, 1e-4), max_steps=max_steps, after=after)
         return runs.result()
@@ -126,41 +127,41 @@ def minimize(
     if bounded and not transform and not projects:
         raise ValueError(f"minimize: {name} takes bounds by transform; projection works with {', '.join(IN_BOX)}")
     variables = Variables(point, low, high, transform)
-    gradients = name not in VALUES_ONLY and name not in DIRECT
-    record = RunRecord(variables, fun, max_evals or max(10_000, 200 * point.size), name, gradients)
+    values_only = name in VALUES_ONLY or name in DIRECT
+    run = SingleRun(variables, fun, max_evals or max(10_000, 200 * point.size), name, values_only)
     if name == "auto":
-        record.method = name = _choose(record)
+        run.method = name = _choose(run)
     residuals = name in RESIDUALS
     if links is not None:
         residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
     size = point.choose_tol(tol, 1e-8, 1e-4)
-    with _show_progress(progress, record, callback) as after:
+    with _show_progress(progress, run, callback) as after:
         try:
-            if not variables.leaves:
-                record.evaluate(residuals)
-                record.gradient_norm = 0.0
-                record.end("All variables are fixed by their bounds.", True)
+            if all(fixed is not None and bool(fixed.all()) for fixed in variables.find_fixed()):
+                run.evaluate(residuals)
+                run.norms = torch.zeros_like(run.norms)
+                run.end("All variables are fixed by their bounds.", True)
             elif name in DIRECT:
-                _run_direct(record, name, point.choose_tol(None, 1e-12, 1e-6), max_steps, after)
+                _run_direct(run, name, point.choose_tol(None, 1e-12, 1e-6), max_steps, after)
             else:
                 chain = make_chain(name, variables) if links is None else links
-                run_chain(record, chain, tol=size, residuals=residuals, steps=max_steps, after=after)
+                run_chain(run, chain, tol=size, residuals=residuals, steps=max_steps, after=after)
         except EndOfRun as stop:
-            record.end(str(stop), False)
-        record.finish(residuals, size)
-    return record.result()
+            run.end(str(stop), False)
+        run.finish(residuals, size)
+    return run.result()
 
 
-def _choose(record: RunRecord) -> str:
+def _choose(run: SingleRun) -> str:
     """Least squares for a vector; the dense quasi-Newton method where its matrix is small."""
-    data = data_of(record.peek())
+    data = data_of(run.peek())
     if data is not None and data.dim() == 1 and data.numel() > 1:
         return "lm"
-    return "bfgs" if record.point.size <= 200 else "lbfgs"
+    return "bfgs" if run.point.size <= 200 else "lbfgs"
 
 
-def _run_direct(record: RunRecord, name: str, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
-    leaves = record.variables.leaves
+def _run_direct(run: SingleRun, name: str, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
+    leaves = run.variables.leaves
     start = to_vector(leaves).double().numpy().copy()
 
     def value(x: Any) -> float:
@@ -168,28 +169,22 @@ def _run_direct(record: RunRecord, name: str, tol: float, steps: int | None, aft
         with torch.no_grad():
             for leaf, piece in zip(leaves, pieces, strict=True):
                 leaf.copy_(piece)
-            found = float(record.evaluate(residuals=False))
+            found = float(run.evaluate(residuals=False))
         return found if not math.isnan(found) else math.inf
 
     for reason, success in DIRECT[name](value, start, tol):
         if reason:
-            record.end(reason, success)
-            return
-        if record.count_step(after):
-            return
-        if steps is not None and record.steps >= steps:
-            record.end(f"The limit of {steps} steps was reached.", False)
+            run.end(reason, success)
+        if not run.active or run.count_step(after, steps):
             return
 
 
 @contextmanager
-def _show_progress(
-    wanted: bool, record: RunRecord | BatchedRuns, callback: Callable[[Result], Any] | None
-) -> Iterator[Callable[[], bool]]:
+def _show_progress(wanted: bool, runs: Runs, callback: Callable[[Result], Any] | None) -> Iterator[Callable[[], bool]]:
     """What is to be called after each step: it shows the progress, and says whether the callback ends the run."""
 
     def ask() -> bool:
-        return callback is not None and ask_to_stop(callback, record.result())
+        return callback is not None and ask_to_stop(callback, runs.result())
 
     if not wanted:
         yield ask
@@ -197,10 +192,10 @@ def _show_progress(
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True) as progress:
-        task = progress.add_task("minimize", total=record.max_evals)
+        task = progress.add_task("minimize", total=runs.max_evals)
 
         def show_and_ask() -> bool:
-            progress.update(task, completed=record.evaluations, description=f"loss {record.value:.6g}")
+            progress.update(task, completed=runs.evaluations, description=f"loss {runs.value:.6g}")
             return ask()
 
         yield show_and_ask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,6 @@ from ..labels import Tensor as Labelled
 from ._point import StartPoint
 
 Bound = Tensor | None
-_FORMS = (
-    "bounds are one interval (low, high) for all variables, a list with an interval for each variable as in SciPy, or a "
-    "dictionary of those by name; None is open. Tensors of bounds are given by lower= and upper="
-)
 
 
 def read_bounds(
@@ -38,33 +33,36 @@ def read_bounds(
         lower, upper, bounds = bounds.lb, bounds.ub, None
     if isinstance(bounds, Iterator):
         bounds = list(bounds)
+    named = list(zip(point.names, point.leaves, strict=True))
     if bounds is not None:
-        read = partial(_read_leaf, batched=batched)
-        pairs = [pair or (None, None) for pair in point.match(bounds, "bounds", _is_interval, read, _FORMS)]
-        low, high = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        pairs = zip(point.match(bounds, "bounds", _is_interval), named, strict=True)
+        sides = [_read_intervals(given, leaf, name, batched) for given, (name, leaf) in pairs]
+        low, high = [side[0] for side in sides], [side[1] for side in sides]
     else:
-        low, high = _read_side(point, lower, "lower"), _read_side(point, upper, "upper")
-    low = [None if bound is None or bool((bound == -torch.inf).all()) else bound for bound in low]
-    high = [None if bound is None or bool((bound == torch.inf).all()) else bound for bound in high]
-    for name, leaf, a, b in zip(point.names, point.leaves, low, high, strict=True):
-        if leaf.is_complex() and (a is not None or b is not None):
+        low, high = (
+            [_read_side(given, leaf, name, side, end) for given, (name, leaf) in zip(parts, named, strict=True)]
+            for side, end, parts in (
+                ("lower", -torch.inf, point.match(lower, "lower bounds", _is_end)),
+                ("upper", torch.inf, point.match(upper, "upper bounds", _is_end)),
+            )
+        )
+    for i, (name, leaf) in enumerate(named):
+        _check(name, leaf, low[i], high[i])
+    low = [None if bool((bound == -torch.inf).all()) else bound for bound in low]
+    return low, [None if bool((bound == torch.inf).all()) else bound for bound in high]
+
+
+def _check(name: str, leaf: Tensor, low: Tensor, high: Tensor) -> None:
+    if leaf.is_complex():
+        if bool((low.real > -torch.inf).any() | (high.real < torch.inf).any()):
             raise TypeError(f"minimize: {name} is complex, and complex numbers have no order; bound its parts instead")
-        _check(name, leaf, a, b)
-    return low, high
-
-
-def _check(name: str, leaf: Tensor, low: Bound, high: Bound) -> None:
-    if (low is not None and bool(low.isnan().any())) or (high is not None and bool(high.isnan().any())):
+        return
+    if bool((low.isnan() | high.isnan()).any()):
         raise ValueError(f"minimize: a bound of {name} is not a number; None is open")
-    if low is not None and high is not None and bool((low > high).any()):
+    if bool((low > high).any()):
         raise ValueError(f"minimize: a lower bound of {name} is not below its upper bound, nor equal to it (fixed)")
-    outside = torch.zeros_like(leaf, dtype=torch.bool)
-    if low is not None:
-        outside |= leaf < low
-    if high is not None:
-        outside |= leaf > high
-    if low is not None and high is not None:
-        outside &= low != high  # what is fixed is put where it belongs
+    # What is fixed is put where it belongs.
+    outside = ((leaf < low) | (leaf > high)) & ((low != high) | low.isinf())
     if bool(outside.any()):
         raise ValueError(
             f"minimize: the start is outside of the bounds ({int(outside.sum())} numbers of {name}); start inside, "
@@ -72,23 +70,17 @@ def _check(name: str, leaf: Tensor, low: Bound, high: Bound) -> None:
         )
 
 
-def _read_side(point: StartPoint, given: Any, side: str) -> list[Bound]:
-    """A bound for every leaf: one number for all, or a nesting like x0; None is open."""
+def _read_side(given: Any, leaf: Tensor, name: str, side: str, end: float) -> Tensor:
+    """A bound of one leaf: numbers that fit its shape; None is open."""
     if isinstance(given, bool | str):
         raise TypeError(f"minimize: {side} bounds are numbers in the form of x0, not {given!r}")
-
-    def read(part: Any, leaf: Tensor, name: str) -> Tensor:
-        if isinstance(part, list | tuple):
-            open_end = -torch.inf if side == "lower" else torch.inf
-            part = [open_end if item is None else item for item in part]
-        data = part.data if isinstance(part, Labelled) else torch.as_tensor(part)
-        try:
-            return data.detach().to(leaf).expand_as(leaf).clone()
-        except RuntimeError as error:
-            raise ValueError(f"minimize: {side} of {name} does not fit the shape of x0: {error}") from None
-
-    forms = "give one number, or the form of x0 (for a module a dictionary by parameter name)"
-    return point.match(given, f"{side} bounds", lambda part: isinstance(part, int | float), read, forms)
+    if isinstance(given, list | tuple):
+        given = [end if item is None else item for item in given]
+    data = given.data if isinstance(given, Labelled) else torch.as_tensor(end if given is None else given)
+    try:
+        return data.detach().to(leaf).expand_as(leaf).clone()
+    except RuntimeError as error:
+        raise ValueError(f"minimize: {side} of {name} does not fit the shape of x0: {error}") from None
 
 
 def _is_end(value: Any) -> bool:
@@ -100,40 +92,37 @@ def _is_interval(given: Any) -> bool:
     return isinstance(given, list | tuple) and len(given) == 2 and all(map(_is_end, given))
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | Labelled | np.ndarray)
-
-
-def _read_leaf(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Tensor, Tensor]:
+def _read_intervals(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Tensor, Tensor]:
     """Both bounds of one leaf from an interval, a list of intervals, or an array with intervals along its last axis."""
     one = leaf[0] if batched and leaf.dim() else leaf
     if isinstance(given, np.ndarray) and given.dtype == object:
         given = given.tolist()
-    if _is_interval(given):
-        data = _read_interval(given)
-    elif _is_array(given):
-        if isinstance(given, np.ndarray) and given.dtype.kind not in "iuf":
-            raise TypeError(f"minimize: bounds of {name} are not understood; {_FORMS}")
-        data = torch.as_tensor(given.data if isinstance(given, Labelled) else given)
-        if data.shape not in ((*one.shape, 2), (*leaf.shape, 2)):
+    if given is None or _is_interval(given):
+        data = _fill_open([given or (None, None)])[0]
+    elif isinstance(given, list | tuple) and all(pair is None or _is_interval(pair) for pair in given):
+        if one.dim() > 1 or len(given) != one.numel():
             raise ValueError(
-                f"minimize: bounds of {name} are an array of shape {tuple(data.shape)}; it has {(*one.shape, 2)}, or "
-                "give lower= and upper="
-            )
-    else:
-        if not isinstance(given, Sequence) or isinstance(given, str) or any(map(_is_array, given)):
-            raise TypeError(f"minimize: bounds of {name} are not understood; {_FORMS}")
-        pairs = [(None, None) if pair is None else pair for pair in given]
-        if one.dim() > 1 or len(pairs) != one.numel() or not all(map(_is_interval, pairs)):
-            raise ValueError(
-                f"minimize: {name} has {one.numel()} variables, and its bounds {len(pairs)} entries; give an interval "
+                f"minimize: {name} has {one.numel()} variables, and its bounds {len(given)} entries; give an interval "
                 "(low, high) for each, or one for all"
             )
-        data = torch.stack([_read_interval(pair) for pair in pairs]).reshape(*one.shape, 2)
+        data = _fill_open([pair or (None, None) for pair in given]).reshape(*one.shape, 2)
+    elif not isinstance(given, Tensor | Labelled | np.ndarray) or getattr(given.dtype, "kind", "f") not in "iuf":
+        raise TypeError(
+            f"minimize: bounds of {name} are not understood; bounds are one interval (low, high) for all variables, a list "
+            "with an interval for each variable as in SciPy, or a dictionary of those by name; None is open. Tensors of "
+            "bounds are given by lower= and upper="
+        )
+    else:
+        data = torch.as_tensor(given.data if isinstance(given, Labelled) else given)
+    if data.shape not in ((2,), (*one.shape, 2), (*leaf.shape, 2)):
+        raise ValueError(
+            f"minimize: bounds of {name} are an array of shape {tuple(data.shape)}; it has {(*one.shape, 2)}, or "
+            "give lower= and upper="
+        )
     low, high = data.to(leaf).unbind(-1)
     return low.expand(leaf.shape).clone(), high.expand(leaf.shape).clone()
 
 
-def _read_interval(pair: Any) -> Tensor:
-    ends = zip(pair, (-torch.inf, torch.inf), strict=True)
-    return torch.tensor([open_end if end is None else float(end) for end, open_end in ends], dtype=torch.float64)
+def _fill_open(pairs: Sequence[Any]) -> Tensor:
+    ends = [(-torch.inf if low is None else low, torch.inf if high is None else high) for low, high in pairs]
+    return torch.tensor(ends, dtype=torch.float64)

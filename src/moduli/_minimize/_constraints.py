@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ..m import AugmentedLagrangian
 from ._derivatives import FoundProblem
-from ._loop import loss_of
+from ._loop import loss_of, value_of
 from ._point import StartPoint, data_of
 from ._result import Result, ask_to_stop
 
@@ -34,41 +33,33 @@ class Constraint(NamedTuple):
 
 def read_constraints(given: Any) -> list[Constraint]:
     """Constraints as SciPy has them: dictionaries with "type" and "fun", or objects with fun (or A), lb and ub."""
-    several = [given] if isinstance(given, Mapping) or hasattr(given, "lb") else list(given)
     out: list[Constraint] = []
-    for one in several:
-        if isinstance(one, Mapping):
-            kind, fun = one.get("type"), one.get("fun")
-            if kind not in ("eq", "ineq") or not callable(fun):
-                raise ValueError(
-                    "minimize: a constraint is {'type': 'eq', 'fun': f} for f(x) = 0, or {'type': 'ineq', 'fun': f} for f(x) >= 0"
-                )
-            if one.get("args"):
-                raise TypeError("minimize: a constraint's args are not passed on; close over them in its fun")
-            out.append(Constraint(fun, kind == "ineq"))
-        elif callable(getattr(one, "fun", None)) and hasattr(one, "lb"):  # scipy.optimize.NonlinearConstraint
-            out += _constrain_between(one.fun, one.lb, one.ub)
-        elif hasattr(one, "A") and hasattr(one, "lb"):  # scipy.optimize.LinearConstraint
-            out += _constrain_between(partial(_product, torch.as_tensor(one.A, dtype=torch.float64)), one.lb, one.ub)
-        else:
+    for one in [given] if isinstance(given, Mapping) or hasattr(given, "lb") else list(given):
+        if hasattr(one, "lb"):
+            out += _constrain_between(one)
+            continue
+        if not isinstance(one, Mapping):
             raise TypeError(
                 f"minimize: a constraint is a dictionary with 'type' and 'fun', not a {type(one).__name__}; write a linear "
                 "one as {'type': 'eq', 'fun': lambda x: A @ x - b}"
             )
+        kind, fun = one.get("type"), one.get("fun")
+        if kind not in ("eq", "ineq") or not callable(fun) or one.get("args"):
+            raise ValueError(
+                "minimize: a constraint is {'type': 'eq', 'fun': f} for f(x) = 0, or {'type': 'ineq', 'fun': f} for f(x) >= 0; "
+                "its args are not passed on, close over them in f"
+            )
+        out.append(Constraint(fun, kind == "ineq"))
     return out
 
 
-def _product(A: Tensor, x: Any) -> Tensor:
-    vector: Tensor = data_of(x)
-    return A.to(vector) @ vector
+def _constrain_between(one: Any) -> list[Constraint]:
+    """SciPy's objects: equalities where both ends are the same, inequalities where an end is finite."""
+    A = torch.as_tensor(getattr(one, "A", ()))
+    own = Constraint(one.fun if hasattr(one, "fun") else lambda x: A.to(data_of(x)) @ data_of(x), False)
+    low, high = (torch.as_tensor(end, dtype=torch.float64) for end in (one.lb, one.ub))
 
-
-def _constrain_between(fun: Callable[[Any], Any], lower: Any, upper: Any) -> list[Constraint]:
-    """Equalities where both ends are the same, inequalities where an end is finite."""
-    low, high = torch.as_tensor(lower, dtype=torch.float64), torch.as_tensor(upper, dtype=torch.float64)
-    own = Constraint(fun, False)
-
-    def part(sign: int, end: Tensor, chosen: Tensor, inequality: bool) -> Constraint:
+    def constrain(sign: int, end: Tensor, chosen: Tensor, inequality: bool) -> Constraint:
         def distance(x: Any) -> Tensor:
             values = own.values(x)
             return sign * (values - end.to(values))[chosen.expand(values.shape)]
@@ -76,12 +67,9 @@ def _constrain_between(fun: Callable[[Any], Any], lower: Any, upper: Any) -> lis
         return Constraint(distance, inequality)
 
     equal = low == high
-    parts = (
-        (1, low, equal, False),
-        (1, low, low.isfinite() & ~equal, True),
-        (-1, high, high.isfinite() & ~equal, True),
-    )
-    return [part(*one) for one in parts if bool(one[2].any())]
+    below, above = low.isfinite() & ~equal, high.isfinite() & ~equal
+    parts = ((1, low, equal, False), (1, low, below, True), (-1, high, above, True))
+    return [constrain(*part) for part in parts if bool(part[2].any())]
 
 
 def minimize_constrained(
@@ -108,8 +96,10 @@ def minimize_constrained(
         seen = [one.values(point.result(point.leaves)).detach() for one in constraints]
     multipliers = [torch.zeros_like(c) for c in seen]
     mu, inner_tol, before = 10.0, 1e-2, math.inf
-    x, history, steps, last = x0, [], 0, None
-    reason, success, kkt = f"The limit of {limit} evaluations was reached.", False, math.inf
+    x, history, steps, success, kkt = x0, [], 0, False, math.inf
+    reason = f"The limit of {limit} evaluations was reached."
+    start, problem = point.result(point.leaves), FoundProblem(fun, point, [None] * len(point.leaves))
+    last = Result(start, math.inf, reason, False, 0, 1, None, 0.0, (), "auto", problem=problem)
 
     def evaluate_augmented(p: Any) -> Any:
         total = loss_of(fun(p), residuals)
@@ -134,19 +124,13 @@ def minimize_constrained(
         x, spent, steps = last.x, spent + last.evaluations, steps + last.steps
         with torch.no_grad():
             seen = [one.values(x).detach() for one in constraints]
-        violation = max(
-            AugmentedLagrangian.violation(c, one.inequality) for c, one in zip(seen, constraints, strict=True)
-        )
-        multipliers = [
-            AugmentedLagrangian.next_multiplier(c, multiplier, mu, one.inequality)
-            for c, multiplier, one in zip(seen, multipliers, constraints, strict=True)
-        ]
+        violation = slack = 0.0
+        for i, (c, one) in enumerate(zip(seen, constraints, strict=True)):
+            violation = max(violation, AugmentedLagrangian.violation(c, one.inequality))
+            multipliers[i] = AugmentedLagrangian.next_multiplier(c, multipliers[i], mu, one.inequality)
+            if one.inequality and c.numel():
+                slack = max(slack, float(torch.minimum(c.abs(), multipliers[i]).max()))
         # The gradient of the Lagrangian with these multipliers is that of the augmented one with the last.
-        slack = max(
-            (float(torch.minimum(c.abs(), lam).max()) for c, lam, one in zip(seen, multipliers, constraints, strict=True)
-             if one.inequality and c.numel()),
-            default=0.0,
-        )  # fmt: skip
         kkt = max(violation, slack, last.gradient_norm or 0.0)
         history.append((spent, last.value))
         if callback is not None and ask_to_stop(callback, dataclasses.replace(last, kkt_residual=kkt)):
@@ -169,29 +153,22 @@ def minimize_constrained(
             mu *= 10
         before = min(before, violation)
         inner_tol = max(0.1 * inner_tol, 0.5 * tol)
-    if last is not None:
+    if history:
         spent += 1
         with torch.no_grad():
             data = loss_of(fun(x), residuals)
-    data = data.detach()
-    active = [
-        one.fun for c, lam, one in zip(seen, multipliers, constraints, strict=True)
-        if not one.inequality or bool((lam > c).all())
-    ]  # fmt: skip
-    return Result(
-        point.result(point.leaves) if last is None else x,
-        float(data) if data.numel() == 1 else 0.5 * float(data.abs().square().sum()),
-        reason,
-        success,
-        steps,
-        spent,
-        None if last is None else last.gradient_norm,
-        time.perf_counter() - began,
-        tuple(history),
-        "auto" if last is None else last.method,
+    found = zip(seen, multipliers, constraints, strict=True)
+    active = [one.fun for c, lam, one in found if not one.inequality or bool((lam > c).all())]
+    return dataclasses.replace(
+        last,
+        value=float(value_of(data.detach() if residuals else data.detach().reshape(()))),
+        reason=reason,
+        success=success,
+        steps=steps,
+        evaluations=spent,
+        seconds=time.perf_counter() - began,
+        history=tuple(history),
         multipliers=tuple(multipliers),
         kkt_residual=kkt,
-        problem=FoundProblem(
-            fun, point, [None] * len(point.leaves) if last is None else last._require_problem().fixed, active
-        ),
+        problem=FoundProblem(fun, point, last._require_problem().fixed, active),
     )

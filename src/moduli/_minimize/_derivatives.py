@@ -34,31 +34,32 @@ class FoundProblem:
 
     # ------------------------------------------------------------------ as matrices
 
-    def _differentiate(self, fun: Callable[[Any], Any], x: Any) -> tuple[Tensor, Tensor, Any]:
-        """The values as a vector, their Jacobian by the real vector of all leaves, and what the function returned."""
-        leaves = [leaf.clone().requires_grad_() for leaf in self.point.leaves_of(x)]
-        with torch.enable_grad():
-            found = self.point.call(fun, leaves)
-            vector = data_of(found).reshape(-1)
-            rows = [to_vector(_gradient(component, leaves)) for component in vector]
-        empty = torch.zeros(0, to_vector(leaves).numel(), dtype=vector.dtype)
-        return vector.detach(), torch.stack(rows) if rows else empty, found
+    def _evaluate(self, fun: Callable[[Any], Any], vector: Tensor) -> Any:
+        """A function at the point with these real numbers."""
+        return self.point.call(fun, from_vector(vector, self.point.leaves))
+
+    def _differentiate(self, fun: Callable[[Any], Any], x: Any) -> tuple[Tensor, Tensor]:
+        """The values as a vector, and their Jacobian by the real vector of all leaves."""
+        start = to_vector(self.point.leaves_of(x))
+
+        def values(vector: Tensor) -> Tensor:
+            data: Tensor = data_of(self._evaluate(fun, vector))
+            return data.reshape(-1)
+
+        return values(start).detach(), torch.autograd.functional.jacobian(values, start)  # type: ignore[no-untyped-call]
 
     def _compute_hessian(self, x: Any) -> Tensor:
         """The Hessian of the value by the real vector of all leaves."""
-        leaves = [leaf.clone().requires_grad_() for leaf in self.point.leaves_of(x)]
-        with torch.enable_grad():
-            data = data_of(self.point.call(self.fun, leaves))
-            value = 0.5 * data.abs().square().sum() if data.numel() > 1 else data.reshape(())
-            grads = _gradient(value, leaves, create_graph=True)
-            parts = [torch.view_as_real(g) if g.is_complex() else g for g in grads]
-            first = torch.cat([part.reshape(-1) for part in parts])
-            rows = [to_vector(_gradient(component, leaves, retain_graph=True)) for component in first]
-        H = torch.stack(rows)
+
+        def value(vector: Tensor) -> Tensor:
+            data: Tensor = data_of(self._evaluate(self.fun, vector))
+            return 0.5 * data.abs().square().sum() if data.numel() > 1 else data.reshape(())
+
+        H: Tensor = torch.autograd.functional.hessian(value, to_vector(self.point.leaves_of(x)))  # type: ignore[no-untyped-call]
         return 0.5 * (H + H.T)
 
     def _spread(self, x: Any) -> Tensor:
-        vector, J, _ = self._differentiate(self.fun, x)
+        vector, J = self._differentiate(self.fun, x)
         if vector.numel() == 1:
             curvature, scale = self._compute_hessian(x), 1.0
         else:
@@ -92,7 +93,8 @@ class FoundProblem:
 
     def jacobian(self, x: Any) -> Any:
         """Rows of the Jacobian by leaf."""
-        _, J, found = self._differentiate(self.fun, x)
+        _, J = self._differentiate(self.fun, x)
+        found = self._evaluate(self.fun, to_vector(self.point.leaves_of(x)))
         dims = found.dims if isinstance(found, Labelled) else None
         shape = tuple(data_of(found).shape)
         parts: list[Any] = []
@@ -136,14 +138,6 @@ class FoundProblem:
                     row.append(data)
             out.append(point.form(row))
         return point.form(out)
-
-
-def _gradient(value: Tensor, leaves: list[Tensor], **more: Any) -> list[Tensor]:
-    if not value.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    more = {"retain_graph": True, **more}
-    found = torch.autograd.grad(value, leaves, allow_unused=True, **more)
-    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
 
 
 def _prime(spaces: Sequence[Space], taken: Sequence[Space]) -> tuple[Space, ...]:

@@ -113,10 +113,8 @@ def _line(f: Function, x: Vector, value: float, d: Vector, first: float) -> tupl
 
 def powell(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
     """Minima along a set of directions, one of which is replaced by the way they went together (Powell, 1964)."""
-    n = len(x0)
-    directions = [np.eye(n)[i] for i in range(n)]
-    x, value = x0, f(x0)
-    quiet = 0
+    directions = list(np.eye(len(x0)))
+    x, value, quiet = x0, f(x0), 0
     while True:
         yield "", False
         start, before, drop, which = x, value, 0.0, 0
@@ -125,47 +123,42 @@ def powell(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
             x, value, _ = _line(f, x, value, d, 0.1 * max(1.0, float(np.abs(x).max())))
             if last - value > drop:
                 drop, which = last - value, i
-        if before - value <= tol * (abs(before) + abs(value)) * 0.5 + 1e-300:
+        if _gains_nothing(before, value, tol):
             quiet += 1
             if quiet > 1:
                 yield "No direction of the set leads lower.", True
                 return
-            directions = [np.eye(n)[i] for i in range(n)]
+            directions = list(np.eye(len(x0)))
             continue
         quiet = 0
         way = x - start
         beyond = f(x + way)
-        if beyond < before:
-            # Keep the old directions unless the new one is worth it (Brent's and Acton's test)
-            t = 2 * (before - 2 * value + beyond) * (before - value - drop) ** 2 - drop * (before - beyond) ** 2
-            if t < 0 and float(np.abs(way).max()) > 0:
-                x, value, _ = _line(f, x, value, way, 1.0)
-                directions[which] = directions[-1]
-                directions[-1] = way / float(np.abs(way).max())
+        # Keep the old directions unless the new one is worth it (Brent's and Acton's test)
+        t = 2 * (before - 2 * value + beyond) * (before - value - drop) ** 2 - drop * (before - beyond) ** 2
+        if beyond < before and t < 0:
+            x, value, _ = _line(f, x, value, way, 1.0)
+            directions[which] = directions[-1]
+            directions[-1] = way / float(np.abs(way).max())
 
 
 def coordinate_descent(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
     """Minima along the coordinates in turn, then along the way they went together (Hooke and Jeeves' pattern)."""
-    n = len(x0)
-    x, value = x0, f(x0)
-    sizes = np.full(n, 0.1) * np.maximum(1.0, np.abs(x0))
-    quiet = 0
-    while True:
+    x, value, quiet = x0, f(x0), 0
+    sizes = np.full(len(x0), 0.1) * np.maximum(1.0, np.abs(x0))
+    while quiet < 2:
         yield "", False
         start, before = x, value
-        for i in range(n):
-            x, value, moved = _line(f, x, value, np.eye(n)[i], float(sizes[i]))
+        for i, axis in enumerate(np.eye(len(x0))):
+            x, value, moved = _line(f, x, value, axis, float(sizes[i]))
             sizes[i] = max(abs(moved), 0.1 * sizes[i], 1e-10)
-        way = x - start
-        if float(np.abs(way).max()) > 0:
-            x, value, _ = _line(f, x, value, way, 1.0)
-        if before - value <= tol * (abs(before) + abs(value)) * 0.5 + 1e-300:
-            quiet += 1
-            if quiet > 1:
-                yield "No coordinate leads lower.", True
-                return
-        else:
-            quiet = 0
+        if (x != start).any():
+            x, value, _ = _line(f, x, value, x - start, 1.0)
+        quiet = quiet + 1 if _gains_nothing(before, value, tol) else 0
+    yield "No coordinate leads lower.", True
+
+
+def _gains_nothing(before: float, value: float, tol: float) -> bool:
+    return before - value <= tol * (abs(before) + abs(value)) * 0.5 + 1e-300
 
 
 def cmaes(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:

@@ -75,27 +75,19 @@ class StartPoint:
         if isinstance(value, Mapping):
             parts = {key: self._take(item, f"{name}[{key!r}]") for key, item in value.items()}
             return lambda leaves: {key: part(leaves) for key, part in parts.items()}
-        if isinstance(value, list | tuple):
-            numbers = bool(value) and all(isinstance(item, int | float) for item in value)
-            if numbers:
-                return self._leaf(torch.tensor(value, dtype=torch.float64), name)
+        if isinstance(value, list | tuple) and not (value and all(isinstance(item, int | float) for item in value)):
             several = [self._take(item, f"{name}[{i}]") for i, item in enumerate(value)]
             if hasattr(value, "_fields"):
                 return lambda leaves: type(value)(*(part(leaves) for part in several))
             return lambda leaves: type(value)(part(leaves) for part in several)
-        if isinstance(value, bool):
-            raise TypeError(f"minimize: {name} is a bool; give numbers")
-        if isinstance(value, int | float):
-            return self._leaf(torch.tensor(value, dtype=torch.float64), name)
-        if hasattr(value, "__array__"):
-            array = np.asarray(value)
-            if array.dtype.kind not in "iufc":
-                raise TypeError(f"minimize: {name} is an array of {array.dtype}; give numbers")
-            return self._leaf(torch.from_numpy(array.astype(np.complex128 if array.dtype.kind == "c" else float)), name)
-        raise TypeError(
-            f"minimize: {name} is a {type(value).__name__}; x0 is a tensor, a labelled tensor, a module, or a nesting of "
-            "dictionaries and lists of tensors"
-        )
+        array = np.asarray(value)
+        if array.dtype.kind not in "iufc":
+            what = f"an array of {array.dtype}" if hasattr(value, "__array__") else f"a {type(value).__name__}"
+            raise TypeError(
+                f"minimize: {name} is {what}; x0 is a tensor, numbers, a labelled tensor, a module, or a nesting of "
+                "dictionaries and lists of those"
+            )
+        return self._leaf(torch.from_numpy(array.astype(complex if array.dtype.kind == "c" else float)), name)
 
     @property
     def size(self) -> int:
@@ -122,9 +114,8 @@ class StartPoint:
         if self.module is not None:
             out = copy.deepcopy(self.module)
             with torch.no_grad():
-                for (_, param), value in zip(
-                    ((n, p) for n, p in out.named_parameters() if p.requires_grad), values, strict=True
-                ):
+                free = [param for param in out.parameters() if param.requires_grad]
+                for param, value in zip(free, values, strict=True):
                     param.copy_(value)
                     param.grad = None
             return out
@@ -153,54 +144,42 @@ class StartPoint:
             return dict(zip(self.names, parts, strict=True))
         return self._form(list(parts))
 
-    def match(
-        self,
-        given: Any,
-        what: str,
-        for_all: Callable[[Any], bool],
-        read: Callable[[Any, Tensor, str], Any],
-        forms: str,
-    ) -> list[Any]:
+    def match(self, given: Any, what: str, covers: Callable[[Any], bool]) -> list[Any]:
         """What is given for every leaf; None where nothing is.
 
         Args:
             given: A nesting like x0, for a module a dictionary by parameter name. None is nothing.
             what: What it is called in errors.
-            for_all: Whether something is meant for all leaves that are below its place.
-            read: Takes what is given for a leaf, the leaf, and its name.
-            forms: How it has to be given, as a sentence.
+            covers: Whether something is meant for all leaves that are below its place.
         """
-        out: list[Any] = [None] * len(self.leaves)
-        positions = {name: i for i, name in enumerate(self.names)}
+        out: dict[str, Any] = dict.fromkeys(self.names)
 
         def walk(part: Any, x: Any, name: str) -> None:
             if part is None:
                 return
-            if name in positions:
-                out[positions[name]] = read(part, self.leaves[positions[name]], name)
-            elif for_all(part):
-                for key in positions:
-                    if key.startswith(name):
-                        walk(part, None, key)
+            if name in out:
+                out[name] = part
+            elif covers(part):
+                out.update((key, part) for key in out if key.startswith(name))
             elif isinstance(x, Mapping) and isinstance(part, Mapping):
                 for key, item in part.items():
                     if key not in x:
+                        known = ", ".join(map(str, x))
                         raise ValueError(
-                            f"minimize: {what} name {key!r}, which {name or 'the module'} does not have; it has "
-                            f"{', '.join(map(str, x))}"
+                            f"minimize: {what} name {key!r}, which {name or 'the module'} does not have; it has {known}"
                         )
                     walk(item, x[key], f"{name}[{key!r}]" if name else key)
             elif isinstance(x, list | tuple) and isinstance(part, list | tuple) and len(part) == len(x):
                 for i, (item, below) in enumerate(zip(part, x, strict=True)):
                     walk(item, below, f"{name}[{i}]")
             else:
-                raise TypeError(f"minimize: {what} do not have the form of {name or 'the module'}; {forms}")
+                raise TypeError(
+                    f"minimize: {what} do not have the form of {name or 'the module'}; give one for all, or the form of x0 "
+                    "(for a module a dictionary by parameter name)"
+                )
 
-        if self.module is None:
-            walk(given, self.x0, "x0")
-        else:
-            walk(given, dict.fromkeys(self.names), "")
-        return out
+        walk(given, *((self.x0, "x0") if self.module is None else (out, "")))
+        return list(out.values())
 
 
 class _FunctionOfModule(nn.Module):

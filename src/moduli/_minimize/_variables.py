@@ -1,8 +1,6 @@
-"""What the optimizer moves: the free numbers of x0, as they are or changed so that no value leaves the bounds."""
+"""What the optimizer moves: the numbers of x0, as they are or changed so that no value leaves the bounds."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,66 +13,35 @@ Bound = Tensor | None
 class Variables:
     """The variables of a run, and the way from them to the point that the function sees.
 
-    A number whose bounds are equal is no variable: a tensor that has such numbers is represented by the vector of its others.
+    A number whose bounds are equal is put onto them, and stays: nothing that it could follow is left of its gradient.
 
     Args:
         point: The starting point.
         low: The lower bound of every leaf.
         high: The upper bound of every leaf.
         transform: Whether bounds hold by a change of variables; otherwise points are projected.
-        batched: Whether leaves hold many starts, and so keep their shape; what is fixed then has no gradient.
     """
 
-    def __init__(
-        self, point: StartPoint, low: list[Bound], high: list[Bound], transform: bool, batched: bool = False
-    ) -> None:
-        self.point, self.transform = point, transform
-        self.full_low, self.full_high = low, high
+    def __init__(self, point: StartPoint, low: list[Bound], high: list[Bound], transform: bool) -> None:
+        self.point, self.leaves, self.low, self.high, self.transform = point, point.leaves, low, high, transform
         self.bounded = any(b is not None for b in (*low, *high))
-        self.free_masks: list[Tensor | None] = []
-        self.leaves: list[Tensor] = []
-        self.low: list[Bound] = []
-        self.high: list[Bound] = []
-        for leaf, a, b in zip(point.leaves, low, high, strict=True):
-            if a is None or b is None or batched or not bool((a == b).any()):
-                self.free_masks.append(None)
-                self.leaves.append(leaf)
-                self.low.append(a)
-                self.high.append(b)
-                continue
-            free = a != b
-            self.free_masks.append(free)
-            with torch.no_grad():
-                leaf.copy_(torch.where(free, leaf, a))
-            if bool(free.any()):
-                self.leaves.append(leaf.detach()[free].clone().requires_grad_())
-                self.low.append(a[free])
-                self.high.append(b[free])
-        self.plain = all(mask is None for mask in self.free_masks)
-        if transform and self.bounded:
-            with torch.no_grad():
-                for leaf, a, b in zip(self.leaves, self.low, self.high, strict=True):
-                    leaf.copy_(_close(leaf, a, b))
+        start = _close if transform else _clamp
+        with torch.no_grad():
+            for leaf, a, b in zip(self.leaves, low, high, strict=True):
+                leaf.copy_(start(leaf, a, b))
 
-    def seen(self, leaves: list[Tensor] | None = None, rows: Tensor | None = None) -> list[Tensor]:
-        """The leaves that the function sees, with their graph; of batched starts, those in these rows."""
+    def find_fixed(self) -> list[Tensor | None]:
+        """For each leaf which numbers have equal bounds; None where none has."""
+        pairs = zip(self.low, self.high, strict=True)
+        return [None if a is None or b is None else a == b for a, b in pairs]
+
+    def seen(self, leaves: list[Tensor] | None = None) -> list[Tensor]:
+        """The leaves that the function sees, with their graph."""
         leaves = self.leaves if leaves is None else leaves
         if not self.bounded:
             return leaves
         at = _open if self.transform else _clamp
-        ends = zip(leaves, _take_rows(self.low, rows), _take_rows(self.high, rows), strict=True)
-        moved = iter([at(z, a, b) for z, a, b in ends])
-        if self.plain:
-            return list(moved)
-        out = []
-        for leaf, mask in zip(self.point.leaves, self.free_masks, strict=True):
-            if mask is None:
-                out.append(next(moved))
-            elif bool(mask.any()):
-                out.append(leaf.detach().clone().masked_scatter(mask, next(moved)))
-            else:
-                out.append(leaf.detach())
-        return out
+        return [at(z, a, b) for z, a, b in zip(leaves, self.low, self.high, strict=True)]
 
     def project(self) -> None:
         """Put the variables back into the box."""
@@ -95,24 +62,10 @@ class Variables:
             out.append(~held)
         return out
 
-    def follow(self, values: list[Tensor], grads: list[Tensor], rows: Tensor | None = None) -> list[Tensor]:
-        """Gradients at the function's arguments, as far as bounds let them be followed; of batched starts, of these rows."""
-        ends = zip(values, grads, _take_rows(self.full_low, rows), _take_rows(self.full_high, rows), strict=True)
+    def follow(self, values: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """Gradients at the function's arguments, as far as bounds let them be followed."""
+        ends = zip(values, grads, self.low, self.high, strict=True)
         return [g if low is None and high is None else x - _clamp(x - g, low, high) for x, g, low, high in ends]
-
-    def gradient_norm(self, values: list[Tensor], grads: list[Tensor]) -> float:
-        """The largest component of what can be followed."""
-        return largest(self.follow(values, grads))
-
-
-def largest(tensors: Sequence[Tensor]) -> float:
-    """The largest absolute value of all numbers; NaN where one is."""
-    found = [float(torch.linalg.vector_norm(t.detach(), torch.inf)) for t in tensors if t.numel()]
-    return next((size for size in found if size != size), max(found, default=0.0))
-
-
-def _take_rows(bounds: list[Bound], rows: Tensor | None) -> list[Bound]:
-    return bounds if rows is None else [None if bound is None else bound[rows] for bound in bounds]
 
 
 def _clamp(z: Tensor, low: Bound, high: Bound) -> Tensor:

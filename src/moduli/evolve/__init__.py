@@ -22,9 +22,8 @@ from __future__ import annotations
 from ._base import Search
 from ._coordinates import Bounds
 from ._distribution import GradientSearch
-from ._executor import EvaluationError, EvaluationWarning, Executor, InProcess
+from ._executor import EvaluationError, EvaluationWarning, Executor, InProcess, Ranks
 from ._pool import Pool
-from ._rank import Ranks
 from ._ray import Ray
 from ._reason import Reason
 from ._search import SearchResult, search

@@ -7,17 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ._buffers import Buffers
 from ._coordinates import Bounds, Coordinates
-from ._fitness import read_fitness
-from ._noise import DirectionMemory, Share, key
+from ._fitness import clean
+from ._noise import Share, key
 from ._reason import Reason
-
-Value = Tensor | int | float
 
 
 class Search(ABC):
@@ -46,6 +42,8 @@ class Search(ABC):
     allows_categorical: ClassVar[bool] = False
     least: ClassVar[int] = 1
     multiple: ClassVar[int] = 1
+    share: Share | None = None
+    """This process's part of long sums over noise, where several processes run the same search."""
 
     def __init__(
         self,
@@ -81,11 +79,10 @@ class Search(ABC):
         self.target, self.patience, self.max_evaluations, self.tol = target, patience, max_evaluations, tol
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None
-        self._buffers = Buffers()
         # A model may fill most of the memory, so copies are counted here.
         inside = x0.detach().clamp(self.coordinates.lower, self.coordinates.upper)
         best = x0.detach() if own and not self.coordinates.bounded else inside.clone()
-        self.state: dict[str, Value] = {
+        self.state: dict[str, Any] = {
             "seed": int(seed),
             "counter": 0,
             "generation": 0,
@@ -102,10 +99,8 @@ class Search(ABC):
         self._start(inside)
 
     def _check_population(self, population: int) -> int:
-        if isinstance(population, bool) or not isinstance(population, int):
-            raise TypeError(f"population is a whole number of members; got {population!r}")
-        if population < self.least:
-            raise ValueError(f"{type(self).__name__} needs at least {self.least} members; population={population}")
+        if not isinstance(population, int) or population < self.least:
+            raise ValueError(f"{type(self).__name__} needs at least {self.least} members; population={population!r}")
         if self.max_evaluations is not None and population > self.max_evaluations:
             raise ValueError(
                 f"max_evaluations={self.max_evaluations} is less than one generation of {population} members; raise it, "
@@ -132,17 +127,19 @@ class Search(ABC):
     def mean(self) -> Tensor:
         """The centre of the search, inside the bounds: of the distribution, or of the members."""
 
-    def _member(self, index: int) -> Tensor:
-        """One member, to keep."""
-        return self._propose(index, index + 1)[0].clone()
+    def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
+        """One member in parts, (where it begins, numbers), each to be used before the next is asked for.
 
-    def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
-        """One member in parts."""
+        Seed-replayed methods over many coordinates never hold more than one part.
+        """
         yield 0, self._propose(index, index + 1)[0]
 
     def _improve(self, index: int) -> None:
         """Make a member the best."""
-        self.state["best"], self._lent = self._member(index), False
+        if self._lent:
+            self.state["best"], self._lent = torch.empty_like(self._tensor("best")), False
+        for at, part in self.parts(index):
+            self._tensor("best")[at : at + len(part)] = part
 
     def _find_convergence(self) -> Reason | None:
         """A reason that only this method knows of."""
@@ -155,7 +152,7 @@ class Search(ABC):
     # -- what users call
 
     def ask(self) -> Tensor:
-        """The members to evaluate, one per row. Not to be written to: copy it first."""
+        """The members to evaluate, one per row: a copy."""
         return self.rows(0, self.population)
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -165,26 +162,12 @@ class Search(ABC):
         with torch.no_grad():
             return self._propose(start, stop)
 
-    def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
-        """One member in parts, (where it begins, numbers), each to be used before the next is asked for.
-
-        Seed-replayed methods over many coordinates never hold more than one part.
-        """
-        with torch.no_grad():
-            yield from self._parts(index)
-
     def draft(self) -> Search | None:
         """What others need to make the members of this generation: its mean and its seed.
 
         None where members are stored, or so small that they are sent.
         """
         return None
-
-    def remember(self, memory: DirectionMemory) -> None:  # noqa: B027 - most methods mirror nothing
-        """Have the direction that was drawn last kept, for the mirrored member."""
-
-    def join(self, share: Share | None) -> None:  # noqa: B027 - most methods sum nothing that is long
-        """Take part in sums over noise of several processes that run this search."""
 
     def tell(self, fitness: Tensor | Iterable[float]) -> None:
         """Give the fitness of every member that `ask` gave, in order; lower is better.
@@ -204,22 +187,20 @@ class Search(ABC):
             )
         if given.is_complex():
             raise TypeError("fitness is complex; a search needs real numbers that can be ordered")
-        seen = read_fitness(given)
+        seen, state = clean(given), self.state
+        place = int(seen.argmin())
+        value = float(seen[place])
+        improved = value < self.best_fitness
+        used, population = self._draws(), self.population
         with torch.no_grad():
-            self._check_untouched()
-            place, state = int(seen.argmin()), self.state
-            value = float(seen[place])
-            flat = value == float(np.maximum.reduce(seen))
-            improved = value < self.best_fitness
             if improved:
                 self._improve(place)
-            used, population = self._draws(), self.population
-            self._learn(torch.from_numpy(seen).to(self.device))
+            self._learn(seen.to(self.device))
         state["best_fitness"] = min(value, self.best_fitness)
         state["stalled"] = 0 if improved else self._int("stalled") + 1
         state["lost"] = 0 if value < math.inf else self._int("lost") + 1
         # One member alone is neither flat nor steep.
-        state["flat"] = self._int("flat") + 1 if flat and population > 1 else 0
+        state["flat"] = self._int("flat") + 1 if population > 1 and value == float(seen.max()) else 0
         state["counter"] = self._int("counter") + used
         state["generation"] = self.generation + 1
         state["evaluations"] = self.evaluations + population
@@ -329,10 +310,6 @@ class Search(ABC):
             )
         for k, v in given.items():
             mine = self.state[k]
-            if isinstance(mine, Tensor) != isinstance(v, Tensor):
-                raise ValueError(
-                    f"{k!r} of the state is a {type(v).__name__}, where {name} has a {type(mine).__name__}"
-                )
             if isinstance(mine, Tensor):
                 # A restart may have changed how many members, or generations, there are.
                 self._check_kind(k, mine, v, v.shape[-1:] == mine.shape[-1:])
@@ -358,8 +335,12 @@ class Search(ABC):
 
     # -- help for methods
 
-    def _check_untouched(self) -> None:  # noqa: B027 - see below
-        """Nothing to check where members are made anew each time."""
+    def _check_step(self, step: float, centre: Tensor) -> Reason | None:
+        """Whether steps have become too small beside the centre of the search, or have grown without limit."""
+        size = max(1.0, float(torch.linalg.vector_norm(centre, torch.inf)))
+        if step <= self.tol * size:
+            return Reason.SMALL_STEP
+        return Reason.DIVERGED if not (math.isfinite(size) and step < 1e20) else None
 
     def _int(self, name: str) -> int:
         return int(self.state[name])
@@ -368,14 +349,14 @@ class Search(ABC):
         return float(self.state[name])
 
     def _tensor(self, name: str) -> Tensor:
-        value = self.state[name]
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name!r} in the state of {type(self).__name__} is a {type(value).__name__}, not a tensor")
+        value: Tensor = self.state[name]
         return value
 
-    def _allocate_tensor(self, *shape: int) -> Tensor:
-        """An uninitialised tensor to give away; its memory comes back when no reference is left."""
-        return self._buffers.fresh(shape, self.dtype, self.device)
+    def _uniform(self, generator: torch.Generator, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=self.dtype, device=self.device)
+
+    def _gauss(self, generator: torch.Generator, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=self.dtype, device=self.device)
 
     def _make_generator(self, offset: int = 0) -> torch.Generator:
         """The generator at the start of this generation's stream."""
@@ -393,6 +374,7 @@ class MatrixSearch(Search):
     ) -> None:
         self._spread, self._initial = spread, initial
         self._bounds: tuple[Any, Any] | None = None
+        self._buffers: dict[str, Tensor] = {}
         super().__init__(x0, population=population, **options)
 
     @abstractmethod
@@ -413,8 +395,7 @@ class MatrixSearch(Search):
             return c.rounded(x.to(x0).clamp(c.lower, c.upper))
         g = self._make_generator()
         self.state["counter"] = 1
-        normal = torch.randn(n, self.dim, generator=g, dtype=self.dtype, device=self.device)
-        uniform = torch.rand(n, self.dim, generator=g, dtype=self.dtype, device=self.device)
+        normal, uniform = self._gauss(g, n, self.dim), self._uniform(g, n, self.dim)
         both = c.lower.isfinite() & c.upper.isfinite()
         # One more than the width, cut off again: each whole number is as likely as the others.
         whole = torch.zeros(self.dim, dtype=torch.bool, device=self.device)
@@ -426,29 +407,23 @@ class MatrixSearch(Search):
 
     def _proposal(self) -> dict[str, Tensor]:
         if self._pending is None:
-            proposal = self._move()
-            # Versions tell whether the members were written to.
-            self._pending = proposal, proposal["x"]._version
-        return self._pending[0]  # type: ignore[no-any-return]
+            self._pending = self._move()
+        return self._pending  # type: ignore[no-any-return]
 
     def _propose(self, start: int, stop: int) -> Tensor:
-        return self._proposal()["x"][start:stop]
-
-    def _check_untouched(self) -> None:
-        if self._pending is not None and self._pending[0]["x"]._version != self._pending[1]:
-            self._pending = None
-            raise ValueError(
-                "the members that ask() gave were changed in place, so their fitness belongs to something else; "
-                "work on a copy: search.ask().clone()"
-            )
+        # A copy, which the caller may write to: what is learned is learned from the original.
+        return self._proposal()["x"][start:stop].clone()
 
     def _learn(self, fitness: Tensor) -> None:
         self._select(self._proposal(), fitness)
 
     def _scratch(self, name: str, *lead: int) -> Tensor:
-        """Scratch of the size of the members, or of a stack of them."""
+        """Memory of the size of the members, or of a stack of them, that is used again in every generation."""
         shape = (*lead, self.population, self.dim)
-        return self._buffers.scratch(name, shape, self.dtype, self.device)
+        held = self._buffers.get(name)
+        if held is None or held.shape != shape:
+            held = self._buffers[name] = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return held
 
     def _walls(self) -> tuple[Any, Any]:
         """The bounds for one pass over all members: two numbers, or matrices in lists where coordinates differ."""

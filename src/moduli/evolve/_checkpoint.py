@@ -14,62 +14,77 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from ._base import Search
 
 _RECORD = struct.Struct("<qqd")
 _CHECKSUM = struct.Struct("<I")
 _SIZE = _RECORD.size + _CHECKSUM.size
 
 
-def save_state(path: Path, state: dict[str, Any], extra: dict[str, Any]) -> None:
-    """Write a state and what else there is to say, whole or not at all."""
-    from ..io import make_directory, save  # a chain of links needs no files
+class SearchFile:
+    """The file of a search, and beside it the journal: fitness values as they come, which need not be evaluated again.
 
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    numbers = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-    make_directory(path.parent)
-    save(path, tensors, extra={"search": extra, "numbers": numbers})
+    A journal has one record of 28 bytes for each value: generation, member, fitness, and the CRC-32 of those and of the record
+    before.
 
-
-def load_state(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what `save_state` wrote.
-
-    Raises:
-        CheckpointError: If the file was damaged.
-        ValueError: If it is the file of something else.
-    """
-    from ..io import read
-
-    found = read(path)
-    about = found.extra
-    if not isinstance(about, dict) or not isinstance(about.get("search"), dict) or found.module is None:
-        raise ValueError(f"{path} is not the checkpoint of a search; name another file")
-    return {**about["numbers"], **{name: value.to(device) for name, value in found.module.items()}}, about["search"]
-
-
-class Journal:
-    """Fitness values as they come, so that a killed search need not evaluate them again.
-
-    One record of 28 bytes for each: generation, member, fitness, and the CRC-32 of those and of the record before.
+    Args:
+        path: Where it is; None for a search that is not kept.
+        writes: Whether this process writes it.
+        about: What has to be the same for a search to go on.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.with_name(path.name + ".journal")
+    def __init__(self, path: str | Path | None, writes: bool, about: dict[str, Any]) -> None:
+        self.path, self.writes, self.about = Path(path or ""), writes and path is not None, about
+        self.journal = Path(f"{self.path}.journal")
+        self.exists = path is not None and self.path.exists()
 
-    def read(self, generation: int) -> dict[int, float]:
+    def load(self, search: Search) -> list[float]:
+        """Have a search go on from the file, if there is one; the history until then.
+
+        Raises:
+            CheckpointError: If the file was damaged.
+            ValueError: If it is the file of something else.
+        """
+        if not self.exists:
+            return []
+        from ..io import read  # a chain of links needs no files
+
+        found = read(self.path)
+        extra = found.extra if isinstance(found.extra, dict) else {}
+        about = extra.get("search")
+        if not isinstance(about, dict) or found.module is None:
+            raise ValueError(f"{self.path} is not the checkpoint of a search; name another file")
+        for name, mine in self.about.items():
+            if about[name] != mine:
+                raise ValueError(f"{self.path} holds a search with {name} {about[name]}; this one has {mine}")
+        search.load_state_dict({**extra["numbers"], **found.module})
+        return list(about["history"])
+
+    def save(self, search: Search, history: list[float]) -> None:
+        """Write the state of a search, whole or not at all."""
+        if not self.writes:
+            return
+        from ..io import make_directory, save
+
+        state = search.state_dict()
+        tensors = {name: state.pop(name) for name in list(state) if isinstance(state[name], Tensor)}
+        make_directory(self.path.parent)
+        save(self.path, tensors, extra={"search": {**self.about, "history": history}, "numbers": state})
+
+    def read_journal(self, generation: int) -> dict[int, float]:
         """What is known of a generation: the records from the first to the last good one.
 
         Raises:
             CheckpointError: If a record in the middle was damaged. One that was cut off at the end is not there.
         """
+        known: dict[int, float] = {}
+        if not self.exists or not self.journal.exists():
+            return known
         from ..io import CheckpointError
 
-        if not self.path.exists():
-            return {}
-        data = self.path.read_bytes()
-        known: dict[int, float] = {}
-        before = 0
+        data, before = self.journal.read_bytes(), 0
         for at in range(0, len(data) - _SIZE + 1, _SIZE):
             record, (checksum,) = data[at : at + _RECORD.size], _CHECKSUM.unpack_from(data, at + _RECORD.size)
             before = zlib.crc32(record, before)
@@ -77,7 +92,8 @@ class Journal:
                 if at + 2 * _SIZE > len(data):
                     break
                 raise CheckpointError(
-                    f"{str(self.path)!r} was damaged at byte {at}; remove it, and the generation under way is evaluated again"
+                    f"{str(self.journal)!r} was damaged at byte {at}; remove it, and the generation under way is evaluated "
+                    "again"
                 )
             number, member, value = _RECORD.unpack(record)
             if number == generation:
@@ -85,11 +101,14 @@ class Journal:
         return known
 
     @contextmanager
-    def write(self, generation: int, known: dict[int, float]) -> Iterator[Callable[[int, float], None]]:
+    def keep_journal(self, generation: int, known: dict[int, float]) -> Iterator[Callable[[int, float], None]]:
         """Start the journal of a generation with what is known of it; the block is given what notes one value more.
 
         A value is in the hands of the system before that returns.
         """
+        if not self.writes:
+            yield lambda member, value: None
+            return
         from ..io import write_bytes
 
         before = 0
@@ -100,8 +119,8 @@ class Journal:
             before = zlib.crc32(packed, before)
             return packed + _CHECKSUM.pack(before)
 
-        write_bytes(self.path, b"".join(record(member, value) for member, value in known.items()))
-        with self.path.open("ab", buffering=0) as file:
+        write_bytes(self.journal, b"".join(record(member, value) for member, value in known.items()))
+        with self.journal.open("ab", buffering=0) as file:
 
             def note(member: int, value: float) -> None:
                 file.write(record(member, value))

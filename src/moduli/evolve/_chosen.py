@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import Entry, layout_and_tensors
+from ._base import Search
 
 
 class Chosen:
@@ -75,35 +76,29 @@ class ModuleFitness:
         net: The module, which is written to.
         chosen: Its chosen parameters.
         fitness: The function of the module.
-        parts: Gives a member of the search in parts, which then need not be put together.
-        draft: Gives what other processes need to make members themselves, or None where they are sent them.
+        search: Makes the members; other processes are sent them, or its draft.
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        chosen: Chosen,
-        fitness: Callable[[Any], Any],
-        parts: Callable[[int], Iterable[tuple[int, Tensor]]] | None = None,
-        draft: Callable[[], Any] | None = None,
+        self, net: nn.Module, chosen: Chosen, fitness: Callable[[Any], Any], search: Search | None = None
     ) -> None:
-        self.net, self.chosen, self.fitness, self.parts, self.draft = net, chosen, fitness, parts, draft
+        self.net, self.chosen, self.fitness, self.search = net, chosen, fitness, search
 
     def __call__(self, row: Tensor) -> Any:
         self.chosen.write(self.net, row)
         return self.fitness(self.net)
 
-    def member(self, index: int, rows: Callable[[int, int], Tensor]) -> Any:
+    def evaluate_member(self, index: int) -> Any:
         """The same for a member that is made here, in the memory of the module where that is possible."""
-        if self.parts is None or not all(tensor.is_contiguous() for tensor in self.chosen.tensors(self.net)):
-            return self(rows(index, index + 1)[0])
-        for at, values in self.parts(index):
+        search: Any = self.search
+        if not all(tensor.is_contiguous() for tensor in self.chosen.tensors(self.net)):
+            return self(search.rows(index, index + 1)[0])
+        for at, values in search.parts(index):
             self.chosen.write(self.net, values, at)
         return self.fitness(self.net)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Other processes are sent their members, or a draft.
-        return {**self.__dict__, "parts": None, "draft": None}
+        return {**self.__dict__, "search": None}
 
     def batch(self, rows: Tensor) -> Any:
         """All rows in one call, by `torch.func.vmap`: the fitness gets something to call like the module."""

@@ -24,16 +24,16 @@ class Coordinates:
         integer: Iterable[int] | None,
         categorical: Mapping[int, int] | None,
     ) -> None:
-        self.dim = dim
-        self.integer = _indices(integer or (), dim, "integer")
-        self.categorical = dict(sorted((categorical or {}).items()))
-        _indices(self.categorical, dim, "categorical")
-        both = set(self.integer) & set(self.categorical)
-        if both:
-            raise ValueError(f"coordinate {min(both)} is called both integer and categorical; choose one")
-        for index, count in self.categorical.items():
-            if count < 1:
-                raise ValueError(f"categorical coordinate {index} has {count} categories; it needs at least one")
+        self.integer, self.categorical = sorted(set(integer or ())), dict(sorted((categorical or {}).items()))
+        for index in (*self.integer, *self.categorical):
+            if not isinstance(index, int):
+                raise TypeError(f"integer and categorical list the indices of coordinates; got {index!r}")
+            if not 0 <= index < dim:
+                raise ValueError(
+                    f"integer or categorical names coordinate {index}, but there are {dim}, counted from zero"
+                )
+            if index in self.integer and index in self.categorical:
+                raise ValueError(f"coordinate {index} is called both integer and categorical; choose one")
         self.bounded = bounds is not None or bool(self.categorical)
         low, high = (-torch.inf, torch.inf) if bounds is None else bounds
         self.whole = torch.tensor([*self.integer, *self.categorical], dtype=torch.long, device=device)
@@ -45,13 +45,12 @@ class Coordinates:
             _expand_bound(b, dim, dtype, device, side) for b, side in ((low, "lower"), (high, "upper"))
         )
         for index, count in self.categorical.items():
+            if count < 1:
+                raise ValueError(f"categorical coordinate {index} has {count} categories; it needs at least one")
             self.lower[index], self.upper[index] = 0.0, float(count - 1)
-        crossed = (~(self.lower <= self.upper)).nonzero()
-        if len(crossed):
-            i = int(crossed[0])
-            raise ValueError(
-                f"coordinate {i} has the lower bound {float(self.lower[i])} above the upper bound {float(self.upper[i])}"
-            )
+        for i in (~(self.lower <= self.upper)).nonzero()[:1, 0].tolist():
+            low, high = float(self.lower[i]), float(self.upper[i])
+            raise ValueError(f"coordinate {i} has the lower bound {low} above the upper bound {high}")
         for i in self.integer:
             self.lower[i], self.upper[i] = self.lower[i].ceil(), self.upper[i].floor()
             if self.lower[i] > self.upper[i]:
@@ -76,16 +75,6 @@ def check_sigma(sigma: float) -> None:
         raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
 
 
-def _indices(given: Iterable[int], dim: int, name: str) -> list[int]:
-    found = sorted(set(given))
-    for index in found:
-        if isinstance(index, bool) or not isinstance(index, int):
-            raise TypeError(f"{name} lists the indices of coordinates; got {index!r}")
-        if not 0 <= index < dim:
-            raise ValueError(f"{name} names coordinate {index}, but there are {dim}, counted from zero")
-    return found
-
-
 def _expand_bound(bound: Tensor | float, dim: int, dtype: torch.dtype, device: torch.device, side: str) -> Tensor:
     tensor = torch.as_tensor(bound, dtype=dtype, device=device)
     if tensor.shape not in ((), (dim,)):
@@ -102,12 +91,9 @@ def reflect(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     of the bounds is judged as fairly as one inside. An end may be infinite; equal ends give that one value.
     """
     width = upper - lower
-    both, finite_lower, finite_upper = width.isfinite(), lower.isfinite(), upper.isfinite()
-    period = torch.where(both & (width > 0), 2 * width, torch.ones_like(width))
-    low, high = lower.nan_to_num(neginf=0.0), upper.nan_to_num(posinf=0.0)
-    offset = torch.remainder(x - low, period)
-    folded = low + torch.minimum(offset, period - offset).clamp(max=width.nan_to_num(posinf=0.0))
-    from_below, from_above = low + (x - low).abs(), high - (high - x).abs()
-    out = torch.where(both, folded, torch.where(finite_lower, from_below, torch.where(finite_upper, from_above, x)))
+    mirrored = torch.where(x < lower, 2 * lower - x, torch.where(x > upper, 2 * upper - x, x))
+    offset = torch.remainder(x - lower, 2 * width)
+    folded = lower + torch.minimum(offset, 2 * width - offset)
+    out = torch.where(width.isfinite() & (width > 0), folded, mirrored)
     # Inside the bounds a point stays what it is, to the last bit.
     return torch.where((x >= lower) & (x <= upper), x, out).clamp(lower, upper)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ._base import Search
-from ._buffers import Buffers
 from ._coordinates import check_choice, check_sigma, reflect
 from ._fitness import clean
-from ._noise import DirectionMemory, Noise, Share
+from ._noise import Noise
 from ._reason import Reason
 
 
@@ -26,7 +25,7 @@ class Distribution(Search):
 
     Args:
         x0: The first mean.
-        population: How many members.
+        population: How many members; None for 4 + 3 ln P.
         antithetic: Whether members come in pairs, mirrored at the mean.
         rank: Draw the noise of each matrix as a product of this rank; needs `shapes`.
         shapes: The shapes of the parameters that the vector holds, in order.
@@ -35,32 +34,26 @@ class Distribution(Search):
 
     _made_of: ClassVar[tuple[str, ...]] = ("mean", "sigma", "C")
     """Entries of the state that the members depend on."""
-    share: Share | None = None
 
     def __init__(
         self,
         x0: Tensor,
         *,
-        population: int,
+        population: int | None,
         antithetic: bool,
         rank: int | None = None,
         shapes: Sequence[Sequence[int]] | None = None,
         **options: Any,
     ) -> None:
         self.antithetic, self.rank, self.shapes = antithetic, rank, shapes
-        super().__init__(x0, population=population, **options)
-        self._noise = self._make_noise()
+        super().__init__(x0, population=choose_population(x0.numel()) if population is None else population, **options)
+        self._restore_derived()
 
-    def _make_noise(self) -> Noise:
+    def _restore_derived(self) -> None:
         # Mirrored members are neighbours: 2d and 2d + 1 are the mean plus and minus direction d. The last of an odd number
         # has no mirror image.
         directions = -(-self.population // 2) if self.antithetic else self.population
-        return Noise(self._count_drawn(), directions, self.dtype, self.device, self.shapes, self.rank, self.share)
-
-    def join(self, share: Share | None) -> None:
-        """Take part in sums over noise of several processes that run this search."""
-        self.share = share
-        self._noise = self._make_noise()
+        self._noise = Noise(self._count_drawn(), directions, self.dtype, self.device, self.shapes, self.rank)
 
     def _count_drawn(self) -> int:
         """How many numbers make one direction."""
@@ -68,9 +61,6 @@ class Distribution(Search):
 
     def _draws(self) -> int:
         return self._noise.blocks
-
-    def _restore_derived(self) -> None:
-        self._noise = self._make_noise()
 
     @abstractmethod
     def _scale(self) -> Tensor | float:
@@ -86,86 +76,53 @@ class Distribution(Search):
 
     def _propose(self, start: int, stop: int) -> Tensor:
         mean, scale = self._tensor("mean"), self._scale()
-        if self.antithetic and stop - start > 1:
-            left = start // 2
-            step = self._directions(left, -(-stop // 2))
-            pairs = self._allocate_tensor(len(step), 2, self.dim)
-            for side, sign in enumerate((1, -1)):
-                _shift(mean, step, scale, sign, pairs[:, side])
-            x = pairs.view(-1, self.dim)
-            if stop - start < len(x):
-                x = x[start - 2 * left : stop - 2 * left]
-        else:
-            sign, first = self._find_direction(start)
-            step = self._directions(first, first + stop - start)
-            # Directions that are not kept are not shared.
-            x = _shift(mean, step, scale, sign, None if self._reuses_directions() else step)
+        if not self.antithetic:
+            return self._reflect(_shift(mean, self._directions(start, stop), scale, 1))
+        first = start // 2
+        step = self._directions(first, -(-stop // 2))
+        pairs = mean.new_empty(len(step), 2, self.dim)
+        for side, sign in enumerate((1, -1)):
+            _shift(mean, step, scale, sign, pairs[:, side])
+        return self._reflect(pairs.view(-1, self.dim)[start - 2 * first : stop - 2 * first])
+
+    def _reflect(self, x: Tensor, columns: slice = slice(None)) -> Tensor:
         c = self.coordinates
-        return reflect(x, c.lower, c.upper) if c.bounded else x
-
-    def _reuses_directions(self) -> bool:
-        """Whether what `_directions` gives is used again."""
-        return self._noise.kept
-
-    def _find_direction(self, index: int) -> tuple[int, int]:
-        """The sign and the number of a member's direction."""
-        return (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
-
-    def _member(self, index: int) -> Tensor:
-        # A single member is made anew, so there is nothing to copy.
-        return self._propose(index, index + 1)[0]
+        return reflect(x, c.lower[columns], c.upper[columns]) if c.bounded else x
 
     def _separable(self) -> bool:
         """Whether the noise of each coordinate depends on no other."""
         return True
-
-    def _makes_parts(self) -> bool:
-        """Whether members can be made in parts: directions are longer than a block, and drawn each time."""
-        return self._noise.in_pieces and self._separable()
 
     def draft(self) -> Search | None:
         """What others need to make the members of this generation: its mean and its seed.
 
         None where members are stored, or so small that they are sent.
         """
-        if not self._makes_parts() or self.device.type != "cpu" or self.dtype is torch.bfloat16:
+        made_in_parts = self._noise.in_pieces and self._separable()
+        if not made_in_parts or self.device.type != "cpu" or self.dtype is torch.bfloat16:
             return None
         out = copy.copy(self)
         wanted = ("seed", "counter", "population", *self._made_of)
         out.state = {name: self.state[name] for name in wanted if name in self.state}
-        out._pending, out._buffers, out.share = None, Buffers(), None
-        out._noise = out._make_noise()
+        out._pending = out.share = None
         return out
 
-    def remember(self, memory: DirectionMemory) -> None:
-        """Have the direction that was drawn last kept, for the mirrored member."""
-        # A product of low rank is made again in less time than it is copied in.
-        self._noise.memory = memory if self.antithetic and self.rank is None else None
-
-    def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
-        if not self._makes_parts() or self.coordinates.bounded:
-            yield from super()._parts(index)
+    def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
+        """One member in parts, (where it begins, numbers), each to be used before the next is asked for."""
+        if not self._separable():
+            yield from super().parts(index)
             return
         mean, scale = self._tensor("mean"), self._scale()
-        sign, first = self._find_direction(index)
-        scratch = mean.new_empty(0)
+        sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
         for columns, step in self._noise.pieces(self._int("seed"), self._int("counter"), first):
-            if len(scratch) < len(step):
-                scratch = torch.empty_like(step)
             part = scale[columns] if isinstance(scale, Tensor) else scale
-            yield columns.start, _shift(mean[columns], step, part, sign, scratch[: len(step)])
-
-    def _improve(self, index: int) -> None:
-        if self._lent or not self._makes_parts() or self.coordinates.bounded:
-            super()._improve(index)
-            return
-        best = self._tensor("best")
-        for at, part in self._parts(index):
-            best[at : at + len(part)] = part
+            # A piece that is not kept may be written over.
+            out = step if self._noise.in_pieces else None
+            yield columns.start, self._reflect(_shift(mean[columns], step, part, sign, out), columns)
 
     def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ first ε and Σ second ε² over the directions of this generation."""
-        return self._noise.sum_weighted(self._int("seed"), self._int("counter"), first, second)
+        return self._noise.sum_weighted(self._int("seed"), self._int("counter"), first, second, self.share)
 
     def _pair_weights(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of members as weights of their directions and of the squares of these."""
@@ -178,9 +135,7 @@ class Distribution(Search):
     @property
     def mean(self) -> Tensor:
         """The centre of the distribution, inside the bounds."""
-        c = self.coordinates
-        mean = self._tensor("mean")
-        return reflect(mean, c.lower, c.upper) if c.bounded else mean.clone()
+        return self._reflect(self._tensor("mean").clone())
 
 
 def choose_population(dim: int) -> int:
@@ -188,7 +143,7 @@ def choose_population(dim: int) -> int:
     return 4 + int(3 * math.log(max(dim, 1)))
 
 
-def _shift(mean: Tensor, step: Tensor, scale: Tensor | float, sign: int, out: Tensor | None) -> Tensor:
+def _shift(mean: Tensor, step: Tensor, scale: Tensor | float, sign: int, out: Tensor | None = None) -> Tensor:
     """The mean plus or minus steps, scaled."""
     if isinstance(scale, Tensor):
         return torch.addcmul(mean, step, scale, value=sign, out=out)
@@ -274,7 +229,8 @@ class GradientSearch(Distribution):
 
     def _sums(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Σ weights ε over the directions of this generation, in such parts."""
-        for columns, total, _ in self._noise.sums(self._int("seed"), self._int("counter"), weights):
+        counter, share = self._int("counter"), self.share
+        for columns, total, _ in self._noise.sums(self._int("seed"), counter, weights, share=share):
             yield columns, total
 
     def _descend(self, gradient: Tensor, columns: slice) -> None:
@@ -297,8 +253,7 @@ class GradientSearch(Distribution):
         # Adam divides by the size of the gradients, so its steps never become small.
         if self.optimizer == "adam" or self.generation == 0:
             return None
-        size = max(1.0, float(torch.linalg.vector_norm(self._tensor("mean"), torch.inf)))
-        return Reason.SMALL_STEP if self._float("step") <= self.tol * size else None
+        return self._check_step(self._float("step"), self._tensor("mean"))
 
 
 def _join(parts: list[Tensor]) -> Tensor:

@@ -1,46 +1,17 @@
-"""From fitness to weights: only the order counts, ties share, and what is not a number comes last.
-
-What concerns some hundred members takes NumPy a microsecond where torch takes five, and has to reach Python anyway.
-"""
+"""From fitness to weights: only the order counts, ties share, and what is not a number comes last."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
-
-Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-
-
-def host(values: Tensor) -> Numbers:
-    """The numbers of a tensor; on the CPU the same memory."""
-    if values.device.type != "cpu" or values.requires_grad or values.dtype is torch.bfloat16:
-        values = values.detach().cpu()
-        values = values.float() if values.dtype is torch.bfloat16 else values
-    return values.numpy()
-
-
-def tensor(numbers: Numbers, like: Tensor) -> Tensor:
-    """Numbers as a tensor with the dtype and device of another; where these fit, the same memory."""
-    made = torch.from_numpy(numbers)
-    return made if made.dtype is like.dtype and like.device.type == "cpu" else made.to(like)
 
 
 def clean(fitness: Tensor) -> Tensor:
     """Fitness in double, with NaN as the worst there is: +inf. Always a copy."""
-    return torch.from_numpy(read_fitness(fitness)).to(fitness.device)
-
-
-def read_fitness(fitness: Tensor) -> Numbers:
-    """The same as an array."""
-    f = np.array(host(fitness), dtype=np.float64)
-    least = np.minimum.reduce(f, initial=math.inf)
-    if least != least:  # one NaN makes it NaN
-        f[np.isnan(f)] = math.inf
-    return f
+    f = fitness.detach().to(torch.float64, copy=True)
+    return f.masked_fill_(f.isnan(), math.inf)
 
 
 def _count_better(fitness: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,15 +25,10 @@ def centre_ranks(fitness: Tensor) -> Tensor:
 
     Equal members get the mean of their ranks, so a flat fitness gives zeros and moves nothing.
     """
-    f = host(fitness)
-    n = len(f)
-    order = f.argsort()
-    ordered = f[order]
-    rank: Numbers = np.empty(n)
-    rank[order] = np.arange(n)
-    if (ordered[1:] == ordered[:-1]).any():
-        rank = 0.5 * (np.searchsorted(ordered, f) + np.searchsorted(ordered, f, side="right") - 1.0)
-    return tensor(rank / max(n - 1, 1) - (0.5 if n > 1 else 0.0), fitness)
+    n = len(fitness)
+    below, upto = _count_better(fitness)
+    rank = 0.5 * (below + upto - 1).to(fitness)
+    return rank / max(n - 1, 1) - (0.5 if n > 1 else 0.0)
 
 
 def nes_utilities(fitness: Tensor) -> Tensor:

@@ -45,14 +45,6 @@ class Share(NamedTuple):
     reduce: Callable[[Tensor], None]
 
 
-class DirectionMemory:
-    """The direction that was drawn last, for the mirrored member, which is usually the next."""
-
-    def __init__(self) -> None:
-        self.key: tuple[int, int, int] | None = None
-        self.values = torch.empty(0)
-
-
 class Noise:
     """A plan for `directions` Gaussian directions of `dim` numbers.
 
@@ -64,7 +56,6 @@ class Noise:
         shapes: With `rank`: the shapes of the parameters that make up a direction, in order.
         rank: Draw the part of each matrix (m x n) as A Bᵀ / √rank with A (m x rank), B (n x rank): entries keep mean 0
             and variance 1, and rank (m + n) numbers are drawn instead of m n.
-        share: This process's part of long sums, where several processes have the same plan.
     """
 
     def __init__(
@@ -75,71 +66,83 @@ class Noise:
         device: torch.device,
         shapes: Sequence[Sequence[int]] | None = None,
         rank: int | None = None,
-        share: Share | None = None,
     ) -> None:
         self.dim, self.directions, self.dtype, self.device, self.rank = dim, directions, dtype, device, rank
         self.parts: list[tuple[int, int]] = []  # (m, n) of what is drawn as a product, (length, 0) of the rest
         if rank is not None:
             self.parts = _parts(dim, shapes, rank)
         self.drawn = sum(rank * (m + n) if n else m for m, n in self.parts) if rank else dim
-        self.block = max(1, SEGMENT // max(self.drawn, 1))
+        # Short directions are drawn several at a time, long ones in several segments.
+        self.block = 1 if rank else max(1, SEGMENT // max(dim, 1))
         self.segments = max(1, -(-self.drawn // SEGMENT))
         # How many generators there are, and so how many counters a generation uses up.
         self.blocks = -(-directions // self.block) * self.segments
         self.kept = directions * dim <= KEPT
-        # A direction that is drawn takes some 6 ns for each number, one that is exchanged over 1 Gbit/s some 80.
-        pays = share is not None and (1 - 1 / share.world) * directions >= 16
-        self.share = share if pays else None
-        # Given to a plan that makes one member after the other.
-        self.memory: DirectionMemory | None = None
         self._generator = torch.Generator(device)
-        self._whole: Tensor | None = None
+        self._whole = self._empty(0)
         self._held: tuple[int, int] | None = None
-
-    def rows(self, seed: int, counter: int, start: int, stop: int) -> Tensor:
-        """Directions `start` to `stop`, one per row. Not to be written to."""
-        if self.kept:
-            if self._whole is None:
-                self._whole = torch.empty(self.directions, self.dim, dtype=self.dtype, device=self.device)
-            if self._held != (seed, counter):
-                self._held = None
-                self._fill(seed, counter, 0, self.directions, self._whole)
-                self._held = (seed, counter)
-            return self._whole if stop - start == self.directions else self._whole[start:stop]
-        out = torch.empty(stop - start, self.dim, dtype=self.dtype, device=self.device)
-        self._fill(seed, counter, start, stop, out)
-        return out
-
-    def sum_weighted(
-        self, seed: int, counter: int, first: Tensor, second: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Σ_i first_i ε_i, and Σ_i second_i ε_i² (empty without `second`), in the memory of one direction."""
-        first, second = first.to(self.dtype), None if second is None else second.to(self.dtype)
-        linear = torch.empty(self.dim, dtype=self.dtype, device=self.device)
-        square = torch.empty_like(linear) if second is not None else linear[:0]
-        for columns, one, two in self.sums(seed, counter, first, second):
-            linear[columns] = one
-            if second is not None:
-                square[columns] = two
-        return linear, square
 
     @property
     def in_pieces(self) -> bool:
         """Whether `pieces` gives a direction in several, and nothing of it is kept."""
         return self.dim > SEGMENT and not self.kept
 
+    def rows(self, seed: int, counter: int, start: int, stop: int) -> Tensor:
+        """Directions `start` to `stop`, one per row. Not to be written to."""
+        if not self.kept:
+            return self._draw_rows(seed, counter, start, stop)
+        if self._held != (seed, counter):
+            self._whole = self._draw_rows(seed, counter, 0, self.directions)
+            self._held = (seed, counter)
+        return self._whole[start:stop]
+
+    def pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
+        """One direction in parts, each to be used before the next one is asked for; not to be written to where it is kept."""
+        if self.kept or self.block > 1:
+            yield slice(0, self.dim), self.rows(seed, counter, index, index + 1)[0]
+        else:
+            yield from self._draw_pieces(seed, counter + index * self.segments)
+
+    def sum_weighted(
+        self, seed: int, counter: int, first: Tensor, second: Tensor | None = None, share: Share | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Σ_i first_i ε_i, and Σ_i second_i ε_i² (empty without `second`), in the memory of one direction."""
+        sums = [(one.clone(), two.clone()) for _, one, two in self.sums(seed, counter, first, second, share)]
+        linear, square = zip(*sums, strict=True)
+        return torch.cat(linear), torch.cat(square)
+
     def sums(
-        self, seed: int, counter: int, first: Tensor, second: Tensor | None = None
+        self, seed: int, counter: int, first: Tensor, second: Tensor | None = None, share: Share | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """`sum_weighted` in parts that are memory of their own until the next one is asked for: (coordinates, sum, sum)."""
+        """`sum_weighted` in parts that are memory of their own until the next one is asked for: (coordinates, sum, sum).
+
+        Args:
+            seed: Of the run.
+            counter: Of the generation.
+            first: One weight for each direction.
+            second: One weight for each square.
+            share: This process's part of long sums, where several processes have the same plan.
+        """
+        first, second = first.to(self.dtype), None if second is None else second.to(self.dtype)
         if not self.in_pieces or self.rank is not None:
-            yield slice(0, self.dim), *self._sums_of_blocks(seed, counter, first, second)
+            linear = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+            square = torch.zeros_like(linear) if second is not None else linear[:0]
+            step = self.directions if self.kept else self.block
+            for low in range(0, self.directions, step):
+                some = slice(low, min(low + step, self.directions))
+                eps = self.rows(seed, counter, some.start, some.stop)
+                linear += first[some] @ eps
+                if second is not None:
+                    square += second[some] @ eps.square()
+            yield slice(0, self.dim), linear, square
             return
         weights = list(zip(first.tolist(), [0.0] * len(first) if second is None else second.tolist(), strict=True))
-        share = self.share
+        # A direction that is drawn takes some 6 ns for each number, one that is exchanged over 1 Gbit/s some 80.
+        if share is not None and (1 - 1 / share.world) * self.directions < 16:
+            share = None
         own = range(self.directions) if share is None else range(share.rank, self.directions, share.world)
-        piece = torch.empty(SEGMENT, dtype=self.dtype, device=self.device)
-        one, two = torch.empty_like(piece), torch.empty_like(piece if second is not None else piece[:0])
+        piece, one = self._empty(SEGMENT), self._empty(SEGMENT)
+        two = self._empty(0 if second is None else SEGMENT)
         for segment, columns in enumerate(self._cut()):
             size = columns.stop - columns.start
             eps, one, two = piece[:size], one[:size].zero_(), two[:size].zero_()
@@ -150,129 +153,60 @@ class Noise:
                     one.add_(eps, alpha=w1)
                     if w2:
                         two.addcmul_(eps, eps, value=w2)
-            if share is not None:
-                share.reduce(one)
-                if second is not None:
-                    share.reduce(two)
+            for total in (one, two):
+                if share is not None and len(total):
+                    share.reduce(total)
             yield columns, one, two
 
     def _cut(self) -> Iterator[slice]:
-        """The coordinates of a long direction, as many at a time as a block has."""
+        """The coordinates of a long direction, as many at a time as a segment has."""
         for at in range(0, self.dim, SEGMENT):
             yield slice(at, min(at + SEGMENT, self.dim))
 
-    def _sums_of_blocks(self, seed: int, counter: int, first: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.kept:
-            eps = self.rows(seed, counter, 0, self.directions)
-            linear = first @ eps
-            return linear, linear[:0] if second is None else second @ eps.square()
-        linear = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
-        square = torch.zeros_like(linear) if second is not None else linear[:0]
-        for low in range(0, self.directions, self.block):
-            high = min(low + self.block, self.directions)
-            drawn = self._draw_block(seed, counter, low // self.block)
-            for columns, left, right in self._factors(drawn):
-                if right is None:
-                    linear[columns] += first[low:high] @ left
-                    if second is not None:
-                        square[columns] += second[low:high] @ left.square()
-                    continue
-                # One product of matrices: the sum of A_i B_iᵀ over members is that of all columns of all A and B.
-                m, n = left.shape[1], right.shape[1]
-                wide = (left * first[low:high, None, None]).permute(1, 0, 2).reshape(m, -1)
-                linear[columns].view(m, n).addmm_(wide, right.permute(0, 2, 1).reshape(-1, n))
-                if second is not None:
-                    for i in range(high - low):
-                        square[columns].view(m, n).add_((left[i] @ right[i].mT).square_(), alpha=float(second[low + i]))
-        return linear, square
-
-    def pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
-        """One direction of several blocks in parts, each to be used before the next one is asked for. Not to be written to."""
-        memory = self.memory
-        if memory is None:
-            yield from self._draw_pieces(seed, counter, index)
-            return
-        if memory.key == (seed, counter, index) and len(memory.values) == self.dim:
-            yield from ((columns, memory.values[columns]) for columns in self._cut())
-            return
-        memory.key = None
-        if memory.values.shape != (self.dim,) or memory.values.dtype is not self.dtype:
-            memory.values = torch.empty(self.dim, dtype=self.dtype, device=self.device)
-        for columns, piece in self._draw_pieces(seed, counter, index):
-            memory.values[columns] = piece
-            yield columns, piece
-        memory.key = seed, counter, index
-
-    def _draw_pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
-        if self.rank is not None:
-            low = index // self.block * self.block
-            drawn = self._draw_block(seed, counter, low // self.block)
-            piece = torch.empty(SEGMENT, dtype=self.dtype, device=self.device)
-            for columns, left, right in self._factors(drawn[index - low : index - low + 1]):
-                if right is None:
-                    yield columns, left[0]
-                    continue
-                n = right.shape[1]
-                height = max(1, SEGMENT // n)  # a few rows of the product at a time, which stay in the cache
-                for some in torch.split(left[0], height):
-                    out = piece[: len(some) * n] if len(some) * n <= SEGMENT else piece.new_empty(len(some) * n)
-                    torch.mm(some, right[0].mT, out=out.view(-1, n))
-                    yield slice(columns.start, columns.start + len(out)), out
-                    columns = slice(columns.start + len(out), columns.stop)
-            return
-        piece = torch.empty(SEGMENT, dtype=self.dtype, device=self.device)
-        for segment, columns in enumerate(self._cut()):
-            part = piece[: columns.stop - columns.start]
-            yield columns, self._normal(seed, counter + index * self.segments + segment, part)
-
-    def _fill(self, seed: int, counter: int, start: int, stop: int, out: Tensor) -> None:
-        for block in range(start // self.block, -(-stop // self.block)):
-            low, high = block * self.block, min((block + 1) * self.block, self.directions)
-            if start <= low and high <= stop and self.rank is None:
-                self._draw_block(seed, counter, block, out[low - start : high - start])
-            else:
-                a, b = max(low, start), min(high, stop)
-                out[a - start : b - start] = self._expand(self._draw_block(seed, counter, block)[a - low : b - low])
-
-    def _draw_block(self, seed: int, counter: int, block: int, out: Tensor | None = None) -> Tensor:
-        """What one block of directions is made of."""
-        if out is None:
-            count = min(self.block, self.directions - block * self.block)
-            out = torch.empty(count, self.drawn, dtype=self.dtype, device=self.device)
-        for segment, part in enumerate(torch.split(out.view(-1), SEGMENT) if self.segments > 1 else (out,)):
-            self._normal(seed, counter + block * self.segments + segment, part)
+    def _draw_rows(self, seed: int, counter: int, start: int, stop: int) -> Tensor:
+        if self.block > 1:
+            first, last = start // self.block, -(-stop // self.block)
+            out = self._empty(min(last * self.block, self.directions) - first * self.block, self.dim)
+            for number, part in enumerate(torch.split(out, self.block), first):
+                self._normal(seed, counter + number, part)
+            return out[start - first * self.block : stop - first * self.block]
+        out = self._empty(stop - start, self.dim)
+        for row, index in zip(out, range(start, stop), strict=True):
+            for columns, piece in self._draw_pieces(seed, counter + index * self.segments):
+                row[columns] = piece
         return out
+
+    def _draw_pieces(self, seed: int, counter: int) -> Iterator[tuple[slice, Tensor]]:
+        """One direction in parts; one of low rank as its factors, multiplied a few rows at a time, which stay in the cache."""
+        piece, rank = self._empty(SEGMENT), self.rank
+        if rank is None:
+            for segment, columns in enumerate(self._cut()):
+                yield columns, self._normal(seed, counter + segment, piece[: columns.stop - columns.start])
+            return
+        drawn = self._empty(self.drawn)
+        for segment, part in enumerate(torch.split(drawn, SEGMENT)):
+            self._normal(seed, counter + segment, part)
+        at = place = 0
+        for m, n in self.parts:
+            if not n:
+                yield slice(place, place + m), drawn[at : at + m]
+                at, place = at + m, place + m
+                continue
+            left, right = torch.split(drawn[at : at + rank * (m + n)].view(m + n, rank), [m, n])
+            at += rank * (m + n)
+            for some in torch.split(left / math.sqrt(rank), max(1, SEGMENT // n)):
+                size = len(some) * n
+                out = piece[:size] if size <= SEGMENT else self._empty(size)
+                torch.mm(some, right.mT, out=out.view(-1, n))
+                yield slice(place, place + size), out
+                place += size
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _normal(self, seed: int, counter: int, out: Tensor) -> Tensor:
         """One block of numbers, whose generator is seeded for it alone."""
         return out.normal_(generator=self._generator.manual_seed(key(seed, counter)))
-
-    def _expand(self, drawn: Tensor) -> Tensor:
-        """What was drawn as directions: the products of low rank multiplied out."""
-        if self.rank is None:
-            return drawn
-        parts = [
-            left if right is None else (left @ right.mT).view(len(drawn), -1) for _, left, right in self._factors(drawn)
-        ]
-        return torch.cat(parts, 1)
-
-    def _factors(self, drawn: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """What was drawn, by the coordinates that it is for: the numbers themselves, or two factors, the first scaled."""
-        if self.rank is None:
-            yield slice(0, self.dim), drawn, None
-            return
-        rows, at, place = len(drawn), 0, 0
-        for m, n in self.parts:
-            if not n:
-                yield slice(place, place + m), drawn[:, at : at + m], None
-                at, place = at + m, place + m
-                continue
-            left = drawn[:, at : at + m * self.rank].view(rows, m, self.rank) / math.sqrt(self.rank)
-            at += m * self.rank
-            right = drawn[:, at : at + n * self.rank].view(rows, n, self.rank)
-            at += n * self.rank
-            yield slice(place, place + m * n), left, right
-            place += m * n
 
 
 def _parts(dim: int, shapes: Sequence[Sequence[int]] | None, rank: int) -> list[tuple[int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import multiprocessing
 import os
 import pickle
@@ -11,21 +10,17 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, TimeoutError, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ._base import Search
-from ._executor import RowFitness, answer, evaluate_seeded
-from ._noise import DirectionMemory
-from ._workers import Answer, Workers, evaluate_draft, pack, unpack
+from ._executor import RowFitness
+from ._workers import Worker, Workers
 
 
 class Pool(Workers):
@@ -79,122 +74,76 @@ class Pool(Workers):
         if start == "forkserver":
             # Workers are then forked from a process that has imported torch already.
             self._context.set_forkserver_preload(["torch"])
-        self._staff: dict[int, tuple[ProcessPoolExecutor, Any, Any]] = {}
-        self._draft: Path | None = None
+        self._evaluated: dict[int, int] = {}
 
-    def _prepare(self, fitness: RowFitness, draft: Search | None) -> None:
-        if self._fitness is not fitness:
-            _leave_if_imported()
-            self.close()
-            self._fitness = self._sent = fitness
-            if self.start != "fork":
-                try:
-                    self._sent = pickle.dumps(fitness)
-                except (pickle.PicklingError, AttributeError, TypeError) as error:
-                    raise TypeError(
-                        f"the fitness can't be sent to other processes ({error}); define it at the top level of a module, "
-                        "or use Pool(start='fork')"
-                    ) from error
-        self._forget_draft()
-        if draft is not None:
-            shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-            number, name = tempfile.mkstemp(prefix="moduli-draft-", dir=shared)
-            self._draft = Path(name)
-            with os.fdopen(number, "wb") as file:
-                pickle.dump(pack(draft), file, protocol=5)
-        started = {worker: self._launch(worker) for worker in range(self.workers) if worker not in self._staff}
-        for worker, greeting in started.items():
-            self._greet(worker, greeting)
-
-    def _launch(self, worker: int) -> Future[Any]:
-        pid = self._context.Value("q", 0, lock=False)
-        executor = ProcessPoolExecutor(
-            1,
-            mp_context=self._context,
-            initializer=_begin,
-            initargs=(pid, self._sent, self.threads),
-            max_tasks_per_child=self.max_tasks_per_child,
-        )
-        before = multiprocessing.active_children()
-        greeting = executor.submit(_load)
-        # To be able to end it while it starts, when it has not said yet who it is.
-        process = next(child for child in multiprocessing.active_children() if child not in before)
-        self._staff[worker] = executor, process, pid
-        return greeting
-
-    def _greet(self, worker: int, greeting: Future[Any]) -> None:
-        """Wait until a worker is ready: to start is not part of the time that a member may take."""
+    def _send(self, fitness: RowFitness) -> Any:
+        _leave_if_imported()
+        self.close()
+        if self.start == "fork":
+            return fitness
         try:
-            greeting.result(self.start_timeout)
-        except TimeoutError:
-            self.close()
-            raise RuntimeError(
-                f"a worker did not start within {self.start_timeout} seconds: what it imports, or the fitness, takes longer"
-            ) from None
-        except BrokenProcessPool as error:
-            code = _await_exit_code(self._staff[worker][1])
-            self.close()
-            if code == _UNGUARDED:
-                raise RuntimeError(
-                    "the workers import this program, which starts a search again when it is imported; put what it runs under "
-                    '`if __name__ == "__main__":`'
-                ) from None
-            raise RuntimeError(f"a worker ended while it started, with exit code {code}") from error
-        except Exception as error:
-            self.close()
+            return pickle.dumps(fitness)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise TypeError(
-                f"the fitness can't be loaded in another process ({type(error).__name__}: {error})"
+                f"the fitness can't be sent to other processes ({error}); define it at the top level of a module, "
+                "or use Pool(start='fork')"
             ) from error
 
-    def _ids(self) -> Sequence[int]:
-        return list(self._staff)
+    def _publish(self, draft: tuple[Search, dict[str, Any]] | None) -> str | None:
+        if self._draft is not None:
+            Path(self._draft).unlink(missing_ok=True)
+        if draft is None:
+            return None
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        number, name = tempfile.mkstemp(prefix="moduli-draft-", dir=shared)
+        with os.fdopen(number, "wb") as file:
+            pickle.dump(draft, file, protocol=5)
+        return name
 
-    def _submit(self, worker: int, member: int, row: Tensor | None, seed: int) -> None:
-        what: Any = (str(self._draft), member) if row is None else row.detach().cpu().clone()
+    def _launch(self, worker: int) -> None:
+        executor = ProcessPoolExecutor(1, self._context, _begin, (self._sent, self.threads))
+        before = multiprocessing.active_children()
+        greeting = executor.submit(_load)
+        # To be able to end it whatever it does, also while it starts.
+        process = next(child for child in multiprocessing.active_children() if child not in before)
+        self._staff[worker] = executor, process, greeting
+        self._evaluated[worker] = 0
+
+    def _meet(self, worker: int) -> Future[Any]:
+        greeting: Future[Any] = self._staff[worker][2]
+        return greeting
+
+    def _check_greeting(self, worker: int, greeting: Future[Any]) -> None:
+        error = greeting.exception()
+        if error is None:
+            return
+        code = _await_exit_code(self._staff[worker][1]) if isinstance(error, BrokenProcessPool) else None
+        self.close()
+        if code == _UNGUARDED:
+            raise RuntimeError(
+                "the workers import this program, which starts a search again when it is imported; put what it runs under "
+                '`if __name__ == "__main__":`'
+            ) from None
+        if code is not None:
+            raise RuntimeError(f"a worker ended while it started, with exit code {code}") from error
+        raise TypeError(f"the fitness can't be loaded in another process ({type(error).__name__}: {error})") from error
+
+    def _submit(self, worker: int, what: Any, seed: int) -> Future[Any]:
+        if self._evaluated[worker] == self.max_tasks_per_child:
+            self._replace(worker)
+        self._evaluated[worker] += 1
         try:
-            self._running[worker] = self._staff[worker][0].submit(answer, _evaluate, what, seed)
+            future: Future[Any] = self._staff[worker][0].submit(_evaluate, what, seed)
         except BrokenProcessPool as error:  # it died since its last answer
-            self._running[worker] = Future()
-            self._running[worker].set_exception(error)
-
-    def _collect(self, busy: Sequence[int], seconds: float | None) -> list[Answer]:
-        done, _ = wait([self._running[worker] for worker in busy], seconds, FIRST_COMPLETED)
-        answers = []
-        for worker in busy:
-            if self._running[worker] in done:
-                future = self._running.pop(worker)
-                error = future.exception()
-                if error is None:
-                    answers.append(Answer(worker, *future.result()))
-                else:
-                    answers.append(Answer(worker, math.nan, f"its worker died ({type(error).__name__})", True))
-        return answers
-
-    def _replace(self, worker: int) -> None:
-        self._end(worker)
-        self._greet(worker, self._launch(worker))
+            future = Future()
+            future.set_exception(error)
+        return future
 
     def _end(self, worker: int) -> None:
-        executor, process, pid = self._staff.pop(worker)
-        self._running.pop(worker, None)
+        executor, process, _ = self._staff.pop(worker)
         # A process that hangs is not asked, it is killed; the executor then lets go of it.
         process.kill()
-        if pid.value not in (0, process.pid):  # one that took its place, by max_tasks_per_child
-            with suppress(ProcessLookupError):
-                os.kill(pid.value, signal.SIGKILL)
         executor.shutdown(wait=True, cancel_futures=True)
-
-    def close(self) -> None:
-        """End the workers."""
-        for worker in list(self._staff):
-            self._end(worker)
-        self._fitness = self._sent = None
-        self._forget_draft()
-
-    def _forget_draft(self) -> None:
-        if self._draft is not None:
-            self._draft.unlink(missing_ok=True)
-            self._draft = None
 
     def __del__(self) -> None:
         if getattr(self, "_staff", None) or getattr(self, "_draft", None):
@@ -227,20 +176,19 @@ def _leave_if_imported() -> None:
         frame = frame.f_back
 
 
-class _Worker:
-    """What a worker knows: the fitness, which is pickled until it is needed, and the generation that it has read."""
+class _Here:
+    """What this process knows, if it is a worker: the fitness, pickled until it is needed, and the draft that it has read."""
 
-    fitness: Any = None
-    draft: tuple[str, Any] | None = None
-    memory = DirectionMemory()
+    sent: Any = None
+    worker: Worker
+    draft: tuple[str, Any] = "", None
 
 
-def _begin(pid: Any, fitness: Any, threads: int) -> None:
+def _begin(fitness: Any, threads: int) -> None:
     # Ctrl-C reaches the whole group of processes; who started the workers decides what becomes of them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    _Worker.fitness, _Worker.draft, pid.value = fitness, None, os.getpid()
+    _Here.sent, _Here.worker, _Here.draft = fitness, Worker(threads), ("", None)
 
 
 def _end_with_parent() -> None:
@@ -252,17 +200,15 @@ def _end_with_parent() -> None:
 
 
 def _load() -> None:
-    if isinstance(_Worker.fitness, bytes):
-        _Worker.fitness = pickle.loads(_Worker.fitness)
+    _Here.worker.learn(pickle.loads(_Here.sent) if isinstance(_Here.sent, bytes) else _Here.sent)
 
 
-def _evaluate(what: Any, seed: int) -> float:
+def _evaluate(what: Any, seed: int) -> tuple[float, str | None]:
     """The fitness of a row, or of a member of the generation in a file."""
-    _load()
     if isinstance(what, Tensor):
-        return evaluate_seeded(_Worker.fitness, what, seed)
+        return _Here.worker.evaluate(what, seed)
     path, member = what
-    if _Worker.draft is None or _Worker.draft[0] != path:
-        _Worker.draft = None  # the last one, before there are two
-        _Worker.draft = path, unpack(*pickle.loads(Path(path).read_bytes()))
-    return evaluate_draft(_Worker.fitness, _Worker.draft[1], member, seed, _Worker.memory)
+    if _Here.draft[0] != path:
+        _Here.draft = "", None  # the last one, before there are two
+        _Here.draft = path, pickle.loads(Path(path).read_bytes())
+    return _Here.worker.make(_Here.draft[1], member, seed)

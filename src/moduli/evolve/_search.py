@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ._base import Search
-from ._checkpoint import Journal, load_state, save_state
+from ._checkpoint import SearchFile
 from ._chosen import Chosen, ModuleFitness
 from ._distribution import choose_population
 from ._executor import EvaluationWarning, Executor, InProcess, evaluate_generation, member_seeds
@@ -164,21 +163,21 @@ def search(
     if "rank" in settings:
         settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
     searcher = kind(x0, seed=seed, target=target, max_evaluations=budget, own=True, **{**preset, **settings})
-    measure = ModuleFitness(net, chosen, fitness, searcher.parts, searcher.draft)
-    run = _Run(measure, searcher, checkpoint, method)
     del x0
     workers = executor or InProcess(vectorised=vectorised)
-    searcher.join(workers.share)
+    searcher.share = workers.share
+    about = {"method": method, "names": chosen.names, "shapes": [list(entry.shape) for entry in chosen.entries]}
+    file = SearchFile(checkpoint, workers.keeps_files, about)
+    history = file.load(searcher)
     try:
-        reason = run.until_done(workers, callback)
-    except BaseException:
-        chosen.write(net, searcher.lend_best())
-        raise
-    best = searcher.lend_best()
-    chosen.write(net, best)
-    x = chosen.named(best)
+        reason = _run(ModuleFitness(net, chosen, fitness, searcher), searcher, file, history, workers, callback)
+    finally:
+        best = searcher.lend_best()
+        chosen.write(net, best)
     done = searcher.generation, searcher.evaluations, perf_counter() - started
-    return SearchResult(x, searcher.best_fitness, reason, reason.success, *done, run.history, searcher)
+    return SearchResult(
+        chosen.named(best), searcher.best_fitness, reason, reason.success, *done, history=history, search=searcher
+    )
 
 
 def choose_method(size: int) -> str:
@@ -205,60 +204,35 @@ def _first_population(kind: type[Search], size: int, budget: int) -> int:
     return max(kind.least, wanted - wanted % kind.multiple)
 
 
-class _Run:
-    """One search under way: what is on disk, and what is known of the current generation."""
-
-    def __init__(self, fitness: ModuleFitness, searcher: Search, checkpoint: str | Path | None, method: str) -> None:
-        self.fitness, self.searcher = fitness, searcher
-        self.history: list[float] = []
-        self.writes = True
-        self.path = None if checkpoint is None else Path(checkpoint)
-        self.journal = None if self.path is None else Journal(self.path)
-        chosen = fitness.chosen
-        self.about = {"method": method, "names": chosen.names, "shapes": [list(e.shape) for e in chosen.entries]}
-        if self.path is not None and self.path.exists():
-            state, extra = load_state(self.path, searcher.device)
-            for name, mine in self.about.items():
-                if extra[name] != mine:
-                    raise ValueError(f"{self.path} holds a search with {name} {extra[name]}; this one has {mine}")
-            searcher.load_state_dict(state)
-            self.history = extra["history"]
-        # What was known of the generation under way when the search ended.
-        self.known = {} if self.journal is None else self.journal.read(searcher.generation)
-
-    def until_done(self, executor: Executor, callback: Callable[[Search], Any] | None) -> Reason:
-        searcher = self.searcher
-        try:
-            self.writes = executor.keeps_files
-            if self.path is not None and not self.path.exists():
-                self._save()
-            while (reason := searcher.should_stop()) is None:
-                self._generation(executor)
-                if callback is not None and callback(searcher):
-                    return searcher.should_stop() or Reason.CALLBACK
-        except KeyboardInterrupt:
-            return Reason.INTERRUPTED
-        return reason
-
-    def _generation(self, executor: Executor) -> None:
-        searcher, now = self.searcher, self.searcher.generation
-        seeds = member_seeds(int(searcher.state["seed"]), searcher.evaluations, searcher.population)
-        known, self.known = self.known, {}
-        if known and len(known) < len(seeds):
-            warnings.warn(
-                EvaluationWarning(
-                    f"generation {now} goes on with {len(known)} of {len(seeds)} members known; those that were under "
-                    "way when the search ended are evaluated again"
-                ),
-                stacklevel=4,
-            )
-        writes = self.journal is not None and self.writes
-        with self.journal.write(now, known) if writes else nullcontext() as note:  # type: ignore[union-attr]
-            values = evaluate_generation(executor, self.fitness, searcher.rows, seeds, known, note)
-        searcher.tell(values)
-        self.history.append(searcher.best_fitness)
-        self._save()
-
-    def _save(self) -> None:
-        if self.path is not None and self.writes:
-            save_state(self.path, self.searcher.state_dict(), {**self.about, "history": self.history})
+def _run(
+    fitness: ModuleFitness,
+    searcher: Search,
+    file: SearchFile,
+    history: list[float],
+    executor: Executor,
+    callback: Callable[[Search], Any] | None,
+) -> Reason:
+    """Generations until there is a reason to end; the history grows."""
+    known = file.read_journal(searcher.generation)
+    try:
+        if not file.exists:
+            file.save(searcher, history)
+        while (reason := searcher.should_stop()) is None:
+            seeds = member_seeds(int(searcher.state["seed"]), searcher.evaluations, searcher.population)
+            if 0 < len(known) < len(seeds):
+                what = (
+                    f"generation {searcher.generation} goes on with {len(known)} of {len(seeds)} members known; those that "
+                    "were under way when the search ended are evaluated again"
+                )
+                warnings.warn(EvaluationWarning(what), stacklevel=3)
+            with file.keep_journal(searcher.generation, known) as note:
+                values = evaluate_generation(executor, fitness, searcher.rows, seeds, known, note)
+            searcher.tell(values)
+            history.append(searcher.best_fitness)
+            file.save(searcher, history)
+            known = {}
+            if callback is not None and callback(searcher):
+                return searcher.should_stop() or Reason.CALLBACK
+    except KeyboardInterrupt:
+        return Reason.INTERRUPTED
+    return reason

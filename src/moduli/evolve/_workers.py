@@ -5,31 +5,31 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ._base import Search
-from ._executor import Executor, Faults, KnownValues, Listener, RowFitness, Rows, evaluate_seeded
-from ._noise import DirectionMemory
-
-
-class Answer(NamedTuple):
-    """What came back from a worker: a value, or why there is none; a dead worker has to be replaced."""
-
-    worker: int
-    value: float
-    error: str | None = None
-    dead: bool = False
+from ._chosen import ModuleFitness
+from ._executor import (
+    EvaluationWarning,
+    Executor,
+    Faults,
+    KnownValues,
+    Listener,
+    RowFitness,
+    Rows,
+    answer,
+)
 
 
 class Workers(Executor):
-    """Hands one member at a time to each of a number of workers.
+    """Hands one member at a time to each of a number of workers, and waits for the futures of their answers.
 
     A member whose worker dies, takes longer than `timeout` seconds, or raises is given to another worker (`retries` times),
     then has the fitness NaN; each time an `EvaluationWarning` names it.
@@ -38,127 +38,197 @@ class Workers(Executor):
     def __init__(self, workers: int, timeout: float | None, retries: int, threads: int, start_timeout: float) -> None:
         if workers < 1:
             raise ValueError(f"workers={workers} must be at least 1")
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout={timeout}: give seconds, or None")
+        for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{name}={seconds}: give seconds")
         if retries < 0:
             raise ValueError(f"retries={retries} can't be negative")
-        if not start_timeout > 0:
-            raise ValueError(f"start_timeout={start_timeout}: give seconds")
         self.workers, self.timeout, self.retries = workers, timeout, retries
         self.threads, self.start_timeout = threads, start_timeout
-        # What the workers know, as it was given and as it is sent, and what each has been asked.
+        # What the workers know, as it was given and as it is sent; where they find the draft; and the workers by number.
         self._fitness: RowFitness | None = None
         self._sent: Any = None
-        self._running: dict[int, Any] = {}
+        self._draft: Any = None
+        self._staff: dict[int, Any] = {}
 
     @abstractmethod
+    def _send(self, fitness: RowFitness) -> Any:
+        """The fitness as workers are given it."""
+
+    @abstractmethod
+    def _publish(self, draft: tuple[Search, dict[str, Any]] | None) -> Any:
+        """Where workers find the packed draft of the generation, instead of the one before."""
+
+    @abstractmethod
+    def _launch(self, worker: int) -> None:
+        """Start a worker under a number."""
+
+    @abstractmethod
+    def _meet(self, worker: int) -> Future[Any]:
+        """Give the fitness to a worker; done when it has it."""
+
+    @abstractmethod
+    def _check_greeting(self, worker: int, greeting: Future[Any]) -> None:
+        """Raise if a worker can't be started at all."""
+
+    @abstractmethod
+    def _submit(self, worker: int, what: Any, seed: int) -> Future[Any]:
+        """Have a worker evaluate a row, or (draft, member); the future is of (fitness, error)."""
+
+    @abstractmethod
+    def _end(self, worker: int) -> None:
+        """End a worker, whatever it does, and forget it."""
+
+    def _count_affordable(self) -> tuple[int, str]:
+        """How many workers there is room for now, and what they are short of."""
+        return self.workers, ""
+
     def _prepare(self, fitness: RowFitness, draft: Search | None) -> None:
         """Make sure that every worker runs and knows the fitness, and can reach the draft of the generation."""
+        told = self._fitness is fitness
+        if not told:
+            self._sent = self._send(fitness)
+            self._fitness = fitness
+        self._draft = self._publish(None if draft is None else pack(draft))
+        new = [number for number in range(self.workers) if number not in self._staff]
+        new = new[: self.workers - len(self._staff)]
+        for worker in new:
+            self._launch(worker)
+        self._greet(new if told else list(self._staff))
 
-    @abstractmethod
-    def _ids(self) -> Sequence[int]:
-        """The workers that there are."""
+    def _greet(self, workers: Sequence[int]) -> None:
+        """Wait until workers are ready, which is not part of the time of a member; those that are late are given up."""
+        late = {self._meet(worker): worker for worker in workers}
+        why, end = f"not all started within {self.start_timeout} seconds", monotonic() + self.start_timeout
+        while late and monotonic() < end:
+            for greeting in wait(late, min(1.0, self.start_timeout)).done:
+                self._check_greeting(late.pop(greeting), greeting)
+            # There may be no room for as many as before, and nothing to wait for.
+            fits, short = self._count_affordable()
+            if len(self._staff) > fits:
+                why = short
+                break
+        for worker in late.values():
+            self._end(worker)
+        self._check_staff(why)
 
-    @abstractmethod
-    def _submit(self, worker: int, member: int, row: Tensor | None, seed: int) -> None:
-        """Give a member to a worker that has nothing to do: its row, or None for one that the worker makes of the draft."""
+    def _check_staff(self, why: str) -> None:
+        """Go on with fewer workers than there were, or end where there are none."""
+        name = type(self).__name__
+        if not self._staff:
+            self.close()
+            raise RuntimeError(
+                f"{name} has no workers left ({why}): what they import takes longer, resources were lost, or others use "
+                "them; a search with a checkpoint can be resumed"
+            )
+        if len(self._staff) < self.workers:
+            what = f"{name} goes on with {len(self._staff)} of {self.workers} workers: {why}"
+            warnings.warn(EvaluationWarning(what), stacklevel=4)
+            self.workers = len(self._staff)
 
-    @abstractmethod
-    def _collect(self, busy: Sequence[int], seconds: float | None) -> list[Answer]:
-        """Wait for an answer of any of the busy workers, at most so long."""
-
-    @abstractmethod
     def _replace(self, worker: int) -> None:
         """End a worker, whatever it does, and start another in its place, where that is possible."""
+        self._end(worker)
+        fits, why = self._count_affordable()
+        if len(self._staff) < fits:
+            self._launch(worker)
+            self._greet([worker])
+        else:
+            self._check_staff(why)
 
     def evaluate(
         self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
     ) -> dict[int, float]:
         """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
-        todo = deque(i for i in range(len(seeds)) if i not in known)
+        todo = [i for i in range(len(seeds)) if i not in known]
         found: dict[int, float] = {}
         if not todo:
             return found
         # Workers hold the model. Where members are made of seeds, these are all that is sent to them.
-        make_draft = getattr(fitness, "draft", None)
-        draft = None if make_draft is None else make_draft()
-        mirrored = getattr(draft, "antithetic", False)
-        last: dict[int, int] = {}
+        search = fitness.search if isinstance(fitness, ModuleFitness) else None
+        draft = None if search is None else search.draft()
         self._prepare(fitness, draft)
         faults = Faults(self.retries, len(todo))
         failed_on: dict[int, int] = {}
-        busy: dict[int, tuple[int, float]] = {}
+        busy: dict[int, tuple[int, Future[Any], float]] = {}
         try:
             while todo or busy:
-                for worker in self._ids():
-                    if worker not in busy and todo:
-                        if mirrored:
-                            others = {member for each, (member, _) in busy.items() if each != worker}
-                            _bring_forward(todo, last.get(worker, -1), others)
-                        member = last[worker] = self._take_next(todo, failed_on, worker)
-                        busy[worker] = member, monotonic() + (math.inf if self.timeout is None else self.timeout)
-                        row = rows(member, member + 1)[0] if draft is None else None
-                        self._submit(worker, member, row, seeds[member])
-                soonest = min(deadline for _, deadline in busy.values())
-                wait = None if soonest == math.inf else max(0.0, soonest - monotonic())
-                answers = self._collect(list(busy), wait)
-                late = {worker for worker, (_, deadline) in busy.items() if deadline <= monotonic()}
-                for worker in late - {answer.worker for answer in answers}:
-                    answers.append(Answer(worker, math.nan, f"no answer within {self.timeout} seconds", True))
-                for answer in answers:
-                    member, _ = busy.pop(answer.worker)
-                    if answer.dead:
-                        self._replace(answer.worker)
-                    if answer.error is not None and faults.should_retry(member, answer.error):
-                        failed_on[member] = answer.worker
-                        todo.appendleft(member)
+                for worker in [number for number in self._staff if number not in busy][: len(todo)]:
+                    # One that did not fail there, if there is such a one.
+                    elsewhere = [i for i in todo if failed_on.get(i) != worker or len(self._staff) == 1]
+                    member = elsewhere[0] if elsewhere else todo[0]
+                    todo.remove(member)
+                    what = rows(member, member + 1)[0] if draft is None else (self._draft, member)
+                    deadline = monotonic() + (math.inf if self.timeout is None else self.timeout)
+                    busy[worker] = member, self._submit(worker, what, seeds[member]), deadline
+                soonest = min(deadline for _, _, deadline in busy.values())
+                seconds = None if soonest == math.inf else max(0.0, soonest - monotonic())
+                wait([future for _, future, _ in busy.values()], seconds, FIRST_COMPLETED)
+                for worker, (member, future, deadline) in list(busy.items()):
+                    if future.done():
+                        dead = future.exception()
+                        value, why = future.result() if dead is None else (math.nan, f"its worker died ({dead!r})")
+                    elif deadline <= monotonic():
+                        dead, value, why = TimeoutError(), math.nan, f"no answer within {self.timeout} seconds"
+                    else:
                         continue
-                    found[member] = answer.value
-                    report(member, answer.value)
+                    del busy[worker]
+                    if dead is not None:
+                        self._replace(worker)
+                    if why is not None and faults.should_retry(member, why):
+                        failed_on[member] = worker
+                        todo.insert(0, member)
+                        continue
+                    found[member] = value
+                    report(member, value)
         except BaseException:
             # What the workers are doing is of no use any more.
-            for worker in busy:
+            for worker in busy.keys() & self._staff.keys():
                 self._replace(worker)
             raise
         faults.check()
         return found
 
-    def _take_next(self, todo: deque[int], failed_on: dict[int, int], worker: int) -> int:
-        """The next member for this worker: one that did not fail there, if there is such a one."""
-        for _ in range(len(todo)):
-            if len(self._ids()) == 1 or failed_on.get(todo[0]) != worker:
-                break
-            todo.rotate(-1)
-        return todo.popleft()
+    def close(self) -> None:
+        """End the workers."""
+        for worker in list(self._staff):
+            self._end(worker)
+        self._fitness = self._sent = None
+        self._draft = self._publish(None)
 
 
-def _bring_forward(todo: deque[int], last: int, others: set[int]) -> None:
-    """Put the mirror image of a worker's last member first, or else one whose mirror image no other worker is at."""
-    mirror = last ^ 1
-    if last < 0 or mirror not in todo:
-        mirror = next((member for member in todo if member ^ 1 not in others), todo[0])
-    todo.remove(mirror)
-    todo.appendleft(mirror)
+class Worker:
+    """What runs elsewhere: knows the fitness, and evaluates one member at a time."""
+
+    fitness: Any = None
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+
+    def learn(self, fitness: RowFitness) -> None:
+        """Take the fitness."""
+        self.fitness = fitness
+
+    def evaluate(self, what: Any, seed: int) -> tuple[float, str | None]:
+        """The fitness of a row, and what went wrong."""
+        # What an object store gives is read-only, and torch would warn of it; a row is copied once, here.
+        row = torch.from_numpy(what.copy()) if isinstance(what, np.ndarray) else what
+        return answer(self.fitness, row, seed)
+
+    def make(self, draft: tuple[Search, dict[str, Any]], member: int, seed: int) -> tuple[float, str | None]:
+        """The same of a member that is made here, of the packed draft."""
+        search, arrays = draft
+        # They may be memory that can't be written to, and are not.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            search.state.update((name, torch.from_numpy(array)) for name, array in arrays.items())
+        self.fitness.search = search
+        return answer(self.fitness.evaluate_member, member, seed)
 
 
 def pack(draft: Search) -> tuple[Search, dict[str, Any]]:
     """A draft without its tensors, and these as arrays, which travel and are read without a copy."""
-    arrays = {name: value.cpu().numpy() for name, value in draft.state.items() if isinstance(value, Tensor)}
+    arrays = {name: value.numpy() for name, value in draft.state.items() if isinstance(value, Tensor)}
     for name in arrays:
         del draft.state[name]
     return draft, arrays
-
-
-def unpack(draft: Search, arrays: dict[str, np.ndarray[Any, Any]]) -> Search:
-    """The draft again. Its tensors may be memory that can't be written to, and are not."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        draft.state.update((name, torch.from_numpy(array)) for name, array in arrays.items())
-    return draft
-
-
-def evaluate_draft(fitness: Any, draft: Search, member: int, seed: int, memory: DirectionMemory) -> float:
-    """The fitness of a member that is made here; of mirrored ones the second is made of the noise of the first."""
-    draft.remember(memory)
-    fitness.parts = draft.parts
-    return evaluate_seeded(lambda index: fitness.member(index, draft.rows), member, seed)

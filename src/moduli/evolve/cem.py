@@ -87,12 +87,12 @@ class CEM(MatrixSearch):
 
     def _move(self) -> dict[str, Tensor]:
         c, g = self.coordinates, self._make_generator()
-        z = torch.randn(self.population, self.dim, generator=g, dtype=self.dtype, device=self.device)
+        z = self._gauss(g, self.population, self.dim)
         x = z.mul_(self._tensor("std")).add_(self._tensor("mean"))
         if c.bounded:
             x = x.clamp(c.lower, c.upper)
         if c.categorical:
-            u = torch.rand(self.population, len(c.categorical), generator=g, dtype=self.dtype, device=self.device)
+            u = self._uniform(g, self.population, len(c.categorical))
             x[:, list(c.categorical)] = choose(self._tensor("table"), u).to(self.dtype)
         return {"x": c.rounded(x)}
 
@@ -125,8 +125,7 @@ class CEM(MatrixSearch):
         real[self.coordinates.whole] = False
         if not bool(real.any()) or self.generation == 0:
             return None
-        size = max(1.0, float(self._tensor("mean").abs().max()))
-        return Reason.SMALL_STEP if float(self._tensor("std")[real].max()) <= self.tol * size else None
+        return self._check_step(float(self._tensor("std")[real].max()), self._tensor("mean"))
 
 
 def refit(elites: Tensor, mean: Tensor, std: Tensor, smoothing: float, floor: Tensor | float) -> tuple[Tensor, Tensor]:

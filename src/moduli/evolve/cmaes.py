@@ -18,13 +18,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ._coordinates import check_choice, check_sigma
 from ._distribution import Distribution, choose_population
-from ._fitness import Numbers, host, tensor
 from ._reason import Reason
 
 __all__ = ["CMAES"]
@@ -137,109 +135,95 @@ class CMAES(Distribution):
             return self.sigma
         return self._tensor("C").sqrt().mul_(self.sigma)
 
-    def _steps(self) -> Tensor:
-        """The same in the shape of the covariance, kept from `ask` to `tell`."""
-        if self._pending is None:
-            out = self._buffers.scratch("steps", (self.population, self.dim), self.dtype, self.device)
-            self._pending = apply_root(self._normal(), self._tensor("root"), self.factor == "cholesky", out)
-        return self._pending  # type: ignore[no-any-return]
-
     def _directions(self, start: int, stop: int) -> Tensor:
-        if self.covariance != "full":
+        if self._separable():
             return super()._directions(start, stop)
-        steps = self._steps()
-        return steps if stop - start == len(steps) else steps[start:stop]
+        if self._pending is None:  # kept from `ask` to `tell`
+            self._pending = self._normal() @ self._tensor("root").mT
+        return self._pending[start:stop]  # type: ignore[no-any-return]
 
     def _separable(self) -> bool:
         return self.covariance == "separable"
 
-    def _reuses_directions(self) -> bool:
-        return self.covariance == "full" or super()._reuses_directions()
-
     def _learn(self, fitness: Tensor) -> None:
-        state, k = self.state, self.constants
-        seen = host(fitness)
-        order = seen.argsort(kind="stable")
-        age = self._int("age") + 1
-        state["age"] = age
-        learn = self._learn_full if self.covariance == "full" else self._learn_separable
+        state, k, order = self.state, self.constants, fitness.argsort(stable=True)
+        state["age"] = age = self._int("age") + 1
+        learn = self._learn_separable if self._separable() else self._learn_full
         learn(order, age, k)
         # A ring: the fitness of generation g is at g modulo its length.
-        recent, best = self._tensor("recent"), float(seen[order[0]])
-        recent[age % len(recent)] = best
-        worst = float(seen[order[-1]])
-        if not math.isfinite(worst):
-            finite = seen[np.isfinite(seen)]
-            best, worst = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, math.inf)
-        state["range"] = worst - best
+        recent = self._tensor("recent")
+        recent[age % len(recent)] = fitness[order[0]]
+        finite = fitness[fitness.isfinite()]
+        state["range"] = float(finite.max() - finite.min()) if len(finite) else math.inf
         spent = "spent_large" if self._int("is_large") else "spent_small"
         state[spent] = self._int(spent) + self.population
         if self.restarts and self._int("runs") < self.max_restarts and self._run_over() is not None:
             self._restart()
 
-    def _learn_full(self, order: Numbers, age: int, k: Constants) -> None:
-        z, y, C = self._normal(), self._steps(), self._tensor("C")
-        of_mean, of_covariance = member_weights(order, host(z), k)
-        w = tensor(of_mean, z)
+    def _learn_full(self, order: Tensor, age: int, k: Constants) -> None:
+        z, y, C = self._normal(), self._directions(0, self.population), self._tensor("C")
+        best, bad = order[: k.mu], order[k.mu :]
+        w = k.weights.to(z)
         # C^(-1/2) y_w is the root's inverse times y_w, whichever root; for the symmetric one it is the tutorial's.
-        z_w = w @ z
-        h = self._follow(z_w, self._tensor("root") @ z_w if self.dim < len(z) else w @ y, age, k)
-        update_covariance(C, self._tensor("p_c"), y, tensor(of_covariance, z), h, k)
+        h = self._follow(w[: k.mu] @ z[best], w[: k.mu] @ y[best], age, k)
+        # The weight of a bad step is divided by its squared length ‖C^(-1/2) y‖² = ‖z‖² (46): C stays positive definite.
+        weights = torch.zeros_like(w).index_copy_(0, order, w)
+        weights[bad] *= k.dim / (z[bad].square().sum(1) + 1e-8)
+        decay = 1 + k.c_1 * (1 - h) * k.c_c * (2 - k.c_c) - k.c_1 - k.c_mu * k.total
+        C.addmm_((y * weights[:, None]).mT, y, beta=decay, alpha=k.c_mu)  # (47)
+        C.addr_(self._tensor("p_c"), self._tensor("p_c"), alpha=k.c_1)
         # The root follows C when C has changed enough to matter: appendix B.2 of the tutorial.
         gap = max(1, int(1 / (10 * self.dim * (k.c_1 + k.c_mu))))
-        if age % gap == 0 and np.isfinite(host(C.diagonal())).all():
+        if age % gap == 0 and bool(C.diagonal().isfinite().all()):
             root = symmetric_root(C) if self.factor == "eigen" else cholesky_root(C)
             self.state["root"], self.state["thin"], self.state["thick"] = root
 
-    def _learn_separable(self, order: Numbers, age: int, k: Constants) -> None:
+    def _learn_separable(self, order: Tensor, age: int, k: Constants) -> None:
         C = self._tensor("C")
-        weights = np.zeros(len(order))
-        weights[order[: k.mu]] = k.weights[: k.mu]
-        z_w, square = self._moments(*self._pair_weights(torch.from_numpy(weights).to(self.device)))
+        weights = torch.zeros_like(k.weights, device=self.device)
+        weights[order[: k.mu]] = k.weights[: k.mu].to(self.device)
+        z_w, square = self._moments(*self._pair_weights(weights))
         h = self._follow(z_w, C.sqrt().mul_(z_w), age, k)
-        self.state["C"] = update_variances(C, self._tensor("p_c"), square, h, k)
+        # (47) on the diagonal, from Σ wᵢ zᵢ² over the μ best (yᵢ = √C∘zᵢ)
+        decay = 1 + k.c_1 * (1 - h) * k.c_c * (2 - k.c_c) - k.c_1 - k.c_mu
+        p_c = self._tensor("p_c")
+        self.state["C"] = (decay * C).addcmul_(p_c, p_c, value=k.c_1).addcmul_(C, square, value=k.c_mu)
 
     def _follow(self, z_w: Tensor, y_w: Tensor, age: int, k: Constants) -> float:
         """Move the mean, the paths and the step size; whether the path of the covariance moved is the result."""
-        state, sigma, mean = self.state, self.sigma, self._tensor("mean")
-        state["mean"] = torch.add(mean, y_w, alpha=k.c_m * sigma)  # (42)
-        before = host(self._tensor("p_sigma")), host(self._tensor("p_c"))
-        p_sigma, p_c, state["sigma"], h = update_paths(*before, host(z_w), host(y_w), sigma, age, k)
-        state["p_sigma"], state["p_c"] = tensor(p_sigma, mean), tensor(p_c, mean)
+        state, sigma = self.state, self.sigma
+        state["mean"] = torch.add(self._tensor("mean"), y_w, alpha=k.c_m * sigma)  # (42)
+        paths = update_paths(self._tensor("p_sigma"), self._tensor("p_c"), z_w, y_w, sigma, age, k)
+        state["p_sigma"], state["p_c"], state["sigma"], h = paths
         return h
 
     # -- the end of a run, and the next one
 
     def _run_over(self) -> Reason | None:
         """Why this distribution has nothing more to find: appendix B.3 of the tutorial."""
-        C, sigma = self._tensor("C"), self.sigma
-        variances = host(C.diagonal() if self.covariance == "full" else C)
-        largest, least = float(variances.max()), float(variances.min())
-        first = self._float("first_sigma")
-        if not (math.isfinite(sigma) and math.isfinite(largest)) or sigma * math.sqrt(max(largest, 0.0)) > 1e8 * first:
+        C, sigma, first, age = self._tensor("C"), self.sigma, self._float("first_sigma"), self._int("age")
+        variances = C if self._separable() else C.diagonal()
+        thin, thick = math.sqrt(max(float(variances.min()), 0.0)), math.sqrt(max(float(variances.max()), 0.0))
+        if not (math.isfinite(sigma) and math.isfinite(thick)) or sigma * thick > 1e8 * first:
             return Reason.DIVERGED
-        thin, thick = math.sqrt(max(least, 0.0)), math.sqrt(largest)
-        if self.covariance == "full":
+        reach = max(float(self._tensor("p_c").abs().max()), thick)
+        if not self._separable():
             thin, thick = min(thin, self._float("thin")), max(thick, self._float("thick"))
-        limit = 1e7 if self.dtype == torch.float64 else 1e4
-        if thick > limit * thin:
+        if thick > (1e7 if self.dtype == torch.float64 else 1e4) * thin:
             return Reason.CONDITION
-        if self._int("age") == 0:
+        if age == 0:
             return None
-        reach = max(float(np.abs(host(self._tensor("p_c"))).max()), math.sqrt(largest))
-        if sigma * reach < self.tol * first:
-            return Reason.SMALL_STEP
         # 0.2 deviations added to a coordinate change nothing that the dtype can show.
-        mean = host(self._tensor("mean"))
-        with np.errstate(over="ignore", invalid="ignore"):
-            if (mean + 0.2 * sigma * np.sqrt(np.maximum(variances, 0)) == mean).any():
-                return Reason.SMALL_STEP
-        window = min(10 + math.ceil(30 * self.dim / self.population), len(self._tensor("recent")))
-        ring, age = host(self._tensor("recent")), self._int("age")
-        recent = ring[np.arange(age - window + 1, age + 1) % len(ring)]
-        if age >= window and np.isfinite(recent).all():
+        mean = self._tensor("mean")
+        unseen = mean + 0.2 * sigma * variances.clamp(min=0).sqrt() == mean
+        if sigma * reach < self.tol * first or bool(unseen.any()):
+            return Reason.SMALL_STEP
+        ring = self._tensor("recent")
+        window = min(10 + math.ceil(30 * self.dim / self.population), len(ring))
+        recent = ring.roll(-age - 1)[-window:]
+        if age >= window and bool(recent.isfinite().all()):
             width = max(float(recent.max() - recent.min()), self._float("range"))
-            if width <= self.tol * max(1e-300, min(1.0, float(np.abs(recent).max()))) or width == 0.0:
+            if width <= self.tol * max(1e-300, min(1.0, float(recent.abs().max()))) or width == 0.0:
                 return Reason.FLAT
         return None
 
@@ -251,8 +235,7 @@ class CMAES(Distribution):
         state, c = self.state, self.coordinates
         g = self._make_generator(self._noise.blocks)
         u1, u2 = torch.rand(2, generator=g, dtype=torch.float64, device=self.device).tolist()
-        uniform = torch.rand(self.dim, generator=g, dtype=self.dtype, device=self.device)
-        normal = torch.randn(self.dim, generator=g, dtype=self.dtype, device=self.device)
+        uniform, normal = self._uniform(g, self.dim), self._gauss(g, self.dim)
         shrink = 1.0
         if self.restarts == "ipop":
             size = 2 * self.population
@@ -278,15 +261,12 @@ class CMAES(Distribution):
         return self._noise.blocks + 1
 
 
-BLOCK = 256  # what is triangular is multiplied in blocks of so many rows, up to the diagonal
-
-
 @dataclass(frozen=True)
 class Constants:
     """The strategy parameters of one (dimension, population)."""
 
     dim: int
-    weights: Numbers
+    weights: Tensor
     mu: int
     mueff: float
     c_sigma: float
@@ -324,7 +304,7 @@ def constants(dim: int, population: int, *, separable: bool = False) -> Constant
     weights = torch.where(raw >= 0, raw / positive.sum(), raw * scale)  # (53)
     c_sigma = (mueff + 2) / (n + mueff + 5)  # (55)
     d_sigma = 1 + 2 * max(0.0, math.sqrt((mueff - 1) / (n + 1)) - 1) + c_sigma  # (55)
-    return Constants(n, weights.numpy(), mu, mueff, c_sigma, d_sigma, c_c, c_1, c_mu, 1.0, float(weights.sum()))
+    return Constants(n, weights, mu, mueff, c_sigma, d_sigma, c_c, c_1, c_mu, 1.0, float(weights.sum()))
 
 
 def expected_norm(dim: int) -> float:
@@ -347,11 +327,9 @@ def cholesky_root(C: Tensor) -> tuple[Tensor, float, float]:
     """
     shift = 0.0
     while True:
-        # LAPACK works by columns, so that the transpose is where a matrix by rows has its lower triangle.
-        A, info = torch.linalg.cholesky_ex(C.mT, upper=True)
+        A, info = torch.linalg.cholesky_ex(C)
         if not int(info):
-            d = host(A.diagonal())
-            return A.mT, float(d.min()), float(d.max())
+            return A, float(A.diagonal().min()), float(A.diagonal().max())
         mean = float(C.diagonal().abs().mean())
         if not math.isfinite(mean) or shift > 1:
             raise ArithmeticError("the covariance matrix is not finite; the fitness or the step size overflowed")
@@ -361,71 +339,21 @@ def cholesky_root(C: Tensor) -> tuple[Tensor, float, float]:
 
 
 def update_paths(
-    p_sigma: Numbers, p_c: Numbers, z_w: Numbers, y_w: Numbers, sigma: float, generation: int, k: Constants
-) -> tuple[Numbers, Numbers, float, float]:
+    p_sigma: Tensor, p_c: Tensor, z_w: Tensor, y_w: Tensor, sigma: float, generation: int, k: Constants
+) -> tuple[Tensor, Tensor, float, float]:
     """Both evolution paths and the step size: (43), (45), (44). `generation` counts from one.
 
     `y_w` = Σ wᵢ yᵢ is the step of the mean in units of σ, and `z_w` = C^(-1/2) y_w. Returns h_σ last.
     """
     n = len(p_sigma)
     p_sigma = (1 - k.c_sigma) * p_sigma + math.sqrt(k.c_sigma * (2 - k.c_sigma) * k.mueff) * z_w  # (43)
-    length, chi = math.sqrt(p_sigma.dot(p_sigma)), expected_norm(n)
+    length, chi = float(p_sigma.norm()), expected_norm(n)
     stale = math.sqrt(1 - (1 - k.c_sigma) ** (2 * (generation + 1)))
     h_sigma = 1.0 if length / stale < (1.4 + 2 / (n + 1)) * chi else 0.0  # below (45)
     p_c = (1 - k.c_c) * p_c + (h_sigma * math.sqrt(k.c_c * (2 - k.c_c) * k.mueff)) * y_w  # (45)
     # One generation changes the step size by e at most.
     sigma *= math.exp(min(1.0, k.c_sigma / k.d_sigma * (length / chi - 1)))  # (44)
     return p_sigma, p_c, sigma, h_sigma
-
-
-def member_weights(order: Numbers, z: Numbers, k: Constants) -> tuple[Numbers, Numbers]:
-    """The weights of the members, for the mean and for the covariance, from the order of their fitness, best first.
-
-    The weight of a bad step is divided by its squared length ‖C^(-1/2) y‖² = ‖z‖² (46), so that C stays positive definite.
-    """
-    of_mean, of_covariance = np.zeros(len(order), z.dtype), np.empty(len(order), z.dtype)
-    of_mean[order[: k.mu]] = k.weights[: k.mu]
-    of_covariance[order] = k.weights
-    bad = order[k.mu :]
-    of_covariance[bad] *= k.dim / (np.einsum("ij,ij->i", z, z)[bad] + 1e-8)
-    return of_mean, of_covariance
-
-
-def update_covariance(C: Tensor, p_c: Tensor, y: Tensor, weights: Tensor, h_sigma: float, k: Constants) -> Tensor:
-    """(47), in place: y are the steps in units of σ, and `weights` those that `member_weights` gives last.
-
-    Only the lower triangle of C is meant: above `BLOCK` dimensions the blocks above the diagonal are left as they are,
-    which saves nearly half of the work.
-    """
-    n = C.shape[0]
-    delta = (1 - h_sigma) * k.c_c * (2 - k.c_c)
-    decay = 1 + k.c_1 * delta - k.c_1 - k.c_mu * k.total
-    scaled = y * weights[:, None]
-    if n <= BLOCK:
-        return C.addmm_(scaled.mT, y, beta=decay, alpha=k.c_mu).addr_(p_c, p_c, alpha=k.c_1)
-    for low in range(0, n, BLOCK):
-        high = min(low + BLOCK, n)
-        C[low:high, :high].addmm_(scaled[:, low:high].mT, y[:, :high], beta=decay, alpha=k.c_mu)
-        C[low:high, :high].addr_(p_c[low:high], p_c[:high], alpha=k.c_1)
-    return C
-
-
-def apply_root(z: Tensor, root: Tensor, triangular: bool, out: Tensor) -> Tensor:
-    """Rows z as rows root @ z: samples of the covariance that the root is of."""
-    n = root.shape[0]
-    if not triangular or n <= BLOCK:
-        return torch.mm(z, root.mT, out=out)
-    for low in range(0, n, BLOCK):
-        high = min(low + BLOCK, n)
-        torch.mm(z[:, :high], root[low:high, :high].mT, out=out[:, low:high])
-    return out
-
-
-def update_variances(C: Tensor, p_c: Tensor, linear2: Tensor, h_sigma: float, k: Constants) -> Tensor:
-    """(47) of the tutorial on the diagonal, from Σ wᵢ zᵢ² over the μ best (yᵢ = √C∘zᵢ)."""
-    delta = (1 - h_sigma) * k.c_c * (2 - k.c_c)
-    decay = 1 + k.c_1 * delta - k.c_1 - k.c_mu
-    return (decay * C).addcmul_(p_c, p_c, value=k.c_1).addcmul_(C, linear2.to(C), value=k.c_mu)
 
 
 def bipop(

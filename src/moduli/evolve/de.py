@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..kernels import fuse
 from ._base import MatrixSearch
-from ._buffers import draws, limit
 from ._coordinates import check_choice
+from .pso import uniforms
 
 __all__ = ["DE"]
 
@@ -81,7 +81,8 @@ class DE(MatrixSearch):
         if not 0 < p <= 1:
             raise ValueError(f"p={p}: the share of best members lies between 0 and 1")
         self.strategy, self.adapt = strategy, adapt
-        self.scale, self.rate, self.p, self.memory, self.learning = scale, rate, p, memory, learning
+        self.scale, self.rate, self.p, self.learning = scale, rate, p, learning
+        self.memory = memory if adapt == "shade" else 1
         super().__init__(x0, population=population, **options)
 
     def _start(self, x0: Tensor) -> None:
@@ -90,20 +91,18 @@ class DE(MatrixSearch):
         self.state["fitness"] = torch.full((len(x),), torch.inf, dtype=torch.float64, device=self.device)
         if self.strategy == "current-to-pbest/1":
             self.state["archive"], self.state["archived"] = torch.zeros_like(x), 0
-        if self.adapt == "jade":
-            self.state["mean_rate"], self.state["mean_scale"] = 0.5, 0.5
-        if self.adapt == "shade":
+        if self.adapt:
             half = torch.full((self.memory,), 0.5, dtype=torch.float64, device=self.device)
             self.state["rates"], self.state["scales"], self.state["slot"] = half, half.clone(), 0
 
     def _move(self) -> dict[str, Tensor]:
         x, c, g = self._tensor("x"), self.coordinates, self._make_generator()
         if self.generation == 0:
-            return {"x": x.clone()}
+            return {"x": x}
         scale, rate, extra = self._settings(g)
         base, a, b = self._pick(x, scale, g)
         roles = [base], [a], [b], [x], [self._draw(x, g)]
-        numbers = self._fill("scale", scale), self._fill("limit", limit(rate))
+        numbers = self._fill("scale", scale), self._fill("rate", rate)
         crossed(*roles, *self._walls(), *numbers, out=[base])
         return {"x": c.rounded(base), **extra}
 
@@ -112,7 +111,7 @@ class DE(MatrixSearch):
         if self.strategy == "current-to-pbest/1":
             return self._move_towards_best(x, scale, g)
         picks = distinct(len(x), 3, g, self.device)
-        base = self._allocate_tensor(*x.shape)
+        base = self._scratch("base")
         if self.strategy == "rand/1":
             torch.index_select(x, 0, picks[0], out=base)
         else:
@@ -126,7 +125,7 @@ class DE(MatrixSearch):
 
     def _draw(self, x: Tensor, g: torch.Generator) -> Tensor:
         """What decides which coordinates are the mutant's: one of each member is for certain."""
-        draw = draws(self._scratch("draws"), g)
+        draw = uniforms(self._scratch("draws"), g)
         forced = torch.randint(self.dim, (len(x),), generator=g, device=self.device)
         return draw.scatter_(1, forced[:, None], -torch.inf)
 
@@ -135,16 +134,10 @@ class DE(MatrixSearch):
         if self.adapt is None:
             return self.scale, self.rate, {}
         n = self.population
-        if self.adapt == "jade":
-            around = torch.full((2, n), self._float("mean_rate"), dtype=torch.float64, device=self.device)
-            around[1] = self._float("mean_scale")
-        else:
-            slots = torch.randint(self.memory, (n,), generator=g, device=self.device)
-            around = torch.stack([self._tensor("rates")[slots], self._tensor("scales")[slots]])
-        rate = (
-            torch.randn(n, generator=g, dtype=torch.float64, device=self.device).mul_(0.1).add_(around[0]).clamp_(0, 1)
-        )
-        scale = cauchy(around[1], 0.1, g)
+        slots = torch.randint(self.memory, (n,), generator=g, device=self.device)
+        normal = torch.randn(n, generator=g, dtype=torch.float64, device=self.device)
+        rate = normal.mul_(0.1).add_(self._tensor("rates")[slots]).clamp_(0, 1)
+        scale = cauchy(self._tensor("scales")[slots], 0.1, g)
         return scale.to(self.dtype)[:, None], rate.to(self.dtype)[:, None], {"scale": scale, "rate": rate}
 
     def _move_towards_best(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,7 +163,7 @@ class DE(MatrixSearch):
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
         x, old = self._tensor("x"), self._tensor("fitness")
         if self.generation == 0:
-            self.state["fitness"] = fitness.clone()
+            self.state["fitness"] = fitness
             return
         won = (fitness <= old).nonzero()[:, 0]
         gain = old - fitness
@@ -178,14 +171,15 @@ class DE(MatrixSearch):
         if self.strategy == "current-to-pbest/1" and len(better):
             self._archive(x.index_select(0, better))
         if self.adapt and len(better):
-            rate, scale = proposal["rate"][better], proposal["scale"][better]
-            if self.adapt == "jade":
-                means = jade_means(self._float("mean_rate"), self._float("mean_scale"), rate, scale, self.learning)
-                self.state["mean_rate"], self.state["mean_scale"] = means
-            else:
-                slot = self._int("slot")
-                self._tensor("rates")[slot], self._tensor("scales")[slot] = shade_means(rate, scale, gain[better])
-                self.state["slot"] = (slot + 1) % self.memory
+            # JADE moves its only means a little (10), (13); SHADE replaces the oldest ones (7), (8).
+            weights = (
+                gain_weights(gain[better]) if self.adapt == "shade" else torch.full_like(gain[better], 1 / len(better))
+            )
+            share, slot = 1.0 if self.adapt == "shade" else self.learning, self._int("slot")
+            means = success_means(proposal["rate"][better], proposal["scale"][better], weights)
+            for known, mean in zip((self._tensor("rates"), self._tensor("scales")), means, strict=True):
+                known[slot] = (1 - share) * known[slot] + share * mean
+            self.state["slot"] = (slot + 1) % self.memory
         x.index_copy_(0, won, proposal["x"].index_select(0, won))
         old.index_copy_(0, won, fitness[won])
 
@@ -218,13 +212,13 @@ def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -
 
 
 def _cross(
-    base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, lower: Any, upper: Any, scale: Any, limit: Any
+    base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, lower: Any, upper: Any, scale: Any, rate: Any
 ) -> Tensor:
-    """The mutant base + F (a - b) where the draw is below the limit, else the member (Storn and Price, (1) and (5)).
+    """The mutant base + F (a - b) where the draw is below CR, else the member (Storn and Price, (1) and (5)).
 
     What lies beyond a bound comes to lie halfway between it and the member (Zhang and Sanderson 2009, section III).
     """
-    trial = torch.where(draw < limit, base + scale * (a - b), x)
+    trial = torch.where(draw < rate, base + scale * (a - b), x)
     trial = torch.where(trial < lower, 0.5 * (x + lower), trial)
     return torch.where(trial > upper, 0.5 * (x + upper), trial)
 
@@ -245,21 +239,14 @@ def cauchy(location: Tensor, scale: float, generator: torch.Generator) -> Tensor
     return out.clamp(1e-3, 1.0)
 
 
-def lehmer(values: Tensor, weights: Tensor | None = None) -> float:
-    """Σ w s² / Σ w s: JADE, equation (14), and SHADE, equation (13)."""
-    weights = torch.ones_like(values) if weights is None else weights
-    return float((weights * values.square()).sum() / (weights * values).sum())
+def success_means(cr: Tensor, f: Tensor, weights: Tensor) -> tuple[float, float]:
+    """The mean of CR and the Lehmer mean Σ w F² / Σ w F of what succeeded: JADE, equation (14), and SHADE, (10) and (13)."""
+    return float((weights * cr).sum()), float((weights * f.square()).sum() / (weights * f).sum())
 
 
-def jade_means(mean_cr: float, mean_f: float, cr: Tensor, f: Tensor, c: float) -> tuple[float, float]:
-    """Move the means towards what succeeded in this generation: JADE, equations (10) and (13)."""
-    return (1 - c) * mean_cr + c * float(cr.mean()), (1 - c) * mean_f + c * lehmer(f)
-
-
-def shade_means(cr: Tensor, f: Tensor, gain: Tensor) -> tuple[float, float]:
-    """What succeeded, weighted by how much it improved: SHADE, equations (7) to (13)."""
+def gain_weights(gain: Tensor) -> Tensor:
+    """Successes weighted by how much they improved: SHADE, equation (11)."""
     # A gain from infinity is no measure of anything; such members count as much as the largest finite gain.
     finite = gain[gain.isfinite()]
     gain = gain.clamp(max=float(finite.max()) if len(finite) else 1.0)
-    weights = gain / gain.sum() if float(gain.sum()) > 0 else torch.ones_like(gain) / len(gain)
-    return float((weights * cr).sum()), lehmer(f, weights)
+    return gain / gain.sum() if float(gain.sum()) > 0 else torch.ones_like(gain) / len(gain)

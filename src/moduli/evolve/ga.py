@@ -78,37 +78,32 @@ class GA(MatrixSearch):
     def _move(self) -> dict[str, Tensor]:
         x, fitness, c, g = self._tensor("x"), self._tensor("fitness"), self.coordinates, self._make_generator()
         if self.generation == 0:
-            return {"x": x.clone()}
+            return {"x": x}
         n, dim = x.shape
-
-        def uniform(*shape: int) -> Tensor:
-            return torch.rand(*shape, generator=g, dtype=self.dtype, device=self.device)
-
         entrants = torch.randint(n, (2 * n, self.tournament), generator=g, device=self.device)
         parents = x.index_select(0, tournament(fitness, entrants))
         a, b = parents[:n], parents[n:]
-        swap = uniform(n, dim) < 0.5
-        crossed = sbx(a, b, uniform(n, dim), swap, self.eta)
-        step = torch.randn(n, dim, generator=g, dtype=self.dtype, device=self.device)
+        swap = self._uniform(g, n, dim) < 0.5
+        crossed = sbx(a, b, self._uniform(g, n, dim), swap, self.eta)
+        step = self._gauss(g, n, dim)
         deviation = keep_finite(x).std(0, correction=0)
         # A whole number that moves moves by one at least; a category is one parent's or the other's.
         deviation[c.whole] = deviation[c.whole].clamp(min=1.0)
         labels = list(c.categorical)
         if labels:
             crossed[:, labels] = torch.where(swap, a, b)[:, labels]
-        both = uniform(n, 1) < self.crossover
+        both = self._uniform(g, n, 1) < self.crossover
         child = torch.where(both, crossed, a)
-        mutates = uniform(n, dim) < (1 / dim if self.mutation is None else self.mutation)
+        mutates = self._uniform(g, n, dim) < (1 / dim if self.mutation is None else self.mutation)
         changed = child + deviation * step
         if labels:
             counts = torch.tensor(list(c.categorical.values()), dtype=self.dtype, device=self.device)
-            changed[:, labels] = (uniform(n, len(labels)) * counts).floor()
+            changed[:, labels] = (self._uniform(g, n, len(labels)) * counts).floor()
         child = torch.where(mutates, changed, child).clamp(c.lower, c.upper)
         return {"x": c.rounded(child).clamp(c.lower, c.upper)}
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
-        x, old = proposal["x"].clone(), self._tensor("fitness")
-        fitness = fitness.clone()
+        x, old, fitness = proposal["x"], self._tensor("fitness"), fitness.clone()
         if self.generation and self.elites:
             best = old.argsort(stable=True)[: self.elites]
             worst = fitness.argsort(stable=True, descending=True)[: self.elites]

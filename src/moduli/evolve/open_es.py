@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from ._coordinates import check_choice
 from ._distribution import GradientSearch
-from ._fitness import SHAPES, host, tensor
+from ._fitness import SHAPES
 
 __all__ = ["OpenES"]
 
@@ -58,12 +58,7 @@ class OpenES(GradientSearch):
 
 def direction_weights(fitness: Tensor, antithetic: bool) -> Tensor:
     """One weight per direction: f(mean + σε) - f(mean - σε) of a mirrored pair, or f less the mean fitness."""
-    f = host(fitness)
     if not antithetic:
-        return tensor(f - f.mean(), fitness)
-    paired = len(f) // 2 * 2
-    weights = np.empty(-(-len(f) // 2))
-    weights[: paired // 2] = f[0:paired:2] - f[1:paired:2]
-    if paired < len(f):
-        weights[-1] = f[-1] - f.mean()
-    return tensor(weights, fitness)
+        return fitness - fitness.mean()
+    paired = len(fitness) // 2 * 2
+    return torch.cat([fitness[0:paired:2] - fitness[1:paired:2], fitness[paired:] - fitness.mean()])

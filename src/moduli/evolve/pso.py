@@ -11,12 +11,12 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..kernels import fuse
 from ._base import MatrixSearch
-from ._buffers import uniforms
 from ._coordinates import check_choice
 
 __all__ = ["PSO", "informed_velocity", "neighbourhood_best", "remember_best", "swarm_velocity"]
@@ -91,11 +91,11 @@ class PSO(MatrixSearch):
         x, v, own = self._tensor("x"), self._tensor("v"), self._tensor("own")
         c = self.coordinates
         if self.generation == 0:
-            return {"x": c.rounded(x).clone(), "position": x, "v": v}
-        # What is asked for is the caller's; the state keeps its own.
-        moved, position, asked = (self._allocate_tensor(*x.shape) for _ in range(3))
+            return {"x": c.rounded(x), "position": x, "v": v}
+        # The state is the other pair of these.
+        position, moved = (self._scratch(f"{name}{self.generation % 2}") for name in ("x", "v"))
         if self.topology == "informed":
-            draws = self._uniform(2 * self.radius + 1)
+            draws = self._draw(2 * self.radius + 1)
             total = self.cognitive + self.social
             # χ (v + Σ φ / K ...): with w = χ, the pull of the canonical swarm is c / χ before it is multiplied.
             informed_velocity(x, v, own, draws, self.radius, self.inertia, total / self.inertia, moved)
@@ -103,12 +103,11 @@ class PSO(MatrixSearch):
             if c.bounded:
                 torch.clamp(position, c.lower, c.upper, out=position)
                 torch.sub(position, x, out=moved)
-            asked.copy_(position)
         else:
-            roles = [[role] for role in (x, v, own, self._social(own), *self._uniform(2))]
-            pulls, out = (self.inertia, self.cognitive, self.social), ([position], [asked], [moved])
-            move(*roles, *self._walls(), *pulls, out=out)
-        return {"x": c.rounded(asked), "position": position, "v": moved}
+            roles = [[role] for role in (x, v, own, self._social(own), *self._draw(2))]
+            pulls = self.inertia, self.cognitive, self.social
+            move(*roles, *self._walls(), *pulls, out=([position], [moved]))
+        return {"x": c.rounded(position), "position": position, "v": moved}
 
     def _social(self, own: Tensor) -> Tensor:
         """The best place of each member's neighbourhood."""
@@ -118,7 +117,7 @@ class PSO(MatrixSearch):
         near = neighbourhood_best(fitness, self.radius)
         return torch.index_select(own, 0, near, out=self._scratch("social"))
 
-    def _uniform(self, count: int) -> Tensor:
+    def _draw(self, count: int) -> Tensor:
         """`count` uniform matrices, in memory that is used again in every generation."""
         return uniforms(self._scratch("draws", count), self._make_generator())
 
@@ -157,16 +156,16 @@ def _move_swarm(
     w: float,
     c1: float,
     c2: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     faster = swarm_velocity(x, v, own, social, r1, r2, w, c1, c2)
     there = x + faster
     inside = torch.where(there < lower, lower, there)
     inside = torch.where(inside > upper, upper, inside)
-    return inside, inside * 1.0, faster + (inside - there)
+    return inside, faster + (inside - there)
 
 
 move = fuse(_move_swarm)
-"""x + `swarm_velocity` between bounds (numbers or matrices), the same again, and what was really moved, in one pass.
+"""x + `swarm_velocity` between bounds (numbers or matrices), and what was really moved, in one pass.
 
 `social` is a matrix too.
 """
@@ -228,3 +227,19 @@ def remember_best(x: Tensor, fitness: Tensor, own: Tensor, own_fitness: Tensor) 
     elif len(better):
         own.index_copy_(0, better, x.index_select(0, better))
         own_fitness.index_copy_(0, better, fitness[better])
+
+
+def uniforms(out: Tensor, generator: torch.Generator) -> Tensor:
+    """Fill a tensor with uniform numbers between 0 and 1; single precision takes 32 bits for each, on the CPU.
+
+    NumPy's SFC64 gives 64 bits in the time that torch's generator takes for 28, and is small enough to be begun anew for each
+    matrix.
+    """
+    if out.dtype != torch.float32 or out.device.type != "cpu" or out.numel() % 2:
+        return out.uniform_(generator=generator)
+    words = np.random.SFC64(int(torch.randint(2**62, (1,), generator=generator)))
+    half = torch.tensor(0.5)
+    for part in torch.split(out.view(-1), 1 << 17):  # while the words are in the cache
+        part.copy_(torch.from_numpy(words.random_raw(part.numel() // 2).view(np.int32)))
+        torch.add(half, part, alpha=2.0**-32 * (1 - 2.0**-23), out=part)
+    return out

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._distribution import Distribution, choose_population
+from ._distribution import Distribution
 from ._fitness import nes_utilities
 from ._reason import Reason
 
@@ -63,8 +63,7 @@ class SNES(Distribution):
             raise ValueError("sigma has to be positive in every coordinate")
         self.lr_mean = lr_mean
         self.lr_sigma = learning_rate(max(x0.numel(), 1)) if lr_sigma is None else lr_sigma
-        size = choose_population(x0.numel()) if population is None else population
-        super().__init__(x0, population=size, antithetic=antithetic, **options)
+        super().__init__(x0, population=population, antithetic=antithetic, **options)
 
     def _start(self, x0: Tensor) -> None:
         self.state["mean"], self.state["sigma"] = x0, self._sigma0.to(x0).expand(self.dim).clone()
@@ -80,10 +79,7 @@ class SNES(Distribution):
         self.state["mean"], self.state["sigma"] = new
 
     def _find_convergence(self) -> Reason | None:
-        sigma, size = self._tensor("sigma"), max(1.0, float(self._tensor("mean").abs().max()))
-        if float(sigma.max()) <= self.tol * size:
-            return Reason.SMALL_STEP
-        return Reason.DIVERGED if not math.isfinite(size) or float(sigma.max()) > 1e20 else None
+        return self._check_step(float(self._tensor("sigma").max()), self._tensor("mean"))
 
 
 def learning_rate(dim: int) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._coordinates import check_sigma
-from ._distribution import Distribution, choose_population
+from ._distribution import Distribution
 from ._fitness import nes_utilities
 from ._reason import Reason
 
@@ -63,8 +63,7 @@ class XNES(Distribution):
         self._sigma0, self.lr_mean = sigma, lr_mean
         self.lr_sigma = rate if lr_sigma is None else lr_sigma
         self.lr_shape = rate if lr_shape is None else lr_shape
-        size = choose_population(x0.numel()) if population is None else population
-        super().__init__(x0, population=size, antithetic=False, **options)
+        super().__init__(x0, population=population, antithetic=False, **options)
 
     def _start(self, x0: Tensor) -> None:
         self.state["mean"], self.state["sigma"] = x0, float(self._sigma0)
@@ -87,11 +86,8 @@ class XNES(Distribution):
         self.state["mean"], self.state["sigma"], self.state["B"] = new
 
     def _find_convergence(self) -> Reason | None:
-        size = max(1.0, float(self._tensor("mean").abs().max()))
         widest = self._float("sigma") * float(self._tensor("B").norm(dim=1).max())
-        if widest <= self.tol * size:
-            return Reason.SMALL_STEP
-        return Reason.DIVERGED if not math.isfinite(size) or not widest < 1e20 else None
+        return self._check_step(widest, self._tensor("mean"))
 
 
 def learning_rate(dim: int) -> float:

@@ -1,0 +1,218 @@
+"""What is known of a run, or of many at once: the best point of each, and every way to end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._derivatives import FoundProblem
+from ._point import StartPoint
+from ._result import Result
+from ._variables import Variables
+
+FAR = 1e9
+"""A function that still falls as steeply this far from the start, relative to its size, is taken to be unbounded."""
+
+STRIDE = 6
+"""After so many steps the way that they went is compared with that of the steps before; even, for what oscillates."""
+
+OUTSIDE = (ArithmeticError, AssertionError, RuntimeError, ValueError)
+"""What a function may raise far outside of its domain, where only the check for unbounded functions goes."""
+
+
+class Runs:
+    """The best point of each run with its value and gradient, counts, and why it ended.
+
+    Numbers of runs are tensors of the shape `batch`: () for a single run, (N,) for N starts along the first axis of every
+    leaf. What is not known is infinite.
+
+    Args:
+        variables: What is moved.
+        fun: The function of x.
+        max_evals: How often each run may call it.
+        method: The name of the method.
+        values_only: Whether the method asks for no gradients.
+        batch: The shape of the runs.
+    """
+
+    def __init__(
+        self,
+        variables: Variables,
+        fun: Callable[[Any], Any],
+        max_evals: int,
+        method: str,
+        values_only: bool,
+        batch: tuple[int, ...] = (),
+    ) -> None:
+        self.variables, self.point, self.fun, self.method = variables, variables.point, fun, method
+        self.max_evals, self.values_only, self.batch = max_evals, values_only, batch
+        self.best: list[Tensor] = [leaf.detach().clone() for leaf in variables.seen()]
+        self.start = [leaf.clone() for leaf in self.best]
+        self.size = self.largest(self.best).clamp(min=1.0)
+        self.values = torch.full(batch, math.inf, dtype=torch.float64)
+        self.lowest, self.norms = self.values.clone(), self.values.clone()
+        # Until they are known, nothing falls.
+        self.first, self.steepness = -self.values, torch.ones(batch, dtype=torch.float64)
+        self.active = torch.ones(batch, dtype=torch.bool)
+        self.good = ~self.active
+        self.reasons = [""] * self.active.numel()
+        self.each = torch.zeros(batch, dtype=torch.long)
+        self.evaluations = self.steps = 0
+        self.history: list[tuple[int, Any]] = []
+        self.began = time.perf_counter()
+        #: Whether evaluations ask only how the function goes on, and are no candidates for the best.
+        self.probing = False
+        self._mark, self._way = [leaf.detach().clone() for leaf in variables.leaves], self.start
+        self._next = torch.full_like(self.each, 2 * STRIDE)
+        self._still, self._quiet = torch.zeros_like(self.each), torch.zeros_like(self.each)
+        self._patience = 200 if values_only or method == "adam" else 30
+
+    @property
+    def value(self) -> float:
+        """The lowest loss of all."""
+        return float(self.values.min())
+
+    @property
+    def reason(self) -> str:
+        """Why it ended; "" where it has not."""
+        if len(set(self.reasons)) == 1 or "" in self.reasons:
+            return min(self.reasons)
+        if bool(self.good.all()):
+            return "Every start has reached a point where the gradient vanishes, or can get no lower."
+        bad, count = int((~self.good).sum()), len(self.reasons)
+        return f"{bad} of {count} starts ended where the gradient does not vanish; the others converged."
+
+    def largest(self, tensors: list[Tensor]) -> Tensor:
+        """The largest absolute value of all numbers of each run; NaN where one is."""
+        parts = [torch.zeros((*self.batch, 1), dtype=torch.float64)]
+        parts += [t.detach().abs().reshape(*self.batch, -1).double() for t in tensors if t.numel()]
+        return torch.cat(parts, -1).amax(-1)
+
+    def spread(self, numbers: Tensor, like: Tensor) -> Tensor:
+        """A number for each run, to be combined with a tensor of all runs."""
+        return numbers.reshape((*self.batch, *[1] * (like.dim() - len(self.batch))))
+
+    def judge(self, values: Tensor, seen: list[Tensor], norms: Tensor | None = None) -> None:
+        """Remember points that are better than the best: lower by more than rounding, or as low and flatter.
+
+        Args:
+            values: The losses; infinite where there is nothing to judge.
+            seen: The points.
+            norms: The largest component of the gradient there, where it is known.
+        """
+        eps, values = torch.finfo(values.dtype).eps, values.detach().double()
+        # A number that tells most of the time that there is nothing to look at.
+        if bool(((values < -1e200) | (self.first - values >= 1e-3 * self.steepness * FAR * self.size)).any()):
+            far = self.largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
+            falls = (far > FAR * self.size) & (self.first - values >= 1e-3 * self.steepness * far)
+            falls |= values < -1e200
+        else:
+            falls = torch.zeros_like(self.active)
+        if self.probing:
+            values = torch.where(falls, values, math.inf)
+        self.lowest = torch.minimum(self.lowest, values.nan_to_num(nan=math.inf))
+        noise = 32 * eps * torch.maximum(values.abs(), self.values.abs()).nan_to_num(posinf=0.0)
+        # A value that is lower by rounding only does not outweigh a gradient that is known to be small.
+        taken = values < self.values - torch.where(self.norms.isfinite(), noise, 0.0)
+        if norms is not None:
+            taken |= (values <= self.values + noise) & (norms <= self.norms) & values.isfinite()
+        taken |= falls
+        if bool(taken.any()):
+            pairs = zip(seen, self.best, strict=True)
+            self.best = [torch.where(self.spread(taken, old), new.detach(), old) for new, old in pairs]
+            self.values = torch.where(taken, values, self.values)
+            self.norms = torch.where(taken, math.inf if norms is None else norms, self.norms)
+        self.end("The function seems to be unbounded below: it falls without limit.", False, falls)
+
+    def check_gradient(self, values: Tensor | None, norms: Tensor, tol: float) -> None:
+        """End the runs that are at a point where the gradient vanishes, or where there is none."""
+        finite = norms.isfinite() if values is None else norms.isfinite() & values.isfinite()
+        self.end("The loss or its gradient is not finite along the way.", False, ~finite)
+        self.end(f"The gradient vanishes: its largest component is at most {tol:.2g}.", True, norms <= tol)
+
+    def end(self, reason: str, good: Tensor | bool, rows: Tensor | None = None) -> None:
+        """These runs, or all of them, are over; the first reason counts."""
+        rows = self.active if rows is None else rows & self.active
+        if bool(rows.any()):
+            for row in rows.reshape(-1).nonzero()[:, 0].tolist():
+                self.reasons[row] = reason
+            self.good, self.active = self.good | (rows & good), self.active & ~rows
+
+    def count_step(self, after: Callable[[], bool], limit: int | None) -> bool:
+        """A step was made; whether all runs are over, for the callback or for the limit of steps too."""
+        self.steps += 1
+        self.history.append((self.evaluations, self.values if self.batch else float(self.lowest)))
+        if after():
+            self.end("The callback asked to stop.", False)
+        elif limit is not None and self.steps >= limit:
+            self.end(f"The limit of {limit} steps was reached.", False)
+        return not bool(self.active.any())
+
+    def look_far(self, leaves: list[Tensor], evaluate: Callable[[list[Tensor]], None]) -> None:
+        """One value far along a way that goes on as it went; where it falls that far, the run is over."""
+        if self.steps % STRIDE or self.variables.bounded:
+            return
+        here, before = [leaf.detach().clone() for leaf in leaves], self._way
+        self._way = [a - b for a, b in zip(here, self._mark, strict=True)]
+        self._mark, length = here, self.largest(self._way)
+        same = self.largest([a - b for a, b in zip(self._way, before, strict=True)]) <= 1e-3 * length
+        rows = self.active & (length > 0) & same & (self._next <= self.steps) & (self.each < self.max_evals)
+        if not bool(rows.any()):
+            return
+        self._next = torch.where(rows, 2 * self.steps, self._next)
+        far, self.probing = torch.where(rows, 2 * FAR * self.size / length, 0.0), True
+        try:
+            evaluate([a + (self.spread(far, a) * d).to(a.dtype) for a, d in zip(here, self._way, strict=True)])
+        except OUTSIDE:
+            pass
+        finally:
+            self.probing = False
+
+    def check_progress(self, stays: Tensor, before: Tensor, begin_again: Callable[[Tensor], None]) -> None:
+        """Have runs that stay where they are, or fall no more, begin again, and end them when that does not help.
+
+        Args:
+            stays: Which runs were left where they were by the step.
+            before: The lowest values before the step.
+            begin_again: Has these runs forget what they have learned.
+        """
+        self._still = torch.where(stays, self._still + 1, 0)
+        silent = before.isfinite() & (before - self.lowest <= 1e-15 * self.lowest.abs())
+        self._quiet = torch.where(silent, self._quiet + 1, 0)
+        again = stays
+        if self._patience == 30:
+            again = again | (self._quiet == 15)
+        if bool((again & self.active).any()):
+            begin_again(again & self.active)
+        eps = torch.finfo(self.best[0].dtype).eps
+        small = self.norms <= eps**0.5 * 10 * self.values.abs().clamp(min=1.0)
+        still = self._still > (10 if self.values_only else 2)
+        self.end("No lower point was found: the loss is at the limit of its precision.", small, still)
+        self.end(f"The loss has not fallen for {self._patience} steps.", small, self._quiet >= self._patience)
+
+    def result(self) -> Result:
+        """All runs so far."""
+        if not self.batch:
+            return self._describe(self.point)
+        starts = tuple(self._describe(self.point.row(i), (i,)) for i in range(*self.batch))
+        values, norms = (found.to(self.best[0].dtype) for found in (self.values, self.norms))
+        x, good, reason = self.point.result(self.best), bool(self.good.all()), self.reason or "Still running."
+        counts, history = (self.steps, self.evaluations), tuple(self.history)
+        seconds = time.perf_counter() - self.began
+        return Result(x, values, reason, good, *counts, norms, seconds, history, self.method, starts=starts)
+
+    def _describe(self, point: StartPoint, at: tuple[int, ...] = ()) -> Result:
+        """One run, at its place in `batch`."""
+        x, value, good = point.result([leaf[at] for leaf in self.best]), float(self.values[at]), bool(self.good[at])
+        reason, counts = self.reasons[sum(at)] or "Still running.", (self.steps, int(self.each[at]))
+        norm = float(self.norms[at]) if bool(self.norms[at] < math.inf) else None
+        history = [(count, float(values[at])) for count, values in self.history] if at else self.history
+        seconds = time.perf_counter() - self.began
+        fixed = [None if mask is None else mask[at] for mask in self.variables.find_fixed()]
+        problem = FoundProblem(self.fun, point, fixed)
+        return Result(x, value, reason, good, *counts, norm, seconds, tuple(history), self.method, problem=problem)
