@@ -19,7 +19,7 @@ from ._loop import EndOfRun, SingleRun, run_chain
 from ._methods import IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
 from ._point import StartPoint, data_of, from_vector, to_vector
 from ._result import Result, ask_to_stop
-from ._runs import Runs
+from ._runs import RunRecord
 from ._variables import Variables
 
 __all__ = ["Result", "minimize"]
@@ -180,7 +180,9 @@ def _run_direct(run: SingleRun, name: str, tol: float, steps: int | None, after:
 
 
 @contextmanager
-def _show_progress(wanted: bool, runs: Runs, callback: Callable[[Result], Any] | None) -> Iterator[Callable[[], bool]]:
+def _show_progress(
+    wanted: bool, runs: RunRecord, callback: Callable[[Result], Any] | None
+) -> Iterator[Callable[[], bool]]:
     """What is to be called after each step: it shows the progress, and says whether the callback ends the run."""
 
     def ask() -> bool:

@@ -13,14 +13,14 @@ from ..m import LineSearchBase
 from ..optim import Closure, Module, Objective, step
 from ._methods import CHAINS
 from ._point import data_of
-from ._runs import Runs
+from ._runs import RunRecord
 from ._variables import Variables
 
 BATCHED = ("bfgs", "lbfgs", "cg", "gd", "adam")
 """The methods whose links take all members of a population at once."""
 
 
-class BatchedRuns(Runs):
+class BatchedRuns(RunRecord):
     """Runs that are evaluated together, with what was found where each was evaluated last.
 
     Args:

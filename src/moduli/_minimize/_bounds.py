@@ -48,8 +48,10 @@ def read_bounds(
         )
     for i, (name, leaf) in enumerate(named):
         _check(name, leaf, low[i], high[i])
-    low = [None if bool((bound == -torch.inf).all()) else bound for bound in low]
-    return low, [None if bool((bound == torch.inf).all()) else bound for bound in high]
+    return (
+        [None if bool((bound == -torch.inf).all()) else bound for bound in low],
+        [None if bool((bound == torch.inf).all()) else bound for bound in high],
+    )
 
 
 def _check(name: str, leaf: Tensor, low: Tensor, high: Tensor) -> None:

@@ -64,15 +64,12 @@ class FoundProblem:
             curvature, scale = self._compute_hessian(x), 1.0
         else:
             curvature, scale = J.T @ J, None
-        normals = [J.new_zeros(0, J.shape[1])]
-        fixed = [
-            torch.zeros_like(leaf) if f is None else f.to(leaf.dtype)
-            for leaf, f in zip(self.point.leaves, self.fixed, strict=True)
-        ]
-        chosen = to_vector(fixed) != 0
-        normals.append(torch.eye(J.shape[1], dtype=J.dtype)[chosen])
-        normals += [self._differentiate(constraint, x)[1] for constraint in self.constraints]
-        A = torch.cat(normals)
+        marks = [torch.zeros_like(leaf) for leaf in self.point.leaves]
+        for mark, fixed in zip(marks, self.fixed, strict=True):
+            if fixed is not None:
+                mark[fixed] = 1
+        held = torch.eye(J.shape[1], dtype=J.dtype)[to_vector(marks) != 0]
+        A = torch.cat([held, *(self._differentiate(constraint, x)[1] for constraint in self.constraints)])
         # Directions in which neither what is fixed nor a constraint changes.
         _, sizes, Vh = torch.linalg.svd(A, full_matrices=True)
         rank = int((sizes > 1e-10 * max(1.0, float(sizes.max()) if sizes.numel() else 1.0)).sum())
@@ -95,19 +92,10 @@ class FoundProblem:
         """Rows of the Jacobian by leaf."""
         _, J = self._differentiate(self.fun, x)
         found = self._evaluate(self.fun, to_vector(self.point.leaves_of(x)))
-        dims = found.dims if isinstance(found, Labelled) else None
-        shape = tuple(data_of(found).shape)
-        parts: list[Any] = []
-        pieces = [from_vector(row, self.point.leaves) for row in J]
-        for i, own in enumerate(self.point.dims):
-            leaf = torch.stack([row[i] for row in pieces]).reshape((*shape, *self.point.leaves[i].shape))
-            if own is not None or dims is not None:
-                before = dims if dims is not None else tuple(Space(n, "residual") for n in shape)
-                after = own if own is not None else tuple(Space(n) for n in self.point.leaves[i].shape)
-                parts.append(Labelled(leaf, (*before, *_prime(after, before))))
-            else:
-                parts.append(leaf)
-        return self.point.form(parts)
+        shape = data_of(found).shape
+        if isinstance(found, Labelled):
+            return self._part(J, shape, found.dims, everywhere=True)
+        return self._part(J, shape, [Space(n, "residual") for n in shape])
 
     def hessian(self, x: Any) -> Any:
         """Blocks of the Hessian by pairs of leaves."""
@@ -125,19 +113,28 @@ class FoundProblem:
         point = self.point
         if any(leaf.is_complex() for leaf in point.leaves):
             raise TypeError("minimize: second derivatives are given of real parameters; x0 has complex ones")
-        sizes = [leaf.numel() for leaf in point.leaves]
-        out = []
-        for i, band in enumerate(torch.split(matrix, sizes, 0)):
-            row: list[Any] = []
-            for j, block in enumerate(torch.split(band, sizes, 1)):
-                data = block.reshape((*point.leaves[i].shape, *point.leaves[j].shape))
-                first, second = point.dims[i], point.dims[j]
-                if first is not None and second is not None:
-                    row.append(Labelled(data, (*first, *_prime(second, first))))
-                else:
-                    row.append(data)
-            out.append(point.form(row))
-        return point.form(out)
+        bands = torch.split(matrix, [leaf.numel() for leaf in point.leaves])
+        return point.form(
+            [
+                self._part(band, leaf.shape, dims)
+                for band, leaf, dims in zip(bands, point.leaves, point.dims, strict=True)
+            ]
+        )
+
+    def _part(self, matrix: Tensor, shape: Sequence[int], dims: Any, everywhere: bool = False) -> Any:
+        """Rows of a matrix in x0's form, after the axes that the rows themselves have.
+
+        Labelled where the rows and x0 are, or everywhere.
+        """
+        parts: list[Any] = []
+        pieces = [from_vector(row, self.point.leaves) for row in matrix]
+        for i, own in enumerate(self.point.dims):
+            leaf = torch.stack([row[i] for row in pieces])
+            if own is None and everywhere:
+                own = tuple(Space(n) for n in leaf.shape[1:])
+            leaf = leaf.reshape((*shape, *leaf.shape[1:]))
+            parts.append(leaf if own is None or dims is None else Labelled(leaf, (*dims, *_prime(own, dims))))
+        return self.point.form(parts)
 
 
 def _prime(spaces: Sequence[Space], taken: Sequence[Space]) -> tuple[Space, ...]:

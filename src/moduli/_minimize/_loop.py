@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
 from ._point import data_of
-from ._runs import Runs
+from ._runs import RunRecord
 
 
 class EndOfRun(Exception):
@@ -40,7 +40,7 @@ def value_of(data: Tensor) -> Tensor:
     return data if data.dim() == 0 else 0.5 * data.abs().square().sum()
 
 
-class SingleRun(Runs):
+class SingleRun(RunRecord):
     """A run from one start.
 
     Unless it looks at values only, one evaluation is kept for the gradient at the point that is returned, which may have been

@@ -25,7 +25,7 @@ OUTSIDE = (ArithmeticError, AssertionError, RuntimeError, ValueError)
 """What a function may raise far outside of its domain, where only the check for unbounded functions goes."""
 
 
-class Runs:
+class RunRecord:
     """The best point of each run with its value and gradient, counts, and why it ended.
 
     Numbers of runs are tensors of the shape `batch`: () for a single run, (N,) for N starts along the first axis of every

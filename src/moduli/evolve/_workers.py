@@ -16,16 +16,7 @@ from torch import Tensor
 
 from ._base import Search
 from ._chosen import ModuleFitness
-from ._executor import (
-    EvaluationWarning,
-    Executor,
-    Faults,
-    KnownValues,
-    Listener,
-    RowFitness,
-    Rows,
-    answer,
-)
+from ._executor import EvaluationWarning, Executor, Faults, KnownValues, Listener, RowFitness, Rows, answer
 
 
 class Workers(Executor):

@@ -17,7 +17,6 @@ from torch import Tensor
 from ._coordinates import check_choice
 from ._distribution import GradientSearch
 from ._fitness import SHAPES
-from .open_es import direction_weights
 
 __all__ = ["GuidedES"]
 
@@ -114,7 +113,8 @@ class GuidedES(GradientSearch):
         return directions(whole, inner, self._tensor("basis"), self._alpha())
 
     def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        weights = direction_weights(SHAPES[self.shape](fitness), True)
+        f = SHAPES[self.shape](fitness)
+        weights = self._pair_weights(f - f.mean())[0]
         total = self._combine_noise(self._moments(weights)[0])
         # (3): β / (2 σ² P) Σ ε (f(x + ε) - f(x - ε)) over P pairs, from Σ (ε/σ) (f(x + ε) - f(x - ε)).
         yield slice(0, self.dim), total * (self.beta / (2 * self.sigma * len(weights)))

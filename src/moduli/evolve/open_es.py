@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ._coordinates import check_choice
@@ -49,16 +48,9 @@ class OpenES(GradientSearch):
 
     def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """An estimate of ∇ E[f(mean + σε)] = E[f ε] / σ from the (shaped) fitness of each member: equation (1)."""
-        weights = direction_weights(SHAPES[self.shape](fitness), self.antithetic).to(self.dtype, copy=True)
+        f = SHAPES[self.shape](fitness)
+        weights = self._pair_weights(f - f.mean())[0]
         # A mean that was estimated from the same members takes one of them, as in a variance.
         count = len(fitness) if self.antithetic else max(len(fitness) - 1, 1)
         # Divided before the sum: there are fewer members than coordinates.
-        return self._sums(weights.div_(count * self.sigma))
-
-
-def direction_weights(fitness: Tensor, antithetic: bool) -> Tensor:
-    """One weight per direction: f(mean + σε) - f(mean - σε) of a mirrored pair, or f less the mean fitness."""
-    if not antithetic:
-        return fitness - fitness.mean()
-    paired = len(fitness) // 2 * 2
-    return torch.cat([fitness[0:paired:2] - fitness[1:paired:2], fitness[paired:] - fitness.mean()])
+        return self._sums(weights / (count * self.sigma))
