@@ -105,8 +105,10 @@ class CEM(MatrixSearch):
         elites = proposal["x"].index_select(0, best)
         floor = torch.full_like(self._tensor("std"), self.noise)
         floor[self.coordinates.integer] = max(self.noise, 0.5)
-        mean, std = refit(elites, self._tensor("mean"), self._tensor("std"), self.smoothing, floor)
-        self.state["mean"], self.state["std"] = mean, std
+        # The Gaussian of the elites, mixed with the old one: α new + (1 - α) old.
+        self.state["mean"] = self._tensor("mean").lerp(elites.mean(0), self.smoothing)
+        std = self._tensor("std").lerp(elites.std(0, correction=0), self.smoothing)
+        self.state["std"] = torch.maximum(std, floor)
         labels = list(self.coordinates.categorical)
         if labels:
             self.state["table"] = frequencies(elites[:, labels], self._tensor("table"), self.smoothing, 0.2 / count)
@@ -126,14 +128,6 @@ class CEM(MatrixSearch):
         if not bool(real.any()) or self.generation == 0:
             return None
         return self._check_step(float(self._tensor("std")[real].max()), self._tensor("mean"))
-
-
-def refit(elites: Tensor, mean: Tensor, std: Tensor, smoothing: float, floor: Tensor | float) -> tuple[Tensor, Tensor]:
-    """The Gaussian of the elites, mixed with the old one: α new + (1 - α) old; σ stays at `floor` or above."""
-    new_mean = elites.mean(0)
-    new_std = elites.std(0, correction=0)
-    floor = torch.as_tensor(floor, dtype=std.dtype, device=std.device)
-    return mean.lerp(new_mean, smoothing), torch.maximum(std.lerp(new_std, smoothing), floor)
 
 
 def frequencies(elites: Tensor, table: Tensor, smoothing: float, floor: float) -> Tensor:

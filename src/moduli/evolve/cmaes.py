@@ -307,11 +307,6 @@ def constants(dim: int, population: int, *, separable: bool = False) -> Constant
     return Constants(n, weights, mu, mueff, c_sigma, d_sigma, c_c, c_1, c_mu, 1.0, float(weights.sum()))
 
 
-def expected_norm(dim: int) -> float:
-    """E‖N(0, I)‖, to the third order that the tutorial uses below (27)."""
-    return math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2))
-
-
 def symmetric_root(C: Tensor) -> tuple[Tensor, float, float]:
     """C^(1/2), and the smallest and largest standard deviation; eigenvalues below rounding count as rounding."""
     values, B = torch.linalg.eigh(C)
@@ -347,7 +342,7 @@ def update_paths(
     """
     n = len(p_sigma)
     p_sigma = (1 - k.c_sigma) * p_sigma + math.sqrt(k.c_sigma * (2 - k.c_sigma) * k.mueff) * z_w  # (43)
-    length, chi = float(p_sigma.norm()), expected_norm(n)
+    length, chi = float(p_sigma.norm()), math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))  # below (27)
     stale = math.sqrt(1 - (1 - k.c_sigma) ** (2 * (generation + 1)))
     h_sigma = 1.0 if length / stale < (1.4 + 2 / (n + 1)) * chi else 0.0  # below (45)
     p_c = (1 - k.c_c) * p_c + (h_sigma * math.sqrt(k.c_c * (2 - k.c_c) * k.mueff)) * y_w  # (45)

@@ -72,11 +72,13 @@ class SNES(Distribution):
         return self._tensor("sigma")
 
     def _learn(self, fitness: Tensor) -> None:
-        utilities = nes_utilities(fitness)
+        mean, sigma, utilities = self._tensor("mean"), self._tensor("sigma"), nes_utilities(fitness)
         linear, square = self._moments(*self._pair_weights(utilities))
-        total = float(utilities.sum())
-        new = update(self._tensor("mean"), self._tensor("sigma"), linear, square, total, self.lr_mean, self.lr_sigma)
-        self.state["mean"], self.state["sigma"] = new
+        # mean ← mean + η_μ σ∘Σ u_k s_k
+        self.state["mean"] = torch.addcmul(mean, sigma, linear, value=self.lr_mean)
+        # σ ← σ∘exp(η_σ/2 Σ u_k (s_k² - 1)), by e⁵ at most: exp of what a tiny population may give would overflow.
+        exponent = (square - float(utilities.sum())).mul_(self.lr_sigma / 2)
+        self.state["sigma"] = sigma * exponent.clamp_(-5, 5).exp_()
 
     def _find_convergence(self) -> Reason | None:
         return self._check_step(float(self._tensor("sigma").max()), self._tensor("mean"))
@@ -85,15 +87,3 @@ class SNES(Distribution):
 def learning_rate(dim: int) -> float:
     """η_σ = (3 + ln d) / (5 √d)."""
     return (3 + math.log(dim)) / (5 * math.sqrt(dim))
-
-
-def update(
-    mean: Tensor, sigma: Tensor, linear: Tensor, square: Tensor, total: float, lr_mean: float, lr_sigma: float
-) -> tuple[Tensor, Tensor]:
-    """New mean and σ from Σ u_k s_k (`linear`), Σ u_k s_k² (`square`) and Σ u_k (`total`).
-
-    mean ← mean + η_μ σ∘Σ u_k s_k, σ ← σ∘exp(η_σ/2 Σ u_k (s_k² - 1)).
-    """
-    exponent = (square - total).mul_(lr_sigma / 2)
-    # One generation changes a scale by e⁵ at most: exp of what a tiny population may give would overflow.
-    return torch.addcmul(mean, sigma, linear, value=lr_mean), sigma * exponent.clamp_(-5, 5).exp_()

@@ -79,11 +79,18 @@ class XNES(Distribution):
         return super()._directions(start, stop) @ self._tensor("B").mT
 
     def _learn(self, fitness: Tensor) -> None:
+        # Lines 8 to 12, A = σ B: G_δ = Σ u_k z_k; G_M = Σ u_k (z_k z_kᵀ - I); G_σ = tr(G_M)/d; G_B = G_M - G_σ I.
         z = self._normal()
         u = nes_utilities(fitness).to(z)
         mean, sigma, B = self._tensor("mean"), self._float("sigma"), self._tensor("B")
-        new = update(mean, sigma, B, z, u, self.lr_mean, self.lr_sigma, self.lr_shape)
-        self.state["mean"], self.state["sigma"], self.state["B"] = new
+        moment = (z * u[:, None]).mT @ z
+        moment.diagonal().sub_(float(u.sum()))
+        scale = float(moment.diagonal().sum()) / self.dim
+        moment.diagonal().sub_(scale)
+        self.state["mean"] = mean + self.lr_mean * sigma * (B @ (u @ z))
+        self.state["sigma"] = sigma * math.exp(min(max(self.lr_sigma / 2 * scale, -5.0), 5.0))
+        # The trace of what is exponentiated is zero, so det B stays 1.
+        self.state["B"] = B @ torch.linalg.matrix_exp(self.lr_shape / 2 * moment)
 
     def _find_convergence(self) -> Reason | None:
         widest = self._float("sigma") * float(self._tensor("B").norm(dim=1).max())
@@ -93,21 +100,3 @@ class XNES(Distribution):
 def learning_rate(dim: int) -> float:
     """η_σ = η_B = (9 + 3 ln d) / (5 d √d)."""
     return (9 + 3 * math.log(dim)) / (5 * dim * math.sqrt(dim))
-
-
-def update(
-    mean: Tensor, sigma: float, B: Tensor, z: Tensor, u: Tensor, lr_mean: float, lr_sigma: float, lr_shape: float
-) -> tuple[Tensor, float, Tensor]:
-    """New (mean, σ, B) from samples mean + σ B z_k with utilities u_k; A = σ B, and det B stays 1.
-
-    G_δ = Σ u_k z_k; G_M = Σ u_k (z_k z_kᵀ - I); G_σ = tr(G_M)/d; G_B = G_M - G_σ I (lines 8 to 12).
-    """
-    d = mean.shape[0]
-    step = u @ z
-    moment = (z * u[:, None]).mT @ z
-    moment.diagonal().sub_(float(u.sum()))
-    scale = float(moment.diagonal().sum()) / d
-    moment.diagonal().sub_(scale)
-    new_mean = mean + lr_mean * sigma * (B @ step)
-    grown = sigma * math.exp(min(max(lr_sigma / 2 * scale, -5.0), 5.0))
-    return new_mean, grown, B @ torch.linalg.matrix_exp(lr_shape / 2 * moment)
