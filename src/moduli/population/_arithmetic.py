@@ -1,4 +1,9 @@
-"""Arithmetic of populations: whole-matrix operations with as few passes over memory as written-out code would make."""
+"""Arithmetic of populations: whole-matrix operations with as few passes over memory as written-out code would make.
+
+A population can be combined with populations, single particles, numbers, and tensors of three shapes. An operand becomes one
+value for each group of the layout, which broadcasts against the (N, P) matrix of that group: a number, a column (N, 1) of
+per-member numbers, a row (1, P) shared by all members, or a whole matrix.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +14,36 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from moduli import particles
 from moduli._torch import in_transform
-from moduli.particles import InPlaceOperators, count_operand, is_differentiable, refuse_graph
+from moduli.layout import Group, Layout, diff, layout_and_tensors
+from moduli.nn import labels_of
+from moduli.particles import StructureError
 
 from ._core import Core
 from ._members import repeat_buffers
-from ._operands import OUT, check_match, defer, make_buffer_operation, operate, read_operand
-from ._values import Values, accumulate, allocate, deferrable, negate_terms
+from ._values import Values, allocate
+
+OUT: dict[Any, Callable[..., Tensor]] = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.div,
+    operator.pow: torch.pow,
+    operator.floordiv: torch.floor_divide,
+    operator.mod: torch.remainder,
+    operator.pos: torch.clone,
+    operator.neg: torch.neg,
+    operator.abs: torch.abs,
+}
 
 
 def keeps_history() -> bool:
     """Whether operations keep a history, or are followed by a transform such as `torch.func.grad`."""
-    return is_differentiable() or in_transform()
+    return particles.is_differentiable() or in_transform()
 
 
-class Arithmetic(InPlaceOperators, Core):
+class Arithmetic(particles.InPlaceOperators, Core):
     """The operators of populations."""
 
     __slots__ = ()
@@ -31,24 +51,22 @@ class Arithmetic(InPlaceOperators, Core):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> Any:
-        counts = count_operand(self), count_operand(other)
+        counts = particles.count_operand(self), particles.count_operand(other)
         self._check_members()
         graph = keeps_history() or self._graph or (isinstance(other, Core) and other._graph)
-        made: Values | None = None
-        if isinstance(other, Core) and not graph:
-            check_match(self, other)
-            made = defer(self, fn, other, reflected, counts)
-        if made is None:
-            values = read_operand(self, other, fn, graph)
-            if values is None:
-                return NotImplemented
-            if graph:
-                pairs = zip(self._plain(), values, strict=True)
-                matrices = [fn(y, x) if reflected else fn(x, y) for x, y in pairs]
-                return self._keep_graph(matrices, other if reflected else None)
-            if not isinstance(other, Core):
-                made = defer(self, fn, values, reflected, counts)
-            made = made or operate(self, fn, values, reflected)
+        values = read_operand(self, other, fn, graph)
+        if values is None:
+            return NotImplemented
+        if graph:
+            pairs = zip(self._plain(), values, strict=True)
+            matrices = [fn(y, x) if reflected else fn(x, y) for x, y in pairs]
+            return self._keep_graph(matrices, other if reflected else None)
+        out = None
+        if not self._inert():
+            for which, (pop, count) in enumerate(zip((self, other), counts, strict=True)):
+                if out is None and _is_spare(pop) and particles.is_temporary(count, which, reflected and not which):
+                    out = pop._values
+        made = operate(self, fn, values, reflected, out)
         on_buffers = make_buffer_operation(fn, other, reflected) if self._buffers else None
         return self._finish_result(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
 
@@ -62,7 +80,7 @@ class Arithmetic(InPlaceOperators, Core):
             return self._keep_graph([fn(x) for x in self._plain()])
         with torch.no_grad(), torch.inference_mode(False):
             values = allocate(self.layout, self._count)
-            for out, matrix in zip(values.held, self._values.matrices, strict=True):
+            for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 out.copy_(matrix) if fn is torch.clone else fn(matrix, out=out)
         return self._finish_result(values, lambda _, held: fn(held))
 
@@ -73,8 +91,7 @@ class Arithmetic(InPlaceOperators, Core):
         module: nn.Module | None = None,
     ) -> Self:
         """The result of an operation: values, with buffers according to their policies."""
-        if values.recipe is None:
-            self._restore(values, self._inert())
+        self._restore(values, self._inert())
         if not self._buffers:
             buffers = {}
         elif module is not None:
@@ -92,14 +109,10 @@ class Arithmetic(InPlaceOperators, Core):
         return made
 
     def _inplace(self, fn: Any, other: Any) -> Any:
-        refuse_graph()
+        particles.refuse_graph()
         if self._graph:
             raise RuntimeError("a population that keeps its history cannot be changed in place: write a = a + b")
         self._check_members()
-        if isinstance(other, Core) and fn in (operator.add, operator.sub):
-            check_match(self, other)
-            if self._add_later(fn, other):
-                return self
         values = read_operand(self, other, fn)
         if values is None:
             return NotImplemented
@@ -119,21 +132,179 @@ class Arithmetic(InPlaceOperators, Core):
                 self.layout.views(matrices)[place].copy_(held)
         self._mark_changed()
 
-    def _add_later(self, fn: Any, other: Core) -> bool:
-        """Add something that is not computed yet, if that is what the other operand is."""
-        theirs, recipe = other._values, other._values.recipe
-        if recipe is None or theirs is self._values or not deferrable(self):
-            return False
-        with torch.no_grad():
-            self._values.compute()
-            if theirs.recipe is None:
-                return False
-            if len(recipe.terms) == 1 and not any(operand is self._values for operand in recipe.terms[0][1:]):
-                # A multiple is added without being made.
-                accumulate(self._values.matrices[0], recipe.terms if fn is operator.add else negate_terms(recipe.terms))
-            else:
-                # Computed and added block by block: what it reads here is read before it changes.
-                self._values.serve(theirs)
-                theirs.compute(self._values.held[0], 1.0 if fn is operator.add else -1.0)
-        self._mark_changed()
-        return True
+
+# -- operands ------------------------------------------------------------------------------------------------------------
+
+
+def read_operand(pop: Core, other: Any, fn: Any, graph: bool = False) -> list[Any] | None:
+    """What an operand is for each group of a population; None if it is no operand.
+
+    Args:
+        pop: The population.
+        other: The operand.
+        fn: The function of both.
+        graph: Whether to keep the history of the operand.
+
+    Raises:
+        StructureError: If it does not fit the population.
+        TypeError: If the result would be of another kind of number.
+    """
+    values: list[Any]
+    if isinstance(other, Core):
+        check_match(pop, other)
+        values = other._plain() if graph else other._values.matrices
+    elif isinstance(other, nn.Module):
+        values = rows(pop, other, graph)
+    else:
+        value = particles.read_number(other)
+        if value is None:
+            return None
+        values = broadcast(pop, value) if isinstance(value, Tensor) else [value] * len(pop.layout.groups)
+    inert = pop._inert()
+    for group, each in zip(pop.layout.groups, values, strict=True):
+        if not inert or not pop._left_out(group):
+            name = pop.layout.entries[group.indices[0]].name
+            particles.check_kept(name, group.dtype, each, fn is operator.truediv, "pop.template.")
+    return values
+
+
+def check_match(ours: Core, theirs: Core) -> None:
+    """Check that two populations can be combined member by member.
+
+    Raises:
+        StructureError: If their structures, sizes or devices differ.
+    """
+    if ours._count != theirs._count:
+        raise StructureError(
+            f"cannot combine populations of {ours._count} and {theirs._count} members; choose as many with pop[...], or "
+            "combine with one member, as in `pop - other[0]`"
+        )
+    if ours.layout is not theirs.layout:
+        _same(ours.layout, theirs.layout, ours.template, theirs.template)
+
+
+def _same(ours: Layout, theirs: Layout, left: nn.Module, right: nn.Module) -> None:
+    if ours.entries is not theirs.entries and ours.fingerprint != theirs.fingerprint:
+        raise StructureError(
+            f"cannot combine a population of {type(left).__name__} with {type(right).__name__}: {diff(ours, theirs)}"
+        )
+    for x, y in zip(ours, theirs, strict=True):
+        if x.device != y.device:
+            raise StructureError(
+                f"{x.name!r} is on {x.device} in the population and on {y.device} in the other operand"
+            )
+
+
+def rows(pop: Core, module: nn.Module, graph: bool = False) -> list[Tensor]:
+    """The values of one module, as a row for each group."""
+    layout, tensors = layout_and_tensors(module)
+    if _owns_labels(module) and _owns_labels(pop.template):
+        layout, tensors = pop.layout, particles.matching_values(pop.template, module)
+    elif layout is not pop.layout:
+        _same(pop.layout, layout, pop.template, module)
+    if not tensors:
+        return []
+    return layout.pack(tensors if graph else [tensor.detach() for tensor in tensors])
+
+
+def _owns_labels(module: nn.Module) -> bool:
+    return any(labels_of(each) for each in module.modules())
+
+
+def broadcast(pop: Core, value: Tensor) -> list[Any]:
+    """A tensor of numbers per member (N), of one vector (P), or of a whole matrix, for each group.
+
+    Raises:
+        StructureError: If its shape is none of these, or could be two of them.
+    """
+    count, size = len(pop), pop.layout.numel
+    shape = tuple(value.shape)
+    if not shape:
+        return [_cast(value, group) for group in pop.layout.groups]
+    if shape == (count,) and shape == (size,):
+        raise StructureError(
+            f"a tensor of shape {shape} could be one number per member or one vector for all, since there are {count} of "
+            f"both; give it the shape ({count}, 1) or (1, {size})"
+        )
+    if shape in ((count,), (count, 1)):
+        column = value.reshape(count, 1)
+        return [_cast(column, group) for group in pop.layout.groups]
+    if shape in ((size,), (1, size), (count, size)):
+        flat = value.reshape(-1, size)
+        return [_cast(_gather_columns(pop.layout, group, flat), group) for group in pop.layout.groups]
+    raise StructureError(
+        f"a tensor of shape {shape} does not fit {count} members of {size} parameters; give one number per member ({count},), "
+        f"one vector ({size},), or a matrix ({count}, {size})"
+    )
+
+
+def _gather_columns(layout: Layout, group: Group, flat: Tensor) -> Tensor:
+    """The columns of one group, from all parameters laid end to end."""
+    if len(layout.groups) == 1:
+        return flat
+    entries = [layout.entries[i] for i in group.indices]
+    return torch.cat([flat.narrow(1, entry.start, entry.numel) for entry in entries], 1)
+
+
+def _cast(value: Tensor, group: Group) -> Tensor:
+    if value.dtype is group.dtype and value.device == group.device:
+        return value
+    if value.dim() and value.device != group.device:
+        raise StructureError(f"a tensor on {value.device} for parameters on {group.device}; move it with .to()")
+    if group.dtype.is_complex or (group.dtype.is_floating_point and not value.is_complex()):
+        return value.to(group.device, group.dtype)
+    return value.to(group.device)
+
+
+# -- results -------------------------------------------------------------------------------------------------------------
+
+
+def _is_spare(pop: Any) -> bool:
+    """Whether a population, if nothing refers to it, can be written over."""
+    return (
+        isinstance(pop, Core) and pop._parent is None and not (pop._leaves or pop._members) and pop._values.is_spare()
+    )
+
+
+def operate(left: Core, fn: Any, values: list[Any], reflected: bool, out: Values | None) -> Values:
+    """An operation on a population and numbers, columns, rows or matrices, written over an operand or into new memory."""
+    with torch.no_grad(), torch.inference_mode(False):
+        out = out or allocate(left.layout, left._count)
+        for group, target, matrix, value in zip(
+            left.layout.groups, out.matrices, left._values.matrices, values, strict=True
+        ):
+            if left._left_out(group):
+                target.copy_(matrix)
+                continue
+            if isinstance(value, Tensor):
+                value = value.detach()
+            elif reflected:
+                # Filled there: a number that is made here first would be copied to the device.
+                value = torch.full((), value, dtype=group.dtype if _floats(group.dtype) else None, device=group.device)
+            OUT[fn](value, matrix, out=target) if reflected else OUT[fn](matrix, value, out=target)
+        return out
+
+
+def _floats(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def make_buffer_operation(fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
+    """What an operation does to a buffer that takes part in it."""
+    if isinstance(other, nn.Module | Core):
+        theirs = dict(other.named_buffers())
+        return lambda name, held: fn(theirs[name], held) if reflected else fn(held, theirs[name])
+    value = particles.read_number(other)
+    if isinstance(value, Tensor) and value.dim() > 0:
+        if value.dim() > 1 and value.shape[1:] != (1,):
+            return None
+        column = value.reshape(-1)
+
+        def act(name: str, held: Tensor) -> Tensor:
+            if held.shape[0] != column.shape[0]:
+                return held.clone()
+            per_member = column.reshape(-1, *[1] * (held.dim() - 1)).to(held.dtype)
+            return fn(per_member, held) if reflected else fn(held, per_member)  # type: ignore[no-any-return]
+
+        return act
+    return lambda name, held: fn(value, held) if reflected else fn(held, value)

@@ -181,7 +181,6 @@ class Core:
         yield from self._buffers.items()
 
     def _read_leaves(self) -> list[Tensor]:
-        self._values.serve()
         if self._leaves is None:
             if self._graph:
                 with torch.enable_grad():

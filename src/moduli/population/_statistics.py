@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from moduli.particles import refuse_graph
 
-from ._arithmetic import Arithmetic
+from ._arithmetic import Arithmetic, broadcast, check_match, read_operand
 from ._core import Core
-from ._operands import broadcast, check_match, read_operand
 from ._values import allocate
 
 

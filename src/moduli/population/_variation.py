@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from moduli.particles import StructureError
 
 from . import selection
+from ._arithmetic import check_match, rows
 from ._indexing import Indexing
 from ._noise import draw_fractions, find_places, normal, seeds, uniform
-from ._operands import check_match, rows
 from ._values import Values, allocate
 
 _KINDS = ("uniform", "one_point", "layer", "arithmetic")
