@@ -10,10 +10,9 @@ from torch import Tensor, nn  # noqa: F401 - for the examples
 
 from moduli.labels import Tensor as LabelledTensor
 
-from ._arguments import Call, read_call
 from ._core import Core
 from ._evaluator import forward
-from ._rule import EvaluationPlan
+from ._rule import Call, EvaluationPlan, read_call
 from ._values import allocate
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -94,16 +94,6 @@ class Core:
         pop._flags, pop._count, pop._values, pop._buffers = self._flags, count, values, buffers
         pop._shard = self._shard if count == self._count else None
         return pop
-
-    if not TYPE_CHECKING:  # what has a type is found without it
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(nn.Module, name):
-                raise AttributeError(
-                    f"a Population is no torch.nn.Module, and has no {name!r}. Wrappers such as DistributedDataParallel take one "
-                    "model; the members of a population are spread over processes by pop.shard(mesh)"
-                )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # -- storage -----------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,7 @@ from moduli._torch import in_transform
 from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError
 
-from ._arguments import Call, Outputs, read_data
-from ._rule import EvaluationPlan, Kind, choose, kind_of
+from ._rule import Call, EvaluationPlan, Kind, Outputs, choose, kind_of, read_data
 from ._stacked import Stacked
 
 Made = TypeVar("Made")

@@ -15,8 +15,8 @@ from torch import Tensor
 from moduli._torch import pytree
 from moduli.particles import StructureError
 
-from ._arguments import read_call
 from ._evaluator import forward
+from ._rule import read_call
 
 if TYPE_CHECKING:
     from ._population import Population
