@@ -19,8 +19,7 @@ Two particles can be combined when their structures agree, whether or not they s
 
 from .._deprecated import move
 from ._adopt import adopt
-from ._buffers import POLICIES, buffer_policy, keep_buffer
-from ._config import CONFIG_KEY
+from ._config import CONFIG_KEY, POLICIES, buffer_policy, keep_buffer
 from ._functions import (
     axpy_,
     clamp,
@@ -36,9 +35,8 @@ from ._functions import (
     zeros_like,
 )
 from ._history import SpeciesView, events_of, history, independent, migrate, species
-from ._measures import cosine, distance, dot, from_vector, norm, vector
+from ._measures import Only, cosine, distance, dot, from_vector, norm, only, vector
 from ._mode import differentiable, is_differentiable, refuse_graph
-from ._only import Only, only
 from ._operand import buffer_policies, check_kept, inert_parameters, matching_values, read_number
 from ._operators import InPlaceOperators, count_operand, is_temporary
 from ._record import Event

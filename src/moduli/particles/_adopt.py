@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,34 +12,17 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from moduli.layout import LayoutError
 
-from ._identity import begin_here
+from ._history import begin_here
 from ._particle import ParticleMethods
 from ._record import build, record_of
 from ._skeleton import RECORD
 from ._species import adopt_children
 from .base import NytoModuleBase
 
-P = TypeVar("P", bound=ParticleMethods)
-
 _classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
 
 
-if TYPE_CHECKING:
-
-    class AdoptedModule(ParticleMethods):
-        """What a type checker is told: the operators, and whatever the module's own class has as Any."""
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-        def __getitem__(self, key: Any) -> Any: ...
-        def __iter__(self) -> Iterator[Any]: ...
-        def __len__(self) -> int: ...
-
-
-@overload
-def adopt(module: P) -> P: ...  # type: ignore[overload-overlap]
-@overload
-def adopt(module: nn.Module) -> AdoptedModule: ...
-def adopt(module: nn.Module) -> nn.Module:
+def adopt(module: nn.Module) -> Any:
     """Make a particle of an existing module, in place: nothing in it is renamed, moved or copied.
 
     The module stays an instance of its class; it is given the operators and methods of `NytoModule`.

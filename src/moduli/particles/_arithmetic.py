@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +12,7 @@ from torch import Tensor, nn
 
 from moduli.layout import any_sharded, cut_like, is_sharded, piece_like, piece_of
 
-from ._buffers import result_buffers
-from ._memory import LARGE, allocate_like, is_large
+from ._config import result_buffers
 from ._mode import LeafMode, is_composing, record_nothing, refuse_graph
 from ._operand import Operand, broadcast, check_kept, pair, read_number
 from ._record import ParticleRecord, Pending, adorn, build
@@ -43,6 +43,15 @@ _IN_PLACE: dict[Any, Callable[..., Any]] = {
 # What gives tensors of the dtype and shape of its operands, if both have one.
 _CLOSED = frozenset((operator.add, operator.sub, operator.mul))
 _SIGNS = {operator.add: 1, operator.sub: -1}
+# Fresh memory costs more than the arithmetic on it: the system hands it out in pages of 4 KB, each at the price of a fault. An
+# allocator keeps what was freed for the next result, but not where a whole model was freed at once. One mapping in huge pages
+# has a five-hundredth of the faults.
+# From this many elements on results have memory of their own.
+_LARGE = 1 << 23
+
+_ALIGNMENT = 64
+_PAGE = 1 << 21
+_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def binary(
@@ -145,21 +154,56 @@ def _add(x: Operand, y: Operand, sign: int, places: list[int] | None) -> Values:
             torch._foreach_add_(made, second, alpha=b)
             return made
         x, y, a, b, first, second = y, x, b, a, second, first
-    large = y.layout.numel >= LARGE and is_large(second)
+    large = y.layout.numel >= _LARGE and _is_large(second)
     if y.spare and large:
         return [torch.add(p, q, alpha=b, out=q) for p, q in zip(first, second, strict=True)]
     if large:
-        rows = zip(first, second, allocate_like(first), strict=True)
+        rows = zip(first, second, _allocate_like(first), strict=True)
         return [torch.add(p, q, alpha=b, out=made) for p, q, made in rows]
     return torch._foreach_sub(first, second) if b == -1 else torch._foreach_add(first, second, alpha=b)
+
+
+def _is_large(tensors: Sequence[Tensor]) -> bool:
+    """Whether copies of tensors are better in a mapping of their own: many bytes of plain numbers on the CPU."""
+    return (
+        _HUGE is not None
+        and sum(map(Tensor.numel, tensors)) >= _LARGE
+        and all(t.device.type == "cpu" and t.is_floating_point() and t.layout is torch.strided for t in tensors)
+    )
+
+
+def _allocate_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Uninitialised contiguous tensors of the shapes and dtypes of others.
+
+    Each has a storage of its own, so saving one of them writes that part only, and a version counter of its own. The
+    mapping goes with the last of them.
+    """
+    offsets, end = [], 0
+    for tensor in tensors:
+        offsets.append(end)
+        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    memory = mmap.mmap(-1, end + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if _HUGE is not None:
+        memory.madvise(_HUGE)
+    start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _PAGE
+    made = []
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        if not tensor.numel():
+            made.append(torch.empty_like(tensor))
+            continue
+        part = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + offset)
+        made.append(part.view(tensor.shape))
+    return made
 
 
 def _scale(left: Operand, value: float) -> nn.Module:
     """A multiple of a result that exists only inside the expression: its tensors, with a number still to be multiplied in."""
     with LeafMode():
         buffers = result_buffers(left) if left.buffers else []
-    made = Pending(left.structure, left.states(), left.tensors, left.flags(), buffers, left.version([]))
-    made.scale, made.kinds = left.scale * value, left.kinds()
+    made = Pending(
+        left.structure, left.states(), left.tensors, left.flags(), buffers, left.version([]), left.scale * value
+    )
+    made.kinds = left.kinds()
     return _make_shell(made)
 
 

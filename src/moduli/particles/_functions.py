@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from moduli.layout import cut_like
 
 from ._arithmetic import apply, derive, overwrite, pick
+from ._measures import operand_of
 from ._mode import is_composing, refuse_graph
-from ._only import operand_of
 from ._operand import Operand, pair
 from ._product import take_products
 from .base import NytoModuleBase

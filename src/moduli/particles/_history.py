@@ -1,21 +1,27 @@
-"""The past of a species: its edits as sentences, and models of an older version brought to a newer one."""
+"""The past of a species: its edits as sentences, older models brought to a newer version, and versions in pickles."""
 
 from __future__ import annotations
 
+import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
+from moduli.layout import LayoutError, read
+
 from . import _arithmetic
 from ._config import collect_configs, public_name, restore_configs
-from ._record import Event, Species, record_of
+from ._record import Event, ParticleRecord, Species, record_of
 from ._skeleton import PENDING
 from ._species import bring_up, require, version_of
-from .base import NytoModuleBase
+from .base import NytoModuleBase, VersionDataImp
 from .errors import StructureError
+from .kernel import VersionKernel
+from .mtype import ParamConfig
 
 T = TypeVar("T", bound=nn.Module)
 
@@ -202,3 +208,52 @@ def events_of(module: Any) -> list[Event]:
     if PENDING not in module.__dict__ and record_of(module).version is None:
         return []
     return list(version_of(module).data.species.events)
+
+
+# -- pickles --------------------------------------------------------------------------------------------------------------
+# What identifies a version, so that copies made elsewhere belong to the species again.
+
+_known: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def pack(record: ParticleRecord) -> Any:
+    """What a pickle holds of a record: how to make it again."""
+    version = record.version
+    order = tuple(record.order)
+    if version is None:
+        return unpack, (None, {}, order)
+    data = version.data
+    if data.uid is None:
+        data.uid = uuid.uuid4().hex
+        _known[data.uid] = version
+    config: dict[str, ParamConfig] = {}
+    if data.species.configured:
+        config = {data.names[pid]: each for pid, each in data.config.items() if each != ParamConfig()}
+    return unpack, (data.uid, config, order)
+
+
+def unpack(uid: str | None, config: dict[str, ParamConfig], order: tuple[str, ...]) -> ParticleRecord:
+    """Make a record again. A version that this process knows is found; one from elsewhere starts a species here."""
+    version = None if uid is None else _known.get(uid)
+    record = ParticleRecord(version, tuple(order))
+    if uid is not None and version is None:
+        record.origin = uid, config
+    return record
+
+
+def begin_here(module: nn.Module, record: ParticleRecord) -> None:
+    """Let the species of a particle that came from another process begin here, at the version it had there."""
+    if record.origin is None:
+        return
+    (uid, config), record.origin = record.origin, None
+    version = _known.get(uid)
+    if version is None:
+        try:
+            read(module)
+        except LayoutError:
+            # What is lazy has taken no part in operations yet.
+            return
+        data = VersionDataImp.of(module, config)
+        data.uid = uid
+        version = _known[uid] = VersionKernel(data)
+    record.version = version

@@ -1,24 +1,96 @@
-"""Functions that turn models into numbers and vectors, and vectors into models."""
+"""Parts of models, and functions that turn models into numbers and vectors, and vectors into models."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor, nn  # noqa: F401 - nn is for the examples
+from torch import Tensor, nn
 
+from moduli._torch import keep_from_tracing
 from moduli.layout import any_sharded, is_sharded, make_whole
 
 from . import _arithmetic
+from ._config import fits, refuse
 from ._mode import record_nothing
-from ._only import Only, operand_of
 from ._operand import Operand, pair
+from ._operators import InPlaceOperators
 from ._product import take_products
+from ._species import require
 from .errors import StructureError
 
 T = TypeVar("T")
+
+
+class Only(InPlaceOperators):
+    """Some of the parameters of a particle. Made by `only`.
+
+    Example:
+        >>> from moduli.particles import adopt, only
+        >>> only(adopt(nn.Linear(2, 1)), "bias")
+        only(Linear, 'bias')
+    """
+
+    def __init__(self, module: nn.Module, patterns: tuple[str, ...]) -> None:
+        self.module = module
+        self.patterns = patterns
+
+    def __repr__(self) -> str:
+        return f"only({type(self.module).__name__}, {', '.join(map(repr, self.patterns))})"
+
+    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        if isinstance(other, Only):
+            other = other.module
+        return _arithmetic.binary(fn, self.module, other, reflected, self.patterns)
+
+    def _unary(self, fn: Callable[[Any], Any]) -> Any:
+        return _arithmetic.unary(fn, self.module, self.patterns)
+
+    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
+        if isinstance(other, Only):
+            other = other.module
+        return self if _arithmetic.change(fn, self.module, other, self.patterns) else NotImplemented
+
+
+def only(module: Any, *patterns: str) -> Only:
+    """Scope an operation to the parameters and buffers whose names match: the others keep their values.
+
+    Args:
+        module: A particle.
+        *patterns: Names, or patterns such as `"encoder.*"`.
+
+    Returns:
+        Something that takes part in operations like the particle. The result is a whole particle.
+
+    Raises:
+        ValueError: If no parameter matches a pattern.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import adopt, norm, only
+        >>> net = adopt(nn.Linear(2, 1))
+        >>> half = only(net, "bias") * 0.5
+        >>> torch.equal(half.weight, net.weight), torch.equal(half.bias, 0.5 * net.bias)
+        (True, True)
+        >>> bool(norm(only(net, "bias")) == net.bias.abs().sum())
+        True
+    """
+    particle = require(module)
+    names = [name for name, _ in particle.named_parameters(remove_duplicate=False)]
+    buffers = [name for name, _ in particle.named_buffers(remove_duplicate=False)]
+    for pattern in patterns:
+        if not any(fits(name, [pattern]) for name in (*names, *buffers)):
+            refuse(type(module).__name__, "parameter", pattern, names)
+    return Only(particle, patterns)
+
+
+def operand_of(x: Any, live: bool = False) -> Operand:
+    """The operand of a particle, or of a part of one."""
+    module, scope = (x.module, x.patterns) if isinstance(x, Only) else (x, None)
+    return Operand(require(module), scope, live=live)
 
 
 def _select_values(which: Operand) -> list[Tensor]:
@@ -204,3 +276,6 @@ def from_vector(x: T, values: Tensor) -> T:
         return _arithmetic.pick(made, places)
 
     return _arithmetic.derive(left, compute)  # type: ignore[return-value]
+
+
+keep_from_tracing(only, Only._binary, Only._unary, Only._inplace)

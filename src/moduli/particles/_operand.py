@@ -16,7 +16,6 @@ from moduli.labels import Tensor as LabelledTensor
 from moduli.layout import (
     Layout,
     Reading,
-    Structure,
     any_sharded,
     cut_like,
     diff,
@@ -26,8 +25,7 @@ from moduli.layout import (
     show_pieces,
 )
 
-from ._buffers import find_acting, policies_of
-from ._config import fits
+from ._config import find_acting, fits, policies_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
 from ._skeleton import PENDING, RECORD, State, capture, facts_of
 from ._species import bring_up, give_version
@@ -45,28 +43,11 @@ _PLAIN = frozenset((nn.Parameter, Tensor))
 class Operand:
     """One particle in an operation: its values where they are, and what is needed to make another one like it."""
 
-    __slots__ = (
-        "acting", "at", "buffers", "module", "pending", "reading", "record", "scale", "scope", "spare", "structure", "tensors",
-    )  # fmt: skip
-
-    module: nn.Module
-    structure: Structure
-    # A result that was not looked into yet; otherwise the module was read.
-    pending: Pending | None
-    reading: Reading | None
-    record: ParticleRecord | None
     # The version of the species that the operand was read at; None while there is none.
     at: VersionKernelImp | None
     # The values of parameters, one per entry of the layout, without a number that they are still to be multiplied with.
     tensors: list[Tensor]
-    scale: float
-    # Whether the tensors may be written over, because nothing refers to them after the operation.
-    spare: bool
     buffers: list[Tensor]
-    # The places of buffers that take part like parameters.
-    acting: tuple[int, ...]
-    # Patterns of names, if the operation is to act on those only.
-    scope: tuple[str, ...] | None
 
     def __init__(
         self,
@@ -76,14 +57,21 @@ class Operand:
         live: bool = False,
         spare: bool = False,
     ) -> None:
-        self.module, self.scope, self.spare, self.scale, self.acting = module, scope, spare, 1, ()
+        # Patterns of names, if the operation is to act on those only.
+        self.module, self.scope = module, scope
+        # Whether the tensors may be written over, because nothing refers to them after the operation.
+        self.spare, self.scale = spare, 1.0
+        # The places of buffers that take part like parameters.
+        self.acting: tuple[int, ...] = ()
+        # A result that was not looked into yet; otherwise the module is read.
+        self.reading: Reading | None = None
+        self.record: ParticleRecord | None = None
         pending: Pending | None = module.__dict__.get(PENDING)
         if pending is not None and (live or pending.version.next_version is not None):
             build(module)
             pending = None
         self.pending = pending
         if pending is not None:
-            self.reading = self.record = None
             self.structure, self.buffers, self.at = pending.structure, pending.buffers, pending.version
             # Another thread may multiply the number in, unless the result exists only inside this expression.
             self.tensors = pending.tensors if spare else pending.values()

@@ -15,7 +15,7 @@ from moduli.labels import Tensor as LabelledTensor
 
 from . import _arithmetic
 from ._config import CONFIG_KEY, add_rule, collect_configs, configure, restore_configs
-from ._identity import begin_here
+from ._history import begin_here
 from ._operators import InPlaceOperators, Operators, count_operand, is_temporary
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import Pending, Species, build, record_of, refuse_wrapped

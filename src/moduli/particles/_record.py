@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from operator import call, is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,48 +107,34 @@ class ParticleRecord:
         return ParticleRecord(self.version, tuple(self.order))
 
     def __reduce__(self) -> Any:
-        from ._identity import pack
+        from ._history import pack
 
         return pack(self)
 
 
+@dataclass(eq=False, slots=True)
 class Pending:
     """The result of an operation: values, and what to build around them."""
 
-    __slots__ = (
-        "buffers", "flags", "graph", "kinds", "scale", "shared", "states", "structure", "tensors", "version",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        structure: Structure,
-        states: list[State],
-        tensors: list[Tensor],
-        flags: tuple[bool, ...],
-        buffers: list[Any],
-        version: VersionKernelImp,
-    ) -> None:
-        self.structure = structure
-        self.states = states
-        self.tensors = tensors
-        self.flags = flags
-        self.buffers = buffers
-        self.version = version
-        # The values are the tensors times this number.
-        self.scale: float = 1
-        # Whether some of the tensors are parameters of the operand itself.
-        self.shared = False
-        # Classes of parameters, where some are not plain ones.
-        self.kinds: dict[int, type[nn.Parameter]] = {}
-        # Whether the tensors carry a graph, so that they are parameters as they are.
-        self.graph = False
+    structure: Structure
+    states: list[State]
+    tensors: list[Tensor]
+    flags: tuple[bool, ...]
+    buffers: list[Any]
+    version: VersionKernelImp
+    # The values are the tensors times this number.
+    scale: float = 1
+    # Whether some of the tensors are parameters of the operand itself.
+    shared: bool = False
+    # Classes of parameters, where some are not plain ones.
+    kinds: dict[int, type[nn.Parameter]] = field(default_factory=dict)
+    # Whether the tensors carry a graph, so that they are parameters as they are.
+    graph: bool = False
 
     # Some classes copy the attributes of a module one by one: the copy of a shell is a shell.
     def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
         tensors, buffers = [each.clone() for each in self.tensors], [each.detach().clone() for each in self.buffers]
-        twin = Pending(self.structure, self.states, tensors, self.flags, buffers, self.version)
-        twin.scale, twin.kinds, twin.graph = self.scale, self.kinds, self.graph
-        return twin
+        return replace(self, tensors=tensors, buffers=buffers, shared=False)
 
     @property
     def fresh(self) -> bool:

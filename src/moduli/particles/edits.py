@@ -11,6 +11,7 @@ import copy
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -56,6 +57,7 @@ class Undo:
             held.update(before)
 
 
+@dataclass(eq=False)
 class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
     """An edit, as a particle sees it.
 
@@ -75,27 +77,23 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         text: The edit in words.
     """
 
-    def __init__(
-        self,
-        module_id: ModuleID,
-        attr_name: str,
-        remove_modules: set[ModuleID] | None = None,
-        remove_params: set[ParamID] | None = None,
-    ) -> None:
-        self.module_id = module_id
-        self.attr_name = attr_name
-        self.remove_modules = remove_modules or set()
-        self.remove_params = remove_params or set()
-        self.add_modules: ModuleDict = OrderedDict()
-        self.add_params: ParamDict = OrderedDict()
-        self.next_version_modules_meta: MetaDict | None = None
-        self.touched = {module_id}
-        self.buffers: dict[tuple[ModuleID, str], Tensor | None] = {}
-        self.attributes: dict[ModuleID, State] = {}
-        self.hooks: dict[ModuleID, dict[str, dict[int, Any]]] = {}
-        self.labels: dict[ModuleID, dict[str, Any]] = {}
-        self.text: list[str] = []
-        self._owner: weakref.ref[ParticleDataImp] | None = None
+    module_id: ModuleID
+    attr_name: str
+    remove_modules: set[ModuleID] = field(default_factory=set)
+    remove_params: set[ParamID] = field(default_factory=set)
+    add_modules: ModuleDict = field(default_factory=OrderedDict)
+    add_params: ParamDict = field(default_factory=OrderedDict)
+    next_version_modules_meta: MetaDict | None = None
+    touched: set[ModuleID] = field(default_factory=set)
+    buffers: dict[tuple[ModuleID, str], Tensor | None] = field(default_factory=dict)
+    attributes: dict[ModuleID, State] = field(default_factory=dict)
+    hooks: dict[ModuleID, dict[str, dict[int, Any]]] = field(default_factory=dict)
+    labels: dict[ModuleID, dict[str, Any]] = field(default_factory=dict)
+    text: list[str] = field(default_factory=list)
+    _owner: weakref.ref[ParticleDataImp] | None = None
+
+    def __post_init__(self) -> None:
+        self.touched.add(self.module_id)
 
     @property
     def owner(self) -> ParticleDataImp | None:

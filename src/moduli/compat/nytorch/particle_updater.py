@@ -46,7 +46,7 @@ class AddModuleParticleUpdater(ParticleEdit):
         remove_modules: set[ModuleID] | None = None,
         remove_params: set[ParamID] | None = None,
     ) -> None:
-        super().__init__(module_id, attr_name, remove_modules, remove_params)
+        super().__init__(module_id, attr_name, remove_modules or set(), remove_params or set())
         self.add_module_id = add_module_id
         self.add_modules = add_modules
         self.add_params = add_params
@@ -70,7 +70,7 @@ class AddParamParticleUpdater(ParticleEdit):
         remove_params: set[ParamID] | None = None,
         add_param: nn.Parameter | None = None,
     ) -> None:
-        super().__init__(module_id, attr_name, remove_modules, remove_params)
+        super().__init__(module_id, attr_name, remove_modules or set(), remove_params or set())
         self.add_param_id = add_param_id
         if add_param is not None:
             self.add_params = OrderedDict([(add_param_id, add_param)])
@@ -99,7 +99,7 @@ class RegisterBufferParticleUpdater(ParticleEdit):
         remove_modules: set[ModuleID] | None = None,
         remove_params: set[ParamID] | None = None,
     ) -> None:
-        super().__init__(module_id, attr_name, remove_modules, remove_params)
+        super().__init__(module_id, attr_name, remove_modules or set(), remove_params or set())
         self.buffers = {(module_id, attr_name): value}
         self.persistent = persistent
 
@@ -149,7 +149,7 @@ class DelParamParticleUpdater(ParticleEdit):
     """
 
     def __init__(self, module_id: ModuleID, attr_name: str, remove_params: set[ParamID] | None = None) -> None:
-        super().__init__(module_id, attr_name, None, remove_params)
+        super().__init__(module_id, attr_name, set(), remove_params or set())
 
 
 class DelBufferParticleUpdater(ParticleEdit):
