@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from moduli.layout import LayoutError, read
 
 from . import _arithmetic
-from ._config import collect_configs, public_name, restore_configs
+from ._config import public_name
 from ._record import Event, ParticleRecord, Species, record_of
 from ._skeleton import PENDING
 from ._species import bring_up, require, version_of
@@ -130,35 +130,26 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
     taken: Any = OrderedDict()
     # Labels that a state dict tells are aligned when it is loaded.
     taken._metadata = {path: {**own, "labels": labels.get(path, {})} for path, own in held._metadata.items()}
-    for name, value in held.items():
-        older = given.get(name)
-        known = isinstance(value, Tensor) and isinstance(older, Tensor)
-        turned = known and public_name(name) in labelled and sorted(value.shape) == sorted(older.shape)
-        if known and (turned or value.shape == older.shape):
-            taken[name] = older
-        elif older is None and name not in added:
+    for name in dict.fromkeys((*held, *given)):
+        value, older = held.get(name), given.get(name)
+        if isinstance(value, Tensor) and isinstance(older, Tensor):
+            turned = public_name(name) in labelled and sorted(value.shape) == sorted(older.shape)
+            if turned or value.shape == older.shape:
+                taken[name] = older
+                continue
+        # Edits explain what is new here, what is gone, and what was exchanged.
+        explained = added if older is None else removed if value is None else added | removed
+        if name not in explained:
+            shapes = ["missing" if each is None else f"of shape {tuple(each.shape)}" for each in (older, value)]
+            told = "; ".join(f"version {event.number}: {event.sentence}" for event in events) or "it has had no edits"
             raise StructureError(
-                f"{name!r} is missing from the source, and no edit of the species added it: {_tell(events)}"
-            )
-        elif older is not None and name not in added | removed:
-            raise StructureError(
-                f"{name!r} has shape {tuple(older.shape)} in the source and {tuple(value.shape)} here, and no edit of the species "
-                f"changed it: {_tell(events)}"
-            )
-    for name in given:
-        if name not in held and name not in removed:
-            raise StructureError(
-                f"{name!r} is in the source but not here, and no edit of the species removed it: {_tell(events)}"
+                f"{name!r} is {shapes[0]} in the source and {shapes[1]} here, and no edit of the species explains that: {told}"
             )
     try:
         made.load_state_dict(taken, strict=False)
     except RuntimeError as error:
         raise StructureError(f"the source does not fit {type(target).__name__}: {error}") from error
     return made  # type: ignore[no-any-return]
-
-
-def _tell(events: list[Any]) -> str:
-    return "; ".join(f"version {event.number}: {event.sentence}" for event in events) or "it has had no edits"
 
 
 def independent(module: T) -> T:
@@ -182,13 +173,14 @@ def independent(module: T) -> T:
     root = require(module)
     _ = root._parameters
     record = record_of(root)
-    version = record.version
-    if version is not None:
-        version.data.species.members.discard(root)
-        configs = collect_configs(root) if record.structure is not None else {}
-        record.version, record.structure, record.kernel = None, None, None
-        if configs:
-            restore_configs(root, configs)
+    if record.version is not None:
+        before, begun = record.version.data.species, record.version.data.copy()
+        before.members.discard(root)
+        species = begun.species = Species()
+        species.configured, species.rules = before.configured, list(before.rules)
+        species.members.add(root)
+        begun.number = 0
+        record.version, record.kernel = VersionKernel(begun), None
     return module
 
 

@@ -294,6 +294,7 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
             for each in (left, right)
         )
     ours, theirs = left.layout, right.layout
+    refused = f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}"
     moved = _align(left, right)
     if left.buffers or right.buffers:
         _pair_buffers(left, right)
@@ -302,12 +303,16 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
             pairs = zip(theirs, right.tensors, strict=True)
             theirs = layout_of((name, tensor) for entry, tensor in pairs for name in entry.names)
         if ours.fingerprint != theirs.fingerprint:
-            raise conflict(left.module, right.module, diff(ours, theirs))
+            raise StructureError(
+                f"{refused}: {diff(ours, theirs)}; the left is {_describe(left.module)}, the right is {_describe(right.module)}. "
+                "If one is an older version of the other, call its touch(), or take its values over with "
+                "moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
+            )
         for x, y in zip(ours, theirs, strict=True):
             if x.device != y.device:
                 raise StructureError(
-                    f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {x.name!r} is on "
-                    f"{x.device} on the left and on {y.device} on the right; move one of them with .to()"
+                    f"{refused}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one of them with "
+                    ".to()"
                 )
     if left.sharded or right.sharded:
         _check_pieces(left, right)
@@ -399,15 +404,6 @@ def align(name: str, source: Tensor, axes: Any, wanted: Any, shape: tuple[int, .
         return LabelledTensor(source, axes.dims(tuple(source.shape))).align_to(wanted.dims(tuple(shape))).data
     except ValueError as error:
         raise StructureError(f"{name!r} is labelled differently on the left and on the right: {error}") from error
-
-
-def conflict(left: nn.Module, right: nn.Module, difference: Any) -> StructureError:
-    """The error of combining two particles of different structure."""
-    return StructureError(
-        f"cannot combine {type(left).__name__} and {type(right).__name__}: {difference}; the left is {_describe(left)}, "
-        f"the right is {_describe(right)}. If one is an older version of the other, call its touch(), or take its values "
-        "over with moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
-    )
 
 
 def _describe(module: nn.Module) -> str:

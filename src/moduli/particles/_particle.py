@@ -15,15 +15,15 @@ from moduli.labels import Tensor as LabelledTensor
 
 from . import _arithmetic
 from ._config import CONFIG_KEY, add_rule, collect_configs, configure, restore_configs
-from ._history import begin_here
+from ._history import begin_here, independent
 from ._operators import InPlaceOperators, Operators, count_operand, is_temporary
 from ._product import ParamProduct, module_to_product, product_assign_to_module
-from ._record import Pending, Species, build, record_of, refuse_wrapped
+from ._record import Pending, build, record_of, refuse_wrapped
 from ._skeleton import PENDING, RECORD
-from ._species import adopt_children, bring_up, edit, kernel_of, touch, version_of
+from ._species import adopt_children, bring_up, edit, kernel_of, touch
 from .base import NytoModuleBase, ParticleKernelImp
 from .errors import StructureError
-from .kernel import Particle, Product, VersionKernel
+from .kernel import Particle, Product
 from .mtype import ParamConfig, ParamID
 
 _MISSING = object()
@@ -258,16 +258,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         """
         self._open()
         bring_up(self)
-        data = version_of(self).data.copy()
-        species = Species()
-        species.configured, species.rules = data.species.configured, list(data.species.rules)
-        data.species, data.number = species, 0
-        made: Self = _arithmetic.rebuild(self)
-        record = record_of(made)
-        if record.version is not None:
-            record.version.data.species.members.discard(made)
-        record.version = VersionKernel(data)
-        species.members.add(made)
+        made: Self = independent(_arithmetic.rebuild(self))
         return made
 
     def touch(self) -> Self:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
@@ -52,13 +52,10 @@ class ModelPlace(NamedTuple):
     key: Any
 
 
-class _Method(NamedTuple):
-    function: Any
-    owner: ModelPlace
+class _Bound(NamedTuple):
+    """A method or a virtual tensor of a part of the model: how to make that of another."""
 
-
-class _Virtual(NamedTuple):
-    tensor: VirtualTensor
+    make: Callable[[Any], Any]
     owner: ModelPlace
 
 
@@ -153,10 +150,10 @@ def _link(value: Any, places: Mapping[int, ModelPlace], depth: int) -> Any:
     kind = type(value)
     if kind is types.MethodType:
         owner = places.get(id(value.__self__))
-        return value if owner is None else _Method(value.__func__, owner)
+        return value if owner is None else _Bound(partial(types.MethodType, value.__func__), owner)
     if kind is VirtualTensor:
         owner = places.get(id(value.owner))
-        return value if owner is None else _Virtual(value, owner)
+        return value if owner is None else _Bound(value.rebind, owner)
     if kind not in _CONTAINERS or not depth or len(value) > _MOST_ITEMS:
         return value
     items = list(value.values()) if isinstance(value, dict) else value
@@ -197,10 +194,8 @@ def _resolve(value: Any, tables: Sequence[Any]) -> Any:
     kind = type(value)
     if kind is ModelPlace:
         return tables[value.kind][value.key]
-    if kind is _Method:
-        return types.MethodType(value.function, _resolve(value.owner, tables))
-    if kind is _Virtual:
-        return value.tensor.rebind(_resolve(value.owner, tables))
+    if kind is _Bound:
+        return value.make(_resolve(value.owner, tables))
     if kind not in _CONTAINERS:
         return value
     if isinstance(value, dict):

@@ -46,8 +46,6 @@ def keeps_history() -> bool:
 class Arithmetic(particles.InPlaceOperators, Core):
     """The operators of populations."""
 
-    __slots__ = ()
-
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> Any:

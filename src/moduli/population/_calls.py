@@ -19,8 +19,6 @@ from ._values import allocate
 class Calls(Core):
     """How members are evaluated."""
 
-    __slots__ = ()
-
     def __call__(
         self,
         *args: Any,
@@ -89,24 +87,14 @@ class Calls(Core):
         call = read_call(fn, args, {}, in_dims, self._count, vectorize, chunk_size, randomness)
         return _one_each(self._evaluate(call), self._count)
 
-    def gradients(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        in_dims: Any = None,
-        vectorize: str = "auto",
-        chunk_size: int | None = None,
-        randomness: str = "different",
-    ) -> Self:
+    def gradients(self, fn: Callable[..., Any], *args: Any, **how: Any) -> Self:
         """The gradient of every member's loss, as a population: row i is the gradient at member i.
 
         Args:
             fn: A function of a model and the arguments that returns one number.
             *args: Arguments, as in a call.
-            in_dims: As in a call.
-            vectorize: As in a call.
-            chunk_size: As in a call; it bounds the memory of the backward pass too.
-            randomness: As in a call.
+            **how: `in_dims`, `vectorize`, `chunk_size` and `randomness`, as in a call; `chunk_size` bounds the memory of the
+                backward pass too.
 
         Returns:
             A population with the members' structure. Frozen and unused parameters have zeros.
@@ -119,9 +107,7 @@ class Calls(Core):
             >>> step[0].bias.data
             tensor([1., 1.])
         """
-        return self.losses_and_gradients(
-            fn, *args, in_dims=in_dims, vectorize=vectorize, chunk_size=chunk_size, randomness=randomness
-        )[1]
+        return self.losses_and_gradients(fn, *args, **how)[1]
 
     def losses_and_gradients(
         self,

@@ -20,23 +20,6 @@ from ._values import Values, allocate
 class Core:
     """What every part of `Population` is written in terms of."""
 
-    __slots__ = (
-        "__weakref__",
-        "_buffers",
-        "_count",
-        "_evaluator",
-        "_fixed",
-        "_flags",
-        "_graph",
-        "_leaves",
-        "_members",
-        "_parent",
-        "_shard",
-        "_values",
-        "layout",
-        "template",
-    )
-
     template: nn.Module
     layout: Layout
     _count: int

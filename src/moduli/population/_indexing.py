@@ -17,8 +17,6 @@ from ._values import Values, allocate
 class Indexing(Core):
     """How members are read, written and chosen."""
 
-    __slots__ = ()
-
     def __getitem__(self, index: Any) -> Any:
         """A member, or a population of some: slices are live parts, masks and lists of indices are copies.
 

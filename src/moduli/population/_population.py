@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from moduli.layout import Layout, diff, layout_and_tensors
-from moduli.nn import labels_of
+from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError, adopt
 
 from ._calls import Calls
@@ -44,8 +43,6 @@ class Population(State, Calls, Variation, Statistics):
         >>> pop.matrix[1, 6:]
         tensor([7., 7.])
     """
-
-    __slots__ = ()
 
     def __init__(self) -> None:
         raise TypeError("a Population is made by Population.of(net, n) or Population.from_modules([...])")
@@ -138,34 +135,23 @@ class Population(State, Calls, Variation, Statistics):
         for index, net in enumerate(nets):
             if not isinstance(net, nn.Module):
                 raise TypeError(f"member {index} is a {type(net).__name__}, not a torch.nn.Module")
-        layout, tensors = layout_and_tensors(nets[0])
-        columns: list[list[Tensor]] = [[t] for t in tensors]
-        buffers: dict[str, list[Tensor]] = {name: [held] for name, held in nets[0].named_buffers()}
+        pop = cls._like(adopt(copy.deepcopy(nets[0])), len(nets))
+        held = {name for name, _ in nets[0].named_buffers()}
         for index, net in enumerate(nets[1:], 1):
-            net = _align_labels(index, nets[0], net)
-            other, values = layout_and_tensors(net)
-            _check_matching(index, layout, other, [t.requires_grad for t in tensors], [t.requires_grad for t in values])
-            theirs = dict(net.named_buffers())
-            for name, held in buffers.items():
-                if name not in theirs or theirs[name].shape != held[0].shape or theirs[name].dtype != held[0].dtype:
-                    raise StructureError(
-                        f"members 0 and {index} cannot be stacked: buffer {name!r} differs or is missing"
-                    )
-                held.append(theirs[name])
-            if len(theirs) != len(buffers):
-                extra = next(name for name in theirs if name not in buffers)
-                raise StructureError(
-                    f"members 0 and {index} cannot be stacked: buffer {extra!r} is in member {index} only"
-                )
-            for column, value in zip(columns, values, strict=True):
-                column.append(value)
-        pop = cls._like(adopt(copy.deepcopy(nets[0])), len(nets), filled=False)
-        with torch.no_grad(), torch.inference_mode(False):
-            for view, column in zip(layout.views(pop._values.matrices), columns, strict=True):
-                view.copy_(torch.stack([value.detach() for value in column]))
-            pop._buffers = {
-                name: torch.stack([b.detach() for b in held]).contiguous() for name, held in buffers.items()
-            }
+            try:
+                pop.replace([index], net)
+                for name, _ in net.named_buffers():
+                    if name not in held:
+                        raise StructureError(f"buffer {name!r} is in member {index} only")
+                for entry, flag, its in zip(pop.layout, pop._flags, layout_and_tensors(net)[1], strict=True):
+                    if flag != its.requires_grad:
+                        here, there = ("trained", "frozen") if flag else ("frozen", "trained")
+                        raise StructureError(
+                            f"{entry.name!r} is {here} in member 0 and {there} in member {index}; use requires_grad_ to make "
+                            "them alike"
+                        )
+            except StructureError as error:
+                raise StructureError(f"members 0 and {index} cannot be stacked: {error}") from error
         return pop
 
     def host(self, executor: Any, optimizer: Callable[[Population], Any] | None = None) -> HostedPopulation:
@@ -245,33 +231,3 @@ def _initialise(pop: Any, init: Any, generator: torch.Generator | None) -> None:
                     matrix.add_(values)
         return
     raise ValueError(f"init={init!r}; give None, a number, or a function of a name and a stacked tensor")
-
-
-def _align_labels(index: int, first: nn.Module, net: nn.Module) -> nn.Module:
-    """A member with its labels in the order that the first one has: the module itself, or a copy."""
-    ours, theirs = ({name: labels_of(m) for name, m in each.named_modules() if labels_of(m)} for each in (first, net))
-    if ours == theirs:
-        return net
-    twin = copy.deepcopy(first)
-    try:
-        twin.load_state_dict(net.state_dict())
-    except RuntimeError as error:
-        raise StructureError(f"members 0 and {index} cannot be stacked: {error}") from error
-    for mine, its in zip(twin.parameters(), net.parameters(), strict=True):
-        mine.requires_grad_(its.requires_grad)
-    return twin
-
-
-def _check_matching(index: int, ours: Layout, theirs: Layout, flags: Sequence[bool], others: Sequence[bool]) -> None:
-    if ours is not theirs and ours.fingerprint != theirs.fingerprint:
-        raise StructureError(f"members 0 and {index} cannot be stacked: {diff(ours, theirs)}")
-    for entry, other, flag, its in zip(ours, theirs, flags, others, strict=True):
-        if entry.device != other.device:
-            raise StructureError(
-                f"members 0 and {index} cannot be stacked: {entry.name!r} is on {entry.device} and on {other.device}"
-            )
-        if flag != its:
-            raise StructureError(
-                f"members 0 and {index} cannot be stacked: {entry.name!r} is {'trained' if flag else 'frozen'} in member 0 "
-                f"and {'trained' if its else 'frozen'} in member {index}; use requires_grad_ to make them alike"
-            )

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 class State(Indexing):
     """Modes, places, copies and checkpoints."""
 
-    __slots__ = ()
-
     @property
     def sharding(self) -> Shard | None:
         """Which members these are, where several processes hold a population together (see `shard`); None otherwise.

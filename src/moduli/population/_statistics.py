@@ -20,8 +20,6 @@ from ._values import allocate
 class Statistics(Arithmetic):
     """Measures and elementwise functions."""
 
-    __slots__ = ()
-
     # -- measures ----------------------------------------------------------------------------------------------------
 
     def dot(self, other: Any) -> Tensor:

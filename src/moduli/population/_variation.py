@@ -25,8 +25,6 @@ _KINDS = ("uniform", "one_point", "layer", "arithmetic")
 class Variation(Indexing):
     """How new members come about."""
 
-    __slots__ = ()
-
     # -- variation ---------------------------------------------------------------------------------------------------
 
     def seeds(self, generator: torch.Generator | None = None) -> Tensor:
