@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from moduli.particles import _arithmetic, _memory, adopt
+from moduli.particles import _arithmetic, adopt
 
 OPERATIONS = [operator.add, operator.sub, operator.mul, operator.truediv]
 
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(_memory, "LARGE", 1)
-    monkeypatch.setattr(_arithmetic, "LARGE", 1)
+    monkeypatch.setattr(_arithmetic, "_LARGE", 1)
 
 
 def make(dtype=torch.float32):
@@ -48,9 +47,9 @@ def test_an_operation_is_what_it_is_tensor_by_tensor(fn, dtype):
 
 
 def test_only_large_floating_results_on_the_cpu_are():
-    assert _memory.is_large([torch.zeros(2)])
-    assert not _memory.is_large([torch.zeros(2, dtype=torch.int64)])
-    assert not _memory.is_large([torch.zeros(2, device="meta")])
+    assert _arithmetic._is_large([torch.zeros(2)])
+    assert not _arithmetic._is_large([torch.zeros(2, dtype=torch.int64)])
+    assert not _arithmetic._is_large([torch.zeros(2, device="meta")])
 
 
 def test_parameters_are_independent_of_each_other():

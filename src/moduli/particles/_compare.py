@@ -119,29 +119,26 @@ class _Comparison:
             edit.touched.add(key)
             told.append(f"{before}{path + name!r} {what}")
 
-        for name, child in module._modules.items():
-            was, place = old.sub_modules.get(name, ""), None
-            if child is not None:
-                place = grow(following, child, self.modules, self.params, edit.add_modules, edit.add_params)
-                inherit_configs(following, child, self.params)
-            meta.sub_modules[name] = place
-            if self._is_forced(module, name) or was != place:
-                kind = "" if place not in edit.add_modules else f" a {type(child).__name__}"
-                tell(
-                    name, "" if child is None else "module ", "became None" if child is None else f"was assigned{kind}"
-                )
-        for name, held in module._parameters.items():
-            pid, now = old.sub_params.get(name, ""), None
-            if held is not None:
-                now = number_parameter(following, held, self.params, edit.add_params)
-            meta.sub_params[name] = now
-            if self._is_forced(module, name) or now != pid:
-                shape = f" of shape {tuple(held.shape)}" if held is not None and now in edit.add_params else ""
-                tell(
-                    name,
-                    "" if held is None else "parameter ",
-                    "became None" if held is None else f"was assigned{shape}",
-                )
+        def add_child(child: nn.Module) -> ModuleID:
+            place = grow(following, child, self.modules, self.params, edit.add_modules, edit.add_params)
+            inherit_configs(following, child, self.params)
+            return place
+
+        def add_parameter(held: nn.Parameter) -> ParamID:
+            return number_parameter(following, held, self.params, edit.add_params)
+
+        tables: list[Any] = [
+            ("module", module._modules, old.sub_modules, meta.sub_modules, add_child, edit.add_modules),
+            ("parameter", module._parameters, old.sub_params, meta.sub_params, add_parameter, edit.add_params),
+        ]
+        for kind, live, before, after, add, fresh in tables:
+            for name, held in live.items():
+                after[name] = None if held is None else add(held)
+                if held is None and (self._is_forced(module, name) or before.get(name, "") is not None):
+                    tell(name, "", "became None")
+                elif held is not None and (self._is_forced(module, name) or before.get(name) != after[name]):
+                    what = f" of shape {tuple(held.shape)}" if kind == "parameter" else f" a {type(held).__name__}"
+                    tell(name, f"{kind} ", "was assigned" + (what if after[name] in fresh else ""))
         for name, buffer in module._buffers.items():
             persistent = meta.sub_buffers[name] = name not in module._non_persistent_buffers_set
             if self._is_forced(module, name) or old.sub_buffers.get(name) is not persistent:
