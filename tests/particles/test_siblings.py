@@ -202,7 +202,9 @@ def test_members_of_a_population_pair_labels():
     assert torch.equal(pop[1].gain.w.data, 10 * values)
     pop = mo.Population.from_modules([Outer([1.0, 2.0], ch=["r", "g"]), Outer([20.0, 10.0], ch=["g", "r"])])
     assert pop[1].gain.w.sel(ch="r").item() == 10
-    with pytest.raises(StructureError, match=r"(?s)members 0 and 1 cannot be stacked: .*labels of gain.w"):
+    with pytest.raises(
+        StructureError, match=r"(?s)members 0 and 1 cannot be stacked: .*w.*the labels of axis 'y' differ"
+    ):
         mo.Population.from_modules([a, Outer(values, y=["a", "c"], x=[1, 2, 3])])
 
 

@@ -343,7 +343,7 @@ def test_older_values_come_into_a_newer_structure():
     for wrong in ({**old_state, "other": torch.ones(1)}, {k: v for k, v in old_state.items() if k != "seq.0.bias"}):
         with pytest.raises(StructureError, match="no edit of the species"):
             migrate(wrong, net)
-    with pytest.raises(StructureError, match=r"'seq.0.bias' has shape \(5,\) in the source and \(2,\) here"):
+    with pytest.raises(StructureError, match=r"'seq.0.bias' is of shape \(5,\) in the source and of shape \(2,\)"):
         migrate({**old_state, "seq.0.bias": torch.ones(5)}, net)
 
 

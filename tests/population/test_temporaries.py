@@ -122,7 +122,8 @@ def test_temporaries_are_written_over():
     assert made._values.matrices[0].data_ptr() == places[0]
     named = a - b
     before = named.matrix.clone()
-    assert (2 * named)._values.matrices[0].data_ptr() != named.matrix.data_ptr()
+    double = 2 * named
+    assert double.matrix.data_ptr() != named.matrix.data_ptr()
     close(named.matrix, before)
 
 

@@ -60,7 +60,8 @@ class Operand:
         # Patterns of names, if the operation is to act on those only.
         self.module, self.scope = module, scope
         # Whether the tensors may be written over, because nothing refers to them after the operation.
-        self.spare, self.scale = spare, 1.0
+        self.spare = spare
+        self.scale: float = 1
         # The places of buffers that take part like parameters.
         self.acting: tuple[int, ...] = ()
         # A result that was not looked into yet; otherwise the module is read.

@@ -15,11 +15,10 @@ from torch import Tensor
 __all__ = ["order", "roulette", "top", "tournament"]
 
 
-def ranked(fitness: Tensor, count: int | None = None, maximize: bool = False) -> Tensor:
+def ranked(fitness: Tensor, maximize: bool = False) -> Tensor:
     """Fitness as costs: lower is better, and what is not a number costs infinitely much."""
-    if fitness.dim() != 1 or (count is not None and len(fitness) != count):
-        wanted = "one number per member" if count is None else f"one number for each of {count} members"
-        raise ValueError(f"fitness is {wanted}; got shape {tuple(fitness.shape)}")
+    if fitness.dim() != 1:
+        raise ValueError(f"fitness is one number per member; got shape {tuple(fitness.shape)}")
     if fitness.is_complex():
         raise TypeError("fitness is a real number per member; complex numbers have no order")
     costs = fitness.detach()
@@ -45,7 +44,7 @@ def order(fitness: Tensor, maximize: bool = False) -> Tensor:
         >>> selection.order(torch.tensor([3.0, 1.0, 2.0]))
         tensor([1, 2, 0])
     """
-    costs = ranked(fitness, None, maximize)
+    costs = ranked(fitness, maximize)
     by_cost = torch.argsort(costs, stable=True)
     # Infinite costs are numbers; those that are none come after them.
     missing = torch.as_tensor(fitness).detach().isnan()[by_cost]
@@ -126,7 +125,7 @@ def roulette(fitness: Tensor, k: int, maximize: bool = False, generator: torch.G
         J. H. Holland, *Adaptation in natural and artificial systems*, 1975.
     """
     _check_size(fitness, k)
-    costs = ranked(fitness, None, maximize).double()
+    costs = ranked(fitness, maximize).double()
     finite = costs.isfinite()
     best = costs == -torch.inf
     if bool(best.any()):
