@@ -215,7 +215,7 @@ def test_is_tracing(shims):
         return x + 1
 
     look(torch.ones(2))
-    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.trace"):
         torch.jit.trace(look, torch.ones(2), check_trace=False)
     assert seen == [False, True]
 

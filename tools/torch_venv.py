@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PURE = ["filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools<81"]
 NO_DEVICE = 100  # cudaErrorNoDevice
 TESTS = ["numpy", "safetensors", "rich", "typer", "scikit-learn", "xarray", "pytest", "pytest-xdist", "hypothesis"]
+TESTS += ["pyyaml", "matplotlib"]
 
 
 def main() -> int:
@@ -51,6 +52,9 @@ def make(place: pathlib.Path, version: str) -> pathlib.Path:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
     subprocess.check_call([*pip, "--no-deps", f"torch=={version}"])
     subprocess.check_call([*pip, *PURE, *TESTS])
+    subprocess.check_call(
+        [*pip, "--no-deps", str(ROOT)]
+    )  # for what is said of the package; the tests import the source
     build_stubs(place)
     (place / "ready").touch()
     return python

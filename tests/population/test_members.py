@@ -101,6 +101,20 @@ def test_edits_of_members_are_refused():
     same_members(pop + 0, copies(pop))
 
 
+def test_modules_without_a_hash_may_live_beside_members():
+    class Odd(nn.Module):
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise RuntimeError("never compare modules")
+
+    member = Population.of(nn.Linear(2, 1), 2)[0]
+    odd = Odd()
+    odd.weight, odd.part = nn.Parameter(torch.zeros(2)), nn.Linear(1, 1)
+    odd.register_buffer("seen", torch.zeros(1))
+    assert member.weight.shape == (1, 2)
+
+
 def test_the_population_does_not_keep_members_alive():
     pop = Population.of(net(), 3)
     gc.collect()

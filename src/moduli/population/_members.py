@@ -29,8 +29,8 @@ _REMEDY = (
 
 # Of each live member what it was when it was made: its structure, parameters with their addresses, and buffers.
 _held: weakref.WeakKeyDictionary[nn.Module, MemberTensors] = weakref.WeakKeyDictionary()
-# Of each module of each live member its index, and the buffers.
-_guards: weakref.WeakKeyDictionary[nn.Module, tuple[int, dict[str, Any]]] = weakref.WeakKeyDictionary()
+# Of each module of each live member its index, and the buffers, by id: a class may define equality and have no hash.
+_guards: dict[int, tuple[int, dict[str, Any]]] = {}
 _installed = False
 
 
@@ -64,7 +64,9 @@ class Members:
     def add(self, index: int, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
         """Remember a member as long as a program holds it."""
         _install()
-        _guards.update({module: (index, dict(module._buffers)) for module in member.modules()})
+        for module in member.modules():
+            _guards[id(module)] = (index, dict(module._buffers))
+            weakref.finalize(module, _guards.pop, id(module), None)
         self._alive[index] = member
         _held[member] = MemberTensors(member, parameters, buffers)
 
@@ -95,7 +97,7 @@ class Members:
                 found = diff(layout, now.structure.layout) or f"{names[same.index(False)]!r} was exchanged"
                 del self._alive[index]
                 for module in member.modules():
-                    _guards.pop(module, None)
+                    _guards.pop(id(module), None)
                 raise StructureError(f"member {index} was edited, so it is a model of its own now ({found}); {_REMEDY}")
 
     def mark_touched(self) -> None:
@@ -105,7 +107,7 @@ class Members:
 
 
 def _refuse(module: nn.Module, name: str, value: Any) -> None:
-    guard = _guards.get(module)
+    guard = _guards.get(id(module))
     if (
         guard is not None
         and (module._modules if isinstance(value, nn.Module) else module._parameters).get(name) is not value
@@ -115,7 +117,7 @@ def _refuse(module: nn.Module, name: str, value: Any) -> None:
 
 def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
     """A buffer that is assigned anew keeps its place in the population: the values are copied there."""
-    index, buffers = _guards.get(module, (0, None))
+    index, buffers = _guards.get(id(module), (0, None))
     known = None if buffers is None else buffers.get(name)
     if buffers is None or (known is not None and module._buffers.get(name) is not known):
         # No member; or the buffer is exchanged for the time of a call, as torch.func.functional_call does.
