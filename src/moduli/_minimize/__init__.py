@@ -12,7 +12,6 @@ import torch
 
 from ..optim import Module, Need
 from ._batched import BATCHED, BatchedRuns, minimize_batched
-from ._bounds import read_bounds
 from ._constraints import minimize_constrained, read_constraints
 from ._direct import DIRECT
 from ._loop import EndOfRun, SingleRun, run_chain
@@ -20,7 +19,7 @@ from ._methods import IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
 from ._point import StartPoint, data_of, from_vector, to_vector
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
-from ._variables import Variables
+from ._variables import Variables, read_bounds
 
 __all__ = ["Result", "minimize"]
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ..m import AugmentedLagrangian
-from ._derivatives import FoundProblem
 from ._loop import loss_of, value_of
 from ._point import StartPoint, data_of
-from ._result import Result, ask_to_stop
+from ._result import FoundProblem, Result, ask_to_stop
 
 
 class Constraint(NamedTuple):

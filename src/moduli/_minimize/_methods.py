@@ -1,4 +1,4 @@
-"""Methods by name, as chains of links."""
+"""Methods by name, as chains of links, and the links that only they have: those that stay within bounds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,90 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import m
-from ..optim import Module
-from ._bounded import BoundedLevenbergMarquardt, Free
+from ..linalg import LinearOperator
+from ..optim import Module, Objective
 from ._direct import DIRECT
+from ._point import to_vector
 from ._variables import Variables
+
+
+class BoundedLevenbergMarquardt(m.LevenbergMarquardt):
+    r"""Minimises the damped model over the box: numbers that would leave it are put onto their bound, the others solved again.
+
+    With $F$ the free and $A$ the held numbers, $(B + D)_{FF}\,d_F = u_F - B_{FA}\,d_A$. Numbers at a bound that the
+    gradient pushes against are held from the beginning. Each pass holds at least one more, so that there are at most n, and
+    none of them evaluates the function.
+
+    Args:
+        variables: The variables with their bounds.
+        hess_module: The link that gives the Hessian.
+        **settings: Those of `m.LevenbergMarquardt`.
+
+    References:
+        D. P. Bertsekas, "Projected Newton methods for optimization problems with simple constraints", SIAM J. Control 20
+        (1982); C. Kanzow, N. Yamashita, M. Fukushima, "Levenberg-Marquardt methods with strong local convergence
+        properties for solving nonlinear equations with convex constraints", J. Comput. Appl. Math. 172 (2004).
+    """
+
+    def __init__(self, variables: Variables, hess_module: Any, **settings: Any) -> None:
+        super().__init__(hess_module, **settings)
+        self.variables = variables
+
+    def apply(self, objective: Objective) -> Objective:
+        """Notes where the bounds are from here."""
+        leaves, variables = objective.params, self.variables
+
+        def distance(bounds: list[Tensor | None], open_end: float) -> Tensor:
+            parts = [
+                torch.full_like(z, open_end) if b is None else z.detach() - b
+                for z, b in zip(leaves, bounds, strict=True)
+            ]
+            return to_vector(parts)
+
+        # x - d stays within the bounds where least <= d <= most
+        self.most, self.least = distance(variables.low, torch.inf), distance(variables.high, -torch.inf)
+        return super().apply(objective)
+
+    def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
+        """The damped step within the box."""
+        B = H.to_dense()
+        damping = 1 / radius
+        damped = B + torch.diag(torch.full_like(u, damping))
+        held = ((self.most <= 0) & (u > 0)) | ((self.least >= 0) & (u < 0))
+        d = torch.zeros_like(u)
+        for _ in range(len(u) + 1):
+            free = ~held
+            if not bool(free.any()):
+                break
+            right = u[free] - B[free][:, held] @ d[held]
+            found, failed = torch.linalg.solve_ex(damped[free][:, free], right)
+            if int(failed):
+                return torch.zeros_like(u)
+            d[free] = found
+            over = free & ((d > self.most) | (d < self.least))
+            if not bool(over.any()):
+                break
+            d = torch.where(over, torch.minimum(torch.maximum(d, self.least), self.most), d)
+            held = held | over
+        return d if float(torch.dot(d, u)) > 0 else torch.zeros_like(u)
+
+
+class Free(Module):
+    """Takes out of the update what pushes against a bound."""
+
+    def __init__(self, variables: Variables) -> None:
+        super().__init__()
+        self.variables = variables
+
+    def apply(self, objective: Objective) -> Objective:
+        """Zero where a variable is held by its bound."""
+        free = self.variables.find_free(objective.params, objective.get_grads())
+        objective.updates = [u * f for u, f in zip(objective.peek_updates(), free, strict=True)]
+        return objective
+
 
 # Nocedal and Wright, Numerical Optimization, algorithm 4.1.
 _RADIUS: dict[str, Any] = {"nplus": 2.0, "nminus": 0.25, "rho_good": 0.75, "rho_bad": 0.25}

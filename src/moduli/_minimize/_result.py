@@ -1,12 +1,17 @@
-"""What a minimisation returns."""
+"""What a minimisation returns, with derivatives and error bars there, in the form of x0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ._derivatives import FoundProblem
+import torch
+from torch import Tensor
+
+from ..labels import Space
+from ..labels import Tensor as Labelled
+from ._point import StartPoint, data_of, from_vector, to_vector
 
 
 def ask_to_stop(callback: Callable[[Result], Any], result: Result) -> bool:
@@ -113,3 +118,140 @@ class Result:
             f"Result(value={shown}, success={self.success}, steps={self.steps}, evaluations={self.evaluations}, "
             f"method={self.method!r}, reason={self.reason!r})"
         )
+
+
+class FoundProblem:
+    """A function of a point of some form, differentiated where it is asked.
+
+    Args:
+        fun: The function.
+        point: The form of x0.
+        fixed: For each leaf the numbers that bounds fix, or None.
+        constraints: Functions of the point that are zero: what holds as an equation at the result.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[[Any], Any],
+        point: StartPoint,
+        fixed: Sequence[Tensor | None],
+        constraints: Sequence[Callable[[Any], Any]] = (),
+    ) -> None:
+        self.fun, self.point, self.fixed, self.constraints = fun, point, fixed, constraints
+
+    # ------------------------------------------------------------------ as matrices
+
+    def _evaluate(self, fun: Callable[[Any], Any], vector: Tensor) -> Any:
+        """A function at the point with these real numbers."""
+        return self.point.call(fun, from_vector(vector, self.point.leaves))
+
+    def _differentiate(self, fun: Callable[[Any], Any], x: Any) -> tuple[Tensor, Tensor]:
+        """The values as a vector, and their Jacobian by the real vector of all leaves."""
+        start = to_vector(self.point.leaves_of(x))
+
+        def values(vector: Tensor) -> Tensor:
+            data: Tensor = data_of(self._evaluate(fun, vector))
+            return data.reshape(-1)
+
+        return values(start).detach(), torch.autograd.functional.jacobian(values, start)  # type: ignore[no-untyped-call]
+
+    def _compute_hessian(self, x: Any) -> Tensor:
+        """The Hessian of the value by the real vector of all leaves."""
+
+        def value(vector: Tensor) -> Tensor:
+            data: Tensor = data_of(self._evaluate(self.fun, vector))
+            return 0.5 * data.abs().square().sum() if data.numel() > 1 else data.reshape(())
+
+        H: Tensor = torch.autograd.functional.hessian(value, to_vector(self.point.leaves_of(x)))  # type: ignore[no-untyped-call]
+        return 0.5 * (H + H.T)
+
+    def _spread(self, x: Any) -> Tensor:
+        vector, J = self._differentiate(self.fun, x)
+        if vector.numel() == 1:
+            curvature, scale = self._compute_hessian(x), 1.0
+        else:
+            curvature, scale = J.T @ J, None
+        marks = [torch.zeros_like(leaf) for leaf in self.point.leaves]
+        for mark, fixed in zip(marks, self.fixed, strict=True):
+            if fixed is not None:
+                mark[fixed] = 1
+        held = torch.eye(J.shape[1], dtype=J.dtype)[to_vector(marks) != 0]
+        A = torch.cat([held, *(self._differentiate(constraint, x)[1] for constraint in self.constraints)])
+        # Directions in which neither what is fixed nor a constraint changes.
+        _, sizes, Vh = torch.linalg.svd(A, full_matrices=True)
+        rank = int((sizes > 1e-10 * max(1.0, float(sizes.max()) if sizes.numel() else 1.0)).sum())
+        Z = Vh[rank:].T
+        if scale is None:
+            freedom = vector.numel() - Z.shape[1]
+            scale = float(vector.abs().square().sum()) / freedom if freedom > 0 else torch.inf
+        values, vectors = torch.linalg.eigh(Z.T @ curvature @ Z)
+        # The eigenvalues of J'J are squares, so that those of J are compared, as curve_fit does.
+        least = torch.finfo(values.dtype).eps * max(J.shape) * float(values.abs().max() if values.numel() else 0.0)
+        if bool((values <= least).any()) or scale == torch.inf:
+            weight = (Z @ Z.T).abs() > 1e-12
+            return torch.where(weight, torch.inf, 0.0).to(J.dtype)
+        inverse: Tensor = Z @ (vectors / values) @ vectors.T @ Z.T
+        return scale * inverse
+
+    # ------------------------------------------------------------------ in x0's form
+
+    def jacobian(self, x: Any) -> Any:
+        """Rows of the Jacobian by leaf."""
+        _, J = self._differentiate(self.fun, x)
+        found = self._evaluate(self.fun, to_vector(self.point.leaves_of(x)))
+        shape = data_of(found).shape
+        if isinstance(found, Labelled):
+            return self._part(J, shape, found.dims, everywhere=True)
+        return self._part(J, shape, [Space(n, "residual") for n in shape])
+
+    def hessian(self, x: Any) -> Any:
+        """Blocks of the Hessian by pairs of leaves."""
+        return self._blocks(self._compute_hessian(x))
+
+    def covariance(self, x: Any) -> Any:
+        """Blocks of the covariance by pairs of leaves."""
+        return self._blocks(self._spread(x))
+
+    def stderr(self, x: Any) -> Any:
+        """Roots of the covariance's diagonal."""
+        return self.point.form(from_vector(self._spread(x).diagonal().sqrt(), self.point.leaves))
+
+    def _blocks(self, matrix: Tensor) -> Any:
+        point = self.point
+        if any(leaf.is_complex() for leaf in point.leaves):
+            raise TypeError("minimize: second derivatives are given of real parameters; x0 has complex ones")
+        bands = torch.split(matrix, [leaf.numel() for leaf in point.leaves])
+        return point.form(
+            [
+                self._part(band, leaf.shape, dims)
+                for band, leaf, dims in zip(bands, point.leaves, point.dims, strict=True)
+            ]
+        )
+
+    def _part(self, matrix: Tensor, shape: Sequence[int], dims: Any, everywhere: bool = False) -> Any:
+        """Rows of a matrix in x0's form, after the axes that the rows themselves have.
+
+        Labelled where the rows and x0 are, or everywhere.
+        """
+        parts: list[Any] = []
+        pieces = [from_vector(row, self.point.leaves) for row in matrix]
+        for i, own in enumerate(self.point.dims):
+            leaf = torch.stack([row[i] for row in pieces])
+            if own is None and everywhere:
+                own = tuple(Space(n) for n in leaf.shape[1:])
+            leaf = leaf.reshape((*shape, *leaf.shape[1:]))
+            parts.append(leaf if own is None or dims is None else Labelled(leaf, (*dims, *_prime(own, dims))))
+        return self.point.form(parts)
+
+
+def _prime(spaces: Sequence[Space], taken: Sequence[Space]) -> tuple[Space, ...]:
+    """The spaces, with a prime where another axis has that name already."""
+    names = {space.name for space in taken if space.name is not None}
+    out = []
+    for space in spaces:
+        name = space.name
+        while name is not None and name in names:
+            name += "'"
+        out.append(space if name == space.name else space.rename(name))
+        names |= {name} if name is not None else set()
+    return tuple(out)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._derivatives import FoundProblem
 from ._point import StartPoint
-from ._result import Result
+from ._result import FoundProblem, Result
 from ._variables import Variables
 
 FAR = 1e9

@@ -1,10 +1,15 @@
-"""What the optimizer moves: the numbers of x0, as they are or changed so that no value leaves the bounds."""
+"""Bounds as they are written, and what the optimizer moves: the numbers of x0, as they are or changed to stay within them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..labels import Tensor as Labelled
 from ._point import StartPoint
 
 Bound = Tensor | None
@@ -102,3 +107,118 @@ def _close(x: Tensor, low: Bound, high: Bound) -> Tensor:
     inward = torch.where(below, x - a, b - x) + 1
     one = torch.sqrt(inward.clamp(min=1 + 1e-6) ** 2 - 1)
     return torch.where(below & above, both, torch.where(below | above, one, x))
+
+
+def read_bounds(
+    point: StartPoint, bounds: Any, lower: Any, upper: Any, batched: bool = False
+) -> tuple[list[Bound], list[Bound]]:
+    """The lower and upper bound of every leaf, as tensors of its shape; None where a whole leaf is open.
+
+    Args:
+        point: The starting point.
+        bounds: Intervals, as SciPy has them.
+        lower: A number, or in the form of x0, with None where it is open.
+        upper: The same.
+        batched: Whether the leaves hold many starts along their first axis; intervals are those of one of them.
+    """
+    if bounds is not None and (lower is not None or upper is not None):
+        raise TypeError("minimize: give either bounds=, or lower= and upper=")
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):  # scipy.optimize.Bounds
+        lower, upper, bounds = bounds.lb, bounds.ub, None
+    if isinstance(bounds, Iterator):
+        bounds = list(bounds)
+    named = list(zip(point.names, point.leaves, strict=True))
+    if bounds is not None:
+        pairs = zip(point.match(bounds, "bounds", _is_interval), named, strict=True)
+        sides = [_read_intervals(given, leaf, name, batched) for given, (name, leaf) in pairs]
+        low, high = [side[0] for side in sides], [side[1] for side in sides]
+    else:
+        low, high = (
+            [_read_side(given, leaf, name, side, end) for given, (name, leaf) in zip(parts, named, strict=True)]
+            for side, end, parts in (
+                ("lower", -torch.inf, point.match(lower, "lower bounds", _is_end)),
+                ("upper", torch.inf, point.match(upper, "upper bounds", _is_end)),
+            )
+        )
+    for i, (name, leaf) in enumerate(named):
+        _check(name, leaf, low[i], high[i])
+    return (
+        [None if bool((bound == -torch.inf).all()) else bound for bound in low],
+        [None if bool((bound == torch.inf).all()) else bound for bound in high],
+    )
+
+
+def _check(name: str, leaf: Tensor, low: Tensor, high: Tensor) -> None:
+    if leaf.is_complex():
+        if bool((low.real > -torch.inf).any() | (high.real < torch.inf).any()):
+            raise TypeError(f"minimize: {name} is complex, and complex numbers have no order; bound its parts instead")
+        return
+    if bool((low.isnan() | high.isnan()).any()):
+        raise ValueError(f"minimize: a bound of {name} is not a number; None is open")
+    if bool((low > high).any()):
+        raise ValueError(f"minimize: a lower bound of {name} is not below its upper bound, nor equal to it (fixed)")
+    # What is fixed is put where it belongs.
+    outside = ((leaf < low) | (leaf > high)) & ((low != high) | low.isinf())
+    if bool(outside.any()):
+        raise ValueError(
+            f"minimize: the start is outside of the bounds ({int(outside.sum())} numbers of {name}); start inside, "
+            "for instance at x0.clamp(low, high)"
+        )
+
+
+def _read_side(given: Any, leaf: Tensor, name: str, side: str, end: float) -> Tensor:
+    """A bound of one leaf: numbers that fit its shape; None is open."""
+    if isinstance(given, bool | str):
+        raise TypeError(f"minimize: {side} bounds are numbers in the form of x0, not {given!r}")
+    if isinstance(given, list | tuple):
+        given = [end if item is None else item for item in given]
+    data = given.data if isinstance(given, Labelled) else torch.as_tensor(end if given is None else given)
+    try:
+        return data.detach().to(leaf).expand_as(leaf).clone()
+    except RuntimeError as error:
+        raise ValueError(f"minimize: {side} of {name} does not fit the shape of x0: {error}") from None
+
+
+def _is_end(value: Any) -> bool:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return value is None or number or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
+
+
+def _is_interval(given: Any) -> bool:
+    return isinstance(given, list | tuple) and len(given) == 2 and all(map(_is_end, given))
+
+
+def _read_intervals(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Tensor, Tensor]:
+    """Both bounds of one leaf from an interval, a list of intervals, or an array with intervals along its last axis."""
+    one = leaf[0] if batched and leaf.dim() else leaf
+    if isinstance(given, np.ndarray) and given.dtype == object:
+        given = given.tolist()
+    if given is None or _is_interval(given):
+        data = _fill_open([given or (None, None)])[0]
+    elif isinstance(given, list | tuple) and all(pair is None or _is_interval(pair) for pair in given):
+        if one.dim() > 1 or len(given) != one.numel():
+            raise ValueError(
+                f"minimize: {name} has {one.numel()} variables, and its bounds {len(given)} entries; give an interval "
+                "(low, high) for each, or one for all"
+            )
+        data = _fill_open([pair or (None, None) for pair in given]).reshape(*one.shape, 2)
+    elif not isinstance(given, Tensor | Labelled | np.ndarray) or getattr(given.dtype, "kind", "f") not in "iuf":
+        raise TypeError(
+            f"minimize: bounds of {name} are not understood; bounds are one interval (low, high) for all variables, a list "
+            "with an interval for each variable as in SciPy, or a dictionary of those by name; None is open. Tensors of "
+            "bounds are given by lower= and upper="
+        )
+    else:
+        data = torch.as_tensor(given.data if isinstance(given, Labelled) else given)
+    if data.shape not in ((2,), (*one.shape, 2), (*leaf.shape, 2)):
+        raise ValueError(
+            f"minimize: bounds of {name} are an array of shape {tuple(data.shape)}; it has {(*one.shape, 2)}, or "
+            "give lower= and upper="
+        )
+    low, high = data.to(leaf).unbind(-1)
+    return low.expand(leaf.shape).clone(), high.expand(leaf.shape).clone()
+
+
+def _fill_open(pairs: Sequence[Any]) -> Tensor:
+    ends = [(-torch.inf if low is None else low, torch.inf if high is None else high) for low, high in pairs]
+    return torch.tensor(ends, dtype=torch.float64)
