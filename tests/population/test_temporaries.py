@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from moduli.particles import adopt
-from moduli.population import Population, _values
+from moduli.population import Population, _core
 from population.helpers import close
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Small populations are written over too."""
-    monkeypatch.setattr(_values, "_LEAST", 0)
+    monkeypatch.setattr(_core, "_LEAST", 0)
 
 
 def pair(seed=0, count=5):

@@ -20,9 +20,8 @@ from moduli.layout import Group, Layout, diff, layout_and_tensors
 from moduli.nn import labels_of
 from moduli.particles import StructureError
 
-from ._core import Core
+from ._core import Core, Values, allocate
 from ._members import repeat_buffers
-from ._values import Values, allocate
 
 OUT: dict[Any, Callable[..., Tensor]] = {
     operator.add: torch.add,

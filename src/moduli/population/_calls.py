@@ -10,10 +10,9 @@ from torch import Tensor, nn  # noqa: F401 - for the examples
 
 from moduli.labels import Tensor as LabelledTensor
 
-from ._core import Core
+from ._core import Core, allocate
 from ._evaluator import forward
 from ._rule import Call, EvaluationPlan, read_call
-from ._values import allocate
 
 
 class Calls(Core):

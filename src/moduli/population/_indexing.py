@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from . import selection
-from ._core import Core
+from ._core import Core, Values, allocate
 from ._members import build, row_view, tracks_versions
-from ._values import Values, allocate
 
 
 class Indexing(Core):

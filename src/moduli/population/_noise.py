@@ -13,6 +13,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -83,12 +84,7 @@ def uniform(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: i
         scale: What they are multiplied with; one number, or a column.
         stream: Another stream gives other numbers for the same seeds.
     """
-    made = []
-    for group in layout.groups:
-        dtype = _real_dtype(group.dtype)
-        values = _unit(_stream(keys, stream).to(group.device), find_places(layout, group.indices, group.device), dtype)
-        made.append(_scale_values(values, scale).to(group.dtype) if _drawable(group.dtype) else values)
-    return made
+    return _draw(layout, keys, scale, stream, _unit)
 
 
 def normal(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: int = 0) -> list[Tensor]:
@@ -96,24 +92,37 @@ def normal(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: in
 
     Two uniform numbers make two normal ones (Box and Muller, 1958), for the places 2k and 2k+1.
     """
-    made = []
-    for group in layout.groups:
-        dtype, size = _real_dtype(group.dtype), group.numel
-        places = find_places(layout, group.indices, group.device)
-        half = (size + 1) // 2
-        key = _stream(keys, stream).to(group.device)
+
+    def pair(key: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+        half = (len(places) + 1) // 2
         radius = _unit(key, places[:half], dtype).mul_(-1.0).add_(1.0).log_().mul_(-2.0).sqrt_()
         angle = _unit(key ^ 0x1234567887654321, places[:half], dtype).mul_(2.0 * math.pi)
-        values = torch.empty((len(keys), 2 * half), dtype=dtype, device=group.device)
+        values = torch.empty((len(key), 2 * half), dtype=dtype, device=key.device)
         torch.mul(radius, angle.cos(), out=values[:, :half])
         torch.mul(radius, angle.sin_(), out=values[:, half:])
-        values = _scale_values(values[:, :size], scale)
-        made.append(values.to(group.dtype) if _drawable(group.dtype) else values)
+        return values[:, : len(places)]
+
+    return _draw(layout, keys, scale, stream, pair)
+
+
+def _draw(
+    layout: Layout,
+    keys: Tensor,
+    scale: float | Tensor,
+    stream: int,
+    draw: Callable[[Tensor, Tensor, torch.dtype], Tensor],
+) -> list[Tensor]:
+    made = []
+    for group in layout.groups:
+        dtype = torch.float64 if group.dtype in (torch.float64, torch.complex128) else torch.float32
+        key = keys ^ (stream * 0x2545F4914F6CDD1D & (_LIMIT - 1))
+        values = draw(key.to(group.device), find_places(layout, group.indices, group.device), dtype)
+        if isinstance(scale, Tensor):
+            values.mul_(scale.to(values.device, values.dtype).reshape(-1, 1))
+        elif scale != 1.0:
+            values.mul_(scale)
+        made.append(values.to(group.dtype) if group.dtype.is_floating_point or group.dtype.is_complex else values)
     return made
-
-
-def _stream(keys: Tensor, stream: int) -> Tensor:
-    return keys if not stream else keys ^ (stream * 0x2545F4914F6CDD1D & (_LIMIT - 1))
 
 
 def find_places(layout: Layout, indices: tuple[int, ...], device: torch.device) -> Tensor:
@@ -125,17 +134,3 @@ def find_places(layout: Layout, indices: tuple[int, ...], device: torch.device) 
         for i in indices
     ]
     return torch.cat(parts).to(device)
-
-
-def _scale_values(values: Tensor, scale: float | Tensor) -> Tensor:
-    if isinstance(scale, Tensor):
-        return values.mul_(scale.to(values.device, values.dtype).reshape(-1, 1))
-    return values if scale == 1.0 else values.mul_(scale)
-
-
-def _real_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
-
-
-def _drawable(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex

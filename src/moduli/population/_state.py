@@ -12,11 +12,11 @@ from torch import Tensor, nn  # noqa: F401 - for the examples
 
 from moduli.particles import StructureError
 
+from ._core import Values, allocate
 from ._evaluator import PopulationEvaluator
 from ._indexing import Indexing
 from ._members import row_view
 from ._shard import Shard
-from ._values import Values, allocate
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

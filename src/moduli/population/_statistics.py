@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from moduli.particles import refuse_graph
 
 from ._arithmetic import Arithmetic, broadcast, check_match, read_operand
-from ._core import Core
-from ._values import allocate
+from ._core import Core, allocate
 
 
 class Statistics(Arithmetic):

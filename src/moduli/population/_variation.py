@@ -15,9 +15,9 @@ from moduli.particles import StructureError
 
 from . import selection
 from ._arithmetic import check_match, rows
+from ._core import Values, allocate
 from ._indexing import Indexing
 from ._noise import draw_fractions, find_places, normal, seeds, uniform
-from ._values import Values, allocate
 
 _KINDS = ("uniform", "one_point", "layer", "arithmetic")
 
