@@ -59,21 +59,6 @@ def test_polar_express_takes_singular_values_where_its_paper_does():
     torch.testing.assert_close(out, left @ torch.diag(x) @ right, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [384, 500, 1030])
-def test_symmetric_products_are_products(size):
-    from moduli.m.adaptive._axes import multiply_symmetric
-
-    x, base = randn(size, 7), randn(size, size, seed=1)
-    base = base + base.mT
-    torch.testing.assert_close(multiply_symmetric(x, x.mT), x @ x.mT)
-    torch.testing.assert_close(multiply_symmetric(x, x.mT, base, beta=0.5, alpha=2.0), 0.5 * base + 2 * x @ x.mT)
-    stacked = torch.stack([x, 2 * x])
-    torch.testing.assert_close(torch.vmap(lambda a: multiply_symmetric(a, a.mT))(stacked), stacked @ stacked.mT)
-    x.requires_grad_()
-    (grad,) = torch.autograd.grad(multiply_symmetric(x, x.mT).sum(), x)
-    torch.testing.assert_close(grad, 2 * x.detach().sum(0).expand_as(x))
-
-
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()

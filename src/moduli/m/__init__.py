@@ -26,31 +26,8 @@ Around other links:
 * `restarts` and `termination`: forgetting, and stopping; `misc`: printing, homotopies, measurements.
 """
 
-from . import (
-    adaptive,
-    clipping,
-    conjugate_gradient,
-    constraints,
-    evolution,
-    grad_approximation,
-    least_squares,
-    line_search,
-    meta,
-    misc,
-    momentum,
-    ops,
-    population,
-    projections,
-    quasi_newton,
-    restarts,
-    second_order,
-    smoothing,
-    step_size,
-    termination,
-    trust_region,
-    variance_reduction,
-    weight_decay,
-)
+from types import ModuleType as _ModuleType
+
 from .adaptive import *
 from .clipping import *
 from .conjugate_gradient import *
@@ -75,27 +52,4 @@ from .trust_region import *
 from .variance_reduction import *
 from .weight_decay import *
 
-__all__: list[str] = []
-__all__ += adaptive.__all__
-__all__ += clipping.__all__
-__all__ += conjugate_gradient.__all__
-__all__ += constraints.__all__
-__all__ += evolution.__all__
-__all__ += grad_approximation.__all__
-__all__ += least_squares.__all__
-__all__ += line_search.__all__
-__all__ += meta.__all__
-__all__ += misc.__all__
-__all__ += momentum.__all__
-__all__ += ops.__all__
-__all__ += population.__all__
-__all__ += projections.__all__
-__all__ += quasi_newton.__all__
-__all__ += restarts.__all__
-__all__ += second_order.__all__
-__all__ += smoothing.__all__
-__all__ += step_size.__all__
-__all__ += termination.__all__
-__all__ += trust_region.__all__
-__all__ += variance_reduction.__all__
-__all__ += weight_decay.__all__
+__all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType)]

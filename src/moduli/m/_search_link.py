@@ -2,24 +2,21 @@
 
 One adapter makes all of them. A link takes the arguments of its search, with the same names and defaults, but for what an
 optimizer has already: where to start, how many members a population has, and how a gradient is descended along.
-
-* Copies of one model that are kept from step to step, as long as the model is built as it was.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..evolve import GradientSearch, Search
 from ..optim import Module, Need, Objective, Optimizer, as_real
 from ..population import Population, Shard
-from ._vectors import flat, flat_members, land, unflat, unflat_members
+from ._vectors import flat, flat_members, land, unflat
 
 BLOCK = 1 << 22  # numbers that the models of one block have together
 _OURS = ("x0", "initial", "spread", "shapes", "rank", "lr", "optimizer", "momentum", "betas", "own")
@@ -53,7 +50,6 @@ class SearchLink(Module):
         super().__init__()
         self.seed, self.options = seed, options
         self._made: Search | None = None
-        self._models = Models()
         self._begin(self._example())  # options that can't work are refused here
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -109,13 +105,13 @@ class SearchLink(Module):
     def reset(self) -> None:
         """Begin again from the parameters as they are."""
         super().reset()
-        self._made, self._models = None, Models()
+        self._made = None
 
     def _extra_unpack(self, extra: dict[str, Any]) -> None:
         self._made = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_made": None, "_models": Models()}
+        return {**super().__getstate__(), "_made": None}
 
 
 class ModelLink(SearchLink):
@@ -177,7 +173,7 @@ class ModelLink(SearchLink):
 
     def _evaluate_together(self, objective: Objective, rows: Tensor, fn: Callable[..., Any]) -> Tensor:
         net: Any = objective.model
-        pop = self._models.of(net, len(rows))
+        pop = Population.of(net, len(rows))
         leaves = dict(pop.named_parameters())
         names = {id(param): name for name, param in net.named_parameters()}
         at = 0
@@ -248,12 +244,12 @@ class PopulationLink(SearchLink):
                 if not (followed if shard is None else shard.gather(followed.expand(len(base)))).all():
                     self._follow(objective, search, base, shard)
             asked = search.ask().clone()
-            objective.move_to(unflat_members(asked[own], params))
+            objective.move_to(unflat(asked[own], params))
             losses = objective.get_loss(backward=False, at_x0=False)
             search.tell(losses if shard is None else shard.gather(losses))
         self.global_state["search"] = search.state
         kept = search.state.get("x")
-        goal = unflat_members((kept if isinstance(kept, Tensor) else asked)[own].to(here), params)
+        goal = unflat((kept if isinstance(kept, Tensor) else asked)[own].to(here), params)
         objective.updates = [param.detach() - there for param, there in zip(params, goal, strict=True)]
         # A generation moves all parameters, those without a gradient too.
         objective.present = None
@@ -267,84 +263,9 @@ class PopulationLink(SearchLink):
         """Gradient links (or the user) moved members, so what is known of their fitness is of other places."""
         entries = {"x": base.clone() if shard is None else shard.gather(base)}
         if "fitness" in search.state:
-            objective.move_to(unflat_members(base, objective.params))
+            objective.move_to(unflat(base, objective.params))
             losses = objective.get_loss(backward=False, at_x0=False)
             losses = losses if shard is None else shard.gather(losses)
             losses = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).double()
             entries["fitness"] = losses.to(search.device)
         search.revise(**entries)
-
-
-_PLAIN = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type,
-    torch.dtype,
-    torch.device,
-    FunctionType,
-    BuiltinFunctionType,
-)
-_VALUES = ("_parameters", "_buffers", "_modules")
-
-
-class Models:
-    """Populations of copies of a model, by their size.
-
-    To copy a small model takes about as long as to evaluate it. What copies depend on besides parameters and buffers, which
-    are brought up to date every time, is compared: classes, modes, attributes. A model with attributes that can change
-    without being replaced (a list, a hook, an object) is copied anew each time.
-    """
-
-    def __init__(self) -> None:
-        self._built: list[Any] | None = None
-        self._kept: dict[int, Population] = {}
-
-    def of(self, net: nn.Module, count: int) -> Population:
-        """`count` copies of the model as it is now."""
-        built = _describe_build(net)
-        if built is None or built != self._built:
-            self._built, self._kept = built, {}
-        pop = self._kept.get(count)
-        if pop is None:
-            pop = Population.of(net, count)
-            if built is not None:
-                # All blocks of a generation but the last have one size.
-                self._kept = {**dict(list(self._kept.items())[-1:]), count: pop}
-            return pop
-        with torch.no_grad():
-            for mine, theirs in (
-                (pop.named_parameters(), net.named_parameters()),
-                (pop.named_buffers(), net.named_buffers()),
-            ):
-                values = dict(theirs)
-                for name, stacked in mine:
-                    stacked.copy_(values[name])
-        return pop
-
-
-def _describe_build(net: nn.Module) -> list[Any] | None:
-    """What a copy of the model depends on besides values, to be compared; None where it can't be."""
-    found: list[Any] = [
-        (name, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad)
-        for named in (net.named_parameters(), net.named_buffers())
-        for name, tensor in named
-    ]
-    for path, module in net.named_modules():
-        found.append((path, type(module)))
-        for name, value in module.__dict__.items():
-            if name in _VALUES:
-                continue
-            if not _is_plain(value):
-                if value or not isinstance(value, dict | set | list):
-                    return None
-                value = None
-            found.append((name, type(value), value))
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if type(value) is tuple else isinstance(value, _PLAIN)

@@ -1,14 +1,12 @@
 """Links that are written as functions of the update, what is remembered of it, and settings.
 
 What they remember can pass through links of its own: the `*_tfm` arguments.
-
-* A link's settings when it is made: collected from its arguments, and their ranges checked.
-
-  A schedule (a function of the step) is not checked.
+A link's settings are collected from its arguments when it is made, and checked by tables of `_checks`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -25,15 +23,30 @@ Settings = Sequence[Mapping[str, Any]]
 _OPTIONS = ("inner", "concat_params", "update_freq")
 
 
+class HandOn:
+    """A link whose constructor hands its `**settings` on to that of its base, and shows them as arguments of its own."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        own = inspect.signature(cls.__init__)
+        mine = {key: p for key, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        base = next(kind for kind in cls.__mro__[1:] if "__init__" in vars(kind))
+        if "__init__" in vars(cls) and len(mine) < len(own.parameters) and issubclass(base, HandOn):
+            known = inspect.signature(base.__init__).parameters
+            shown = {key: p for key, p in known.items() if p.kind is p.KEYWORD_ONLY} | mine
+            signature = own.replace(parameters=sorted(shown.values(), key=lambda p: p.kind))
+            cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
+
+
 class UpdateTransform(TensorTransform):
-    """A tensor transform that needs neither the parameter nor the gradient nor the loss: `transform` is its hook.
+    """A tensor transform that does not need the loss: `transform` is its hook, or `transform_at` with the parameter.
 
     Args:
         given: The settings; usually the arguments of the link as they are, `locals()`.
         **options: Those of `TensorTransform`; "inner", "concat_params" and "update_freq" are found in `given`, too.
 
     Attributes:
-        ranges: The arguments that a check of `_checks` is for, by check.
+        ranges: The arguments that a check of `_checks` is for, by check; those of the bases hold, too.
     """
 
     ranges: ClassVar[Ranges] = {}
@@ -47,11 +60,15 @@ class UpdateTransform(TensorTransform):
         """Transform one tensor (in place or not) and return it."""
         raise TypeError(f"{type(self).__name__} does not say how to transform the update")
 
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
+        """Transform one tensor, given its parameter and, where the link asks for it, the gradient."""
+        return self.transform(tensor, state, setting)
+
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        """`transform`."""
-        return self.transform(tensor, state, setting)
+        """`transform_at`."""
+        return self.transform_at(tensor, param, grad, state, setting)
 
 
 class BufferTransform(UpdateTransform):
@@ -198,82 +215,8 @@ def collect_settings(arguments: Mapping[str, Any], *others: str) -> dict[str, An
 
 
 def check_settings(link: Any, arguments: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """`collect_settings`, after the checks in the link's table `ranges`."""
-    for check, keys in link.ranges.items():
-        check(type(link).__name__, **{key: arguments[key] for key in keys})
+    """`collect_settings`, after the checks in the tables `ranges` of the link and its bases, of those that are given."""
+    for kind in type(link).__mro__:
+        for check, keys in vars(kind).get("ranges", {}).items():
+            check(type(link).__name__, **{key: arguments[key] for key in keys if key in arguments})
     return collect_settings(arguments, *others)
-
-
-def _read_numbers(value: Any) -> list[float] | None:
-    """The numbers in a setting, or None where it is a function of the step."""
-    if isinstance(value, Tensor):
-        found: list[float] = value.detach().double().reshape(-1).tolist()
-        return found
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return [float(value)]
-
-
-def _check(link: str, key: str, value: Any, ok: Any, wanted: str) -> None:
-    numbers = _read_numbers(value)
-    if numbers is None:
-        if callable(value):
-            return
-        raise TypeError(f"{link}: {key} is {value!r}; give {wanted}")
-    # A NaN is refused by the link itself, for every setting.
-    if any(number == number and not ok(number) for number in numbers):
-        raise ValueError(f"{link}: {key} is {value!r}; give {wanted}")
-
-
-def fraction(link: str, **settings: Any) -> None:
-    """Numbers in [0, 1): memories of running means."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: 0 <= x < 1, "a number from 0 (included) to 1 (excluded)")
-
-
-def probability(link: str, **settings: Any) -> None:
-    """Numbers in [0, 1]."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-
-
-def non_negative(link: str, **settings: Any) -> None:
-    """Numbers that are not negative."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: x >= 0, "a number that is not negative")
-
-
-def positive(link: str, **settings: Any) -> None:
-    """Numbers above zero."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: x > 0, "a number above zero")
-
-
-def above_one(link: str, **settings: Any) -> None:
-    """Numbers above one, of which there is one for all steps."""
-    for key, value in settings.items():
-        if not value > 1:
-            raise ValueError(f"{link}: {key} is {value!r}; give a number above 1")
-
-
-def check_at_least_one(link: str, **settings: Any) -> None:
-    """Whole numbers from one."""
-    for key, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{link}: {key} is {value!r}; give a whole number, at least 1")
-
-
-def allow_none(check: Callable[..., None]) -> Callable[..., None]:
-    """A check that lets None pass."""
-
-    def check_given(link: str, **settings: Any) -> None:
-        check(link, **{key: value for key, value in settings.items() if value is not None})
-
-    return check_given
-
-
-def choice(link: str, key: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """One of a few values."""
-    if value not in allowed:
-        names = ", ".join(map(repr, allowed[:-1]))
-        raise ValueError(f"{link}: {key} is {value!r}; it can be {names} or {allowed[-1]!r}")

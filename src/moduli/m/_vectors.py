@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..linalg import LinearOperator
-from ..optim import Objective, Transform, as_real
+from ..optim import Objective, Transform, as_real, restore_complex
 
 SMALL = 10_000
 """Up to this many numbers on the CPU are worked on by NumPy, whose dispatch costs less; above it would use all threads."""
@@ -27,14 +27,15 @@ _PLAIN = (torch.float32, torch.float64)
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
     """One real vector, complex numbers as pairs, half precision as float32. May share memory with a single tensor."""
-    if len(tensors) == 1:
-        tensor = tensors[0].detach()
-        if tensor.dim() == 1 and tensor.dtype in _PLAIN and tensor.is_contiguous():
-            return tensor
-        vector = as_real(tensor).reshape(-1)
-    else:
-        vector = torch.cat([as_real(tensor.detach()).reshape(-1) for tensor in tensors])
+    vectors = [as_real(tensor.detach()).reshape(-1) for tensor in tensors]
+    vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors)
     return vector.float() if vector.dtype in _LOW else vector
+
+
+def flat_members(tensors: Sequence[Tensor]) -> Tensor:
+    """One real vector for each member of a population, in rows: `flat` of each."""
+    rows = torch.cat([as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors], 1)
+    return rows.float() if rows.dtype in _LOW else rows
 
 
 def array(tensors: Sequence[Tensor]) -> Any:
@@ -70,21 +71,11 @@ def size(params: Sequence[Tensor]) -> int:
 
 
 def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-    """The vector in pieces shaped and typed like the parameters."""
-    if len(params) == 1 and params[0].dtype is vector.dtype:
-        return [vector if params[0].dim() == 1 else vector.view(params[0].shape)]
-    out = []
-    position = 0
-    for param in params:
-        count = param.numel() * (2 if param.is_complex() else 1)
-        piece = vector[position : position + count]
-        position += count
-        if param.is_complex():
-            real = torch.float32 if param.dtype is torch.complex64 else torch.float64
-            out.append(torch.view_as_complex(piece.to(real).reshape(*param.shape, 2).contiguous()))
-        else:
-            out.append(piece.to(param.dtype).view(param.shape))
-    return out
+    """The vector in pieces shaped and typed like the parameters; of rows, one for each member, like stacked ones."""
+    shown = [as_real(param.detach()) for param in params]
+    pieces = torch.split(vector, [tensor.numel() // vector.shape[:-1].numel() for tensor in shown], -1)
+    rows = zip(pieces, shown, params, strict=True)
+    return [restore_complex(piece.to(tensor.dtype).reshape(tensor.shape), param) for piece, tensor, param in rows]
 
 
 def tensors_of(vector: Any, params: Sequence[Tensor]) -> list[Tensor]:
@@ -99,8 +90,6 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """The inner product of two lists of tensors, as real vectors; over all processes where they hold pieces."""
     if kernels.over_processes() is not None:
         return float(kernels.dot([as_real(tensor) for tensor in a], [as_real(tensor) for tensor in b]))
-    if len(a) == 1 and a[0].dtype is b[0].dtype and not a[0].is_complex() and a[0].dtype not in _LOW:
-        return torch.dot(a[0].reshape(-1), b[0].reshape(-1)).item()
     return torch.dot(flat(a), flat(b)).item()
 
 
@@ -109,29 +98,6 @@ def mask_absent(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> li
     if present is None:
         return list(tensors)
     return [tensor if here else torch.zeros_like(tensor) for tensor, here in zip(tensors, present, strict=True)]
-
-
-def flat_members(tensors: Sequence[Tensor]) -> Tensor:
-    """One real vector for each member of a population, in rows: `flat` of each."""
-    rows = torch.cat([as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors], 1)
-    return rows.float() if rows.dtype in _LOW else rows
-
-
-def unflat_members(rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-    """Rows, one for each member, in pieces shaped and typed like stacked parameters."""
-    out = []
-    position = 0
-    for param in params:
-        shape = as_real(param.detach()).shape
-        count = shape[1:].numel()
-        piece = rows[:, position : position + count]
-        position += count
-        if param.is_complex():
-            real = torch.float32 if param.dtype is torch.complex64 else torch.float64
-            out.append(torch.view_as_complex(piece.to(real).reshape(shape).contiguous()))
-        else:
-            out.append(piece.to(param.dtype).reshape(shape))
-    return out
 
 
 def refuse_complex(name: str, params: Sequence[Tensor]) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, dot
 
 from ..optim import Chainable, Objective
-from ._transforms import collect_settings
+from . import _checks as check
+from ._transforms import HandOn, collect_settings
 from ._vectors import VectorLink, gather_update
 
 __all__ = [
@@ -84,7 +85,7 @@ RULES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-class ConjugateGradient(VectorLink):
+class ConjugateGradient(HandOn, VectorLink):
     r"""Adds to the update a multiple of the last direction, $D = u + \beta D_-$, with a rule for $\beta$.
 
     Follow it with a tight line search: `m.StrongWolfe(c2=0.1, a_init="first-order")`. Where $D$ would not point downhill
@@ -122,14 +123,9 @@ class ConjugateGradient(VectorLink):
         restart_interval: int | str | None = "auto",
         inner: Chainable | None = None,
     ) -> None:
-        name = type(self).__name__
-        if rule not in RULES:
-            raise ValueError(f"{name}: rule is {rule!r}; it can be {', '.join(RULES)}")
-        if not (restart_interval in (None, "auto") or (isinstance(restart_interval, int) and restart_interval > 0)):
-            raise ValueError(
-                f"{name}: restart_interval is {restart_interval!r}; give a number of steps, 'auto' or None"
-            )
-        super().__init__(collect_settings(locals(), "name", "inner"), inner=inner)
+        check.choice(type(self).__name__, "rule", rule, tuple(RULES))
+        check.allow(check.at_least_one, "auto", None)(type(self).__name__, restart_interval=restart_interval)
+        super().__init__(collect_settings(locals(), "inner"), inner=inner)
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Finds beta from this gradient and the last one."""
@@ -178,10 +174,8 @@ class _Named(ConjugateGradient):
 
     name: ClassVar[str]
 
-    def __init__(
-        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__(self.name, clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(self.name, **settings)
 
 
 class FletcherReeves(_Named):
@@ -233,10 +227,8 @@ class PolakRibiere(_Named):
 
     name = "polak-ribiere"
 
-    def __init__(
-        self, *, clip_beta: bool = True, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__(clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+    def __init__(self, *, clip_beta: bool = True, **settings: Any) -> None:
+        super().__init__(clip_beta=clip_beta, **settings)
 
 
 class HestenesStiefel(_Named):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..linalg import AtA, LinearOperator, SingularError
 from ..optim import Chainable, Module, Need, Objective
+from . import _checks as check
 from ._vectors import HessianLink, jacobian, unflat
 from .second_order._newton import shortest
 
@@ -58,8 +59,7 @@ class GaussNewton(HessianLink):
     def __init__(
         self, *, reg: float = 1e-8, update_freq: int = 1, batched: bool = True, inner: Chainable | None = None
     ) -> None:
-        if isinstance(reg, int | float) and reg < 0:
-            raise ValueError(f"GaussNewton: reg is {reg}; what is added to the diagonal is not negative")
+        check.non_negative("GaussNewton", reg=reg)
         super().__init__({"reg": reg}, update_freq=update_freq, inner=inner)
         self.batched = batched
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..optim import Chainable, Module, Objective, Reformulation, sample_like
+from . import _checks as check
 from ._measures import reset_others
-from ._transforms import UpdateTransform, check_at_least_one, choice, non_negative, positive
+from ._transforms import UpdateTransform
 from .adaptive._axes import work
 from .termination import TerminationCriteria
 
@@ -79,10 +80,10 @@ class GradientSampling(Reformulation):
         reset_on_termination: bool = True,
         seed: int | None = None,
     ) -> None:
-        positive("GradientSampling", sigma=sigma, decay=decay)
-        check_at_least_one("GradientSampling", n=n)
-        choice("GradientSampling", "aggregate", aggregate, _WAYS)
-        choice("GradientSampling", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
+        check.positive("GradientSampling", sigma=sigma, decay=decay)
+        check.at_least_one("GradientSampling", n=n)
+        check.choice("GradientSampling", "aggregate", aggregate, _WAYS)
+        check.choice("GradientSampling", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
         super().__init__({"sigma": sigma, "decay": decay}, modules)
         self.n, self.aggregate, self.distribution = n, aggregate, distribution
         self.include_x0, self.fixed, self.seed = include_x0, fixed, seed
@@ -208,8 +209,8 @@ class LaplacianSmoothing(UpdateTransform):
     differentiable = True
 
     def __init__(self, sigma: Any = 1.0, *, layerwise: bool = True, min_numel: int = 4) -> None:
-        non_negative("LaplacianSmoothing", sigma=sigma)
-        check_at_least_one("LaplacianSmoothing", min_numel=min_numel)
+        check.non_negative("LaplacianSmoothing", sigma=sigma)
+        check.at_least_one("LaplacianSmoothing", min_numel=min_numel)
         super().__init__({"sigma": sigma}, concat_params=not layerwise)
         self.min_numel = min_numel
 

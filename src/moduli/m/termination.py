@@ -11,8 +11,8 @@ import torch
 
 from .. import kernels
 from ..optim import Module, Need, Objective
+from . import _checks as check
 from ._measures import measure_move
-from ._transforms import check_at_least_one
 
 __all__ = [
     "TerminateAfterNEvaluations",
@@ -45,7 +45,7 @@ class TerminationCriteria(Module):
     needs = frozenset()
 
     def __init__(self, defaults: dict[str, Any] | None = None, n: int = 1) -> None:
-        check_at_least_one(type(self).__name__, n=n)
+        check.at_least_one(type(self).__name__, n=n)
         super().__init__(defaults)
         self.n = n
 

@@ -13,19 +13,9 @@ import torch
 from torch import Tensor
 
 from ..optim import Across, Objective, Reformulation
+from . import _checks as check
 from ._measures import divide, norm, read, reset_others, smaller
-from ._transforms import (
-    ListTransform,
-    Settings,
-    States,
-    Tensors,
-    allow_none,
-    check_at_least_one,
-    check_settings,
-    fraction,
-    non_negative,
-    positive,
-)
+from ._transforms import ListTransform, Settings, States, Tensors, check_settings
 
 __all__ = ["SVRG", "MARSCorrection"]
 
@@ -64,9 +54,9 @@ class SVRG(Reformulation):
 
     shared_settings = True
     ranges = {
-        check_at_least_one: ("svrg_steps",),
-        allow_none(check_at_least_one): ("accum_steps",),
-        non_negative: ("alpha",),
+        check.at_least_one: ("svrg_steps",),
+        check.allow(check.at_least_one, None): ("accum_steps",),
+        check.non_negative: ("alpha",),
     }
 
     def __init__(
@@ -186,7 +176,7 @@ class MARSCorrection(ListTransform):
 
     shared_settings = ("max_norm",)
     buffers = {"change": "grad"}
-    ranges = {fraction: ("beta",), positive: ("scaling",), allow_none(positive): ("max_norm",)}
+    ranges = {check.fraction: ("beta",), check.positive: ("scaling",), check.allow(check.positive, None): ("max_norm",)}
 
     def __init__(self, *, beta: float = 0.9, scaling: float = 0.025, max_norm: float | None = 1.0) -> None:
         super().__init__(locals())

@@ -16,18 +16,9 @@ import torch
 from torch import Tensor
 
 from ..optim import Chainable, Module, Objective, Reformulation, sample_like
+from . import _checks as check
 from ._measures import check_metric, metric, metric_of_all, read, reset_others
-from ._transforms import (
-    Settings,
-    Tensors,
-    UpdateTransform,
-    check_at_least_one,
-    choice,
-    fraction,
-    non_negative,
-    positive,
-    probability,
-)
+from ._transforms import Settings, Tensors, UpdateTransform
 
 __all__ = [
     "CautiousWeightDecay",
@@ -55,7 +46,7 @@ class _Decay(UpdateTransform):
 
     elementwise = True
     static = ("ord",)
-    ranges = {non_negative: ("weight_decay",), positive: ("ord",)}
+    ranges = {check.non_negative: ("weight_decay",), check.positive: ("ord",)}
 
     def __init__(self, weight_decay: Any, *, ord: float = 2) -> None:
         super().__init__(locals())
@@ -83,9 +74,7 @@ class WeightDecay(_Decay):
         I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return tensor + penalty(param, setting["ord"]) * setting["weight_decay"]
 
 
@@ -107,9 +96,7 @@ class CautiousWeightDecay(_Decay):
         L. Chen et al., "Cautious weight decay", arXiv:2510.12402, 2025.
     """
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         shrinks = tensor * param > 0
         decay = penalty(param, setting["ord"]) * setting["weight_decay"]
         return torch.where(shrinks, tensor + decay, tensor)
@@ -137,7 +124,7 @@ class RelativeWeightDecay(UpdateTransform):
 
     differentiable = True
     static = ("ord",)
-    ranges = {non_negative: ("weight_decay",), positive: ("ord",)}
+    ranges = {check.non_negative: ("weight_decay",), check.positive: ("ord",)}
 
     def __init__(
         self,
@@ -148,7 +135,7 @@ class RelativeWeightDecay(UpdateTransform):
         metric: Any = "mad",
         cautious: bool = False,
     ) -> None:
-        choice("RelativeWeightDecay", "norm_input", norm_input, ("update", "grad", "params"))
+        check.choice("RelativeWeightDecay", "norm_input", norm_input, ("update", "grad", "params"))
         check_metric("RelativeWeightDecay", metric, "metric")
         super().__init__(locals(), uses_grad=norm_input == "grad")
 
@@ -158,9 +145,7 @@ class RelativeWeightDecay(UpdateTransform):
         source = {"update": tensors, "params": params, "grad": grads}[settings[0]["norm_input"]]
         return {"size": metric_of_all(source or tensors, settings[0]["metric"])}
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         decay = penalty(param, setting["ord"]) * (setting["weight_decay"] * setting["size"])
         if setting["cautious"]:
             agrees = (tensor * param.conj()).real > 0 if tensor.is_complex() else tensor * param > 0
@@ -190,7 +175,7 @@ class Dropout(UpdateTransform):
     """
 
     differentiable = True
-    ranges = {probability: ("p",)}
+    ranges = {check.probability: ("p",)}
 
     def __init__(self, p: float = 0.5, *, graft: bool = False, seed: int | None = None) -> None:
         super().__init__(locals())
@@ -247,7 +232,7 @@ class WeightDropout(_ChangeWeights):
     """
 
     def __init__(self, p: float = 0.5, *, modules: Chainable | None = None, seed: int | None = None) -> None:
-        probability("WeightDropout", p=p)
+        check.probability("WeightDropout", p=p)
         super().__init__({"p": p}, modules, seed)
 
     def pre_step(self, objective: Objective) -> None:
@@ -293,8 +278,8 @@ class PerturbWeights(_ChangeWeights):
         modules: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        non_negative("PerturbWeights", alpha=alpha)
-        choice("PerturbWeights", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
+        check.non_negative("PerturbWeights", alpha=alpha)
+        check.choice("PerturbWeights", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
         super().__init__({"alpha": alpha, "relative": relative, "metric": metric}, modules, seed)
         self.distribution = distribution
 
@@ -351,10 +336,9 @@ class RandomReinitialize(Module):
         reset: bool = False,
         seed: int | None = None,
     ) -> None:
-        probability("RandomReinitialize", p_reinit=p_reinit, p_weights=p_weights)
-        fraction("RandomReinitialize", beta=beta)
-        if store_every is not None:
-            check_at_least_one("RandomReinitialize", store_every=store_every)
+        check.probability("RandomReinitialize", p_reinit=p_reinit, p_weights=p_weights)
+        check.fraction("RandomReinitialize", beta=beta)
+        check.allow(check.at_least_one, None)("RandomReinitialize", store_every=store_every)
         super().__init__({"p_reinit": p_reinit, "p_weights": p_weights, "beta": beta})
         self.store_every, self.reset_others, self.seed = store_every, reset, seed
 

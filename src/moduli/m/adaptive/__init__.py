@@ -1,17 +1,16 @@
 """Adaptive first-order links: steps scaled by what updates were like so far."""
 
-from ._adafactor import CAME, Adafactor, AdamMini, Dion
-from ._adagrad import AEGD, Adadelta, Adagrad, AdagradNorm, RMSprop
-from ._adam import AdaBelief, Adam, Adamax, NAdam, RAdam
-from ._adan import ADOPT, Adan, AdEMAMix
-from ._full_matrix import GGT, FullMatrixAdagrad, KLShampoo, SPlus
-from ._orthogonalize import LMO, DualNormCorrection, MuonAdjustLR, NeuronNormalize, Orthogonalize
-from ._prodigy import AdaptiveHeavyBall, DAdaptAdam, Prodigy
-from ._psgd import PSGDKronWhiten
-from ._psgd_lra import PSGDLRAWhiten
-from ._rprop import BacktrackOnSignChange, Lion, Rprop, ScaleLRBySignChange, SignConsistencyLRs, SignConsistencyMask
-from ._sam import ASAM, MSAM, SAM, MSAMMomentum, OrthoGrad
-from ._shampoo import SOAP, Shampoo
+from ._adafactor import *
+from ._adagrad import *
+from ._adam import *
+from ._adan import *
+from ._full_matrix import *
+from ._orthogonalize import *
+from ._prodigy import *
+from ._psgd import *
+from ._rprop import *
+from ._sam import *
+from ._shampoo import *
 
 __all__ = [
     "ADOPT",

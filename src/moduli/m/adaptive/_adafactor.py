@@ -13,15 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._transforms import (
-    BufferTransform,
-    MatrixTransform,
-    allow_none,
-    check_at_least_one,
-    fraction,
-    non_negative,
-    positive,
-)
+from .. import _checks as check
+from .._transforms import BufferTransform, MatrixTransform
 from ._axes import work
 from ._orthogonalize import as_matrix
 
@@ -59,7 +52,7 @@ class Adafactor(MatrixTransform):
     uses_params = True
 
     counts = True
-    ranges = {positive: ("decay", "eps", "scale_eps"), allow_none(positive): ("clip",)}
+    ranges = {check.positive: ("decay", "eps", "scale_eps"), check.allow(check.positive, None): ("clip",)}
 
     def __init__(
         self,
@@ -79,9 +72,7 @@ class Adafactor(MatrixTransform):
         memory = 1 - state["step"] ** -setting["decay"]
         update_factors(state, work(tensor).abs().square() + setting["eps"], memory)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         if not tensor.numel():
             return tensor
         out = work(tensor) * rebuild(state).rsqrt()
@@ -156,7 +147,7 @@ class CAME(MatrixTransform):
         Y. Luo et al., "CAME: confidence-guided adaptive memory efficient optimization", ACL 2023, Algorithm 2.
     """
 
-    ranges = {fraction: ("beta1", "beta2", "beta3"), positive: ("eps1", "eps2", "clip")}
+    ranges = {check.fraction: ("beta1", "beta2", "beta3"), check.positive: ("eps1", "eps2", "clip")}
 
     def __init__(
         self,
@@ -226,7 +217,7 @@ class AdamMini(MatrixTransform):
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
-    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps",)}
+    ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, blocks: int | None = None) -> None:
         super().__init__(locals())
@@ -296,15 +287,11 @@ class Dion(BufferTransform):
 
     members = "batched"
     buffers = {"momentum": None}
-    ranges = {fraction: ("momentum",)}
+    ranges = {check.fraction: ("momentum",)}
 
     def __init__(self, *, momentum: Any = 0.95, rank: int | float = 0.25, seed: int | None = None) -> None:
-        if not isinstance(rank, float):
-            check_at_least_one("Dion", rank=rank)
-        elif not 0 < rank <= 1:
-            raise ValueError(
-                f"Dion: rank is {rank!r}; give a whole number, or a fraction of the shorter side up to 1.0"
-            )
+        (check.probability if isinstance(rank, float) else check.at_least_one)("Dion", rank=rank)
+        check.positive("Dion", rank=rank)
         super().__init__({"momentum": momentum, "rank": rank})
         self.seed = seed
 

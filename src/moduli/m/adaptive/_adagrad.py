@@ -15,19 +15,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable
+from .. import _checks as check
 from .._measures import divide, dot
-from .._transforms import (
-    BufferTransform,
-    ListTransform,
-    Settings,
-    States,
-    Tensors,
-    allow_none,
-    choice,
-    fraction,
-    non_negative,
-    positive,
-)
+from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
 
 
 class Adagrad(BufferTransform):
@@ -59,7 +49,7 @@ class Adagrad(BufferTransform):
     elementwise = True
     counts = True
     tfms = {"accumulator_tfm": ("accumulator",)}
-    ranges = {non_negative: ("lr_decay", "initial_accumulator_value", "eps")}
+    ranges = {check.non_negative: ("lr_decay", "initial_accumulator_value", "eps")}
 
     def __init__(
         self,
@@ -118,7 +108,10 @@ class AdagradNorm(ListTransform):
     shared_settings = ("layerwise",)
     differentiable = True
     counts = True
-    ranges = {non_negative: ("lr_decay", "initial_accumulator_value", "eps"), allow_none(fraction): ("beta",)}
+    ranges = {
+        check.non_negative: ("lr_decay", "initial_accumulator_value", "eps"),
+        check.allow(check.fraction, None): ("beta",),
+    }
 
     def __init__(
         self,
@@ -181,7 +174,7 @@ class Adadelta(BufferTransform):
 
     elementwise = True
     buffers = {"square_avg": "grad_sq", "acc_delta": "grad_sq"}
-    ranges = {fraction: ("rho",), positive: ("rho", "eps")}
+    ranges = {check.fraction: ("rho",), check.positive: ("rho", "eps")}
 
     def __init__(self, *, rho: Any = 0.9, eps: Any = 1e-6) -> None:
         super().__init__(locals())
@@ -233,7 +226,7 @@ class RMSprop(BufferTransform):
     elementwise = True
     counts = True
     tfms = {"exp_avg_sq_tfm": ("max_exp_avg_sq", "exp_avg_sq")}
-    ranges = {fraction: ("smoothing",), non_negative: ("eps",)}
+    ranges = {check.fraction: ("smoothing",), check.non_negative: ("eps",)}
 
     def __init__(
         self,
@@ -247,7 +240,7 @@ class RMSprop(BufferTransform):
         inner: Chainable | None = None,
         exp_avg_sq_tfm: Chainable | None = None,
     ) -> None:
-        choice("RMSprop", "init", init, ("zeros", "update"))
+        check.choice("RMSprop", "init", init, ("zeros", "update"))
         if debias and init == "update":
             raise ValueError("RMSprop: a mean that starts at the first update has no bias; give debias or init")
         super().__init__(locals())
@@ -314,7 +307,7 @@ class AEGD(BufferTransform):
     decides_on_host = True
 
     elementwise = True
-    ranges = {positive: ("lr",)}
+    ranges = {check.positive: ("lr",)}
 
     def __init__(self, *, lr: Any = 0.1, c: Any = 1.0) -> None:
         super().__init__(locals(), uses_loss=True)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, Chainable
-from .._transforms import BufferTransform, fraction, non_negative, positive
+from .. import _checks as check
+from .._transforms import BufferTransform
 from ._axes import work
 
 
@@ -124,7 +125,7 @@ class Adamax(BufferTransform):
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad", "exp_inf": None}
-    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps",)}
+    ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8) -> None:
         super().__init__(locals())
@@ -173,7 +174,7 @@ class NAdam(BufferTransform):
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
-    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps", "momentum_decay")}
+    ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps", "momentum_decay")}
 
     def __init__(
         self, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
@@ -235,7 +236,7 @@ class RAdam(BufferTransform):
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
-    ranges = {fraction: ("beta1", "beta2"), positive: ("eps",)}
+    ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8) -> None:
         super().__init__(locals())
@@ -287,7 +288,7 @@ class AdaBelief(BufferTransform):
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad", "exp_avg_var": "grad_sq"}
-    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps",)}
+    ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-16) -> None:
         super().__init__(locals())

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from ...optim import Chainable
+from .. import _checks as check
 from .._measures import rise
-from .._transforms import BufferTransform, allow_none, check_at_least_one, fraction, non_negative, positive
+from .._transforms import BufferTransform
 
 
 class Adan(BufferTransform):
@@ -52,7 +53,7 @@ class Adan(BufferTransform):
     aliases = {"betas": ("beta1", "beta2", "beta3")}
     tfms = {"m_tfm": ("exp_avg",), "v_tfm": ("exp_avg_diff",), "n_tfm": ("exp_avg_sq",)}
     buffers = {"exp_avg": "grad", "exp_avg_diff": "grad", "exp_avg_sq": "grad_sq"}
-    ranges = {fraction: ("beta1", "beta2", "beta3"), non_negative: ("eps",)}
+    ranges = {check.fraction: ("beta1", "beta2", "beta3"), check.non_negative: ("eps",)}
 
     def __init__(
         self,
@@ -122,10 +123,10 @@ class AdEMAMix(BufferTransform):
     buffers = {"exp_avg": "grad", "exp_avg_slow": "grad", "exp_avg_sq": "grad_sq"}
     static = ("warmup", "beta3", "beta3_start")
     ranges = {
-        fraction: ("beta1", "beta2", "beta3", "beta3_start"),
-        positive: ("beta3", "beta3_start"),
-        non_negative: ("eps",),
-        allow_none(check_at_least_one): ("warmup",),
+        check.fraction: ("beta1", "beta2", "beta3", "beta3_start"),
+        check.positive: ("beta3", "beta3_start"),
+        check.non_negative: ("eps",),
+        check.allow(check.at_least_one, None): ("warmup",),
     }
 
     def __init__(
@@ -194,7 +195,7 @@ class ADOPT(BufferTransform):
     static = ("clip",)
     aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
-    ranges = {fraction: ("beta1", "beta2"), positive: ("eps",)}
+    ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.9999, eps: Any = 1e-6, clip: bool = True) -> None:
         super().__init__(locals())

@@ -30,64 +30,20 @@ def merge_shape(shape: Sequence[int], max_dim: int, merge: bool) -> tuple[int, .
     return tuple(out)
 
 
+def _unfold(tensor: Tensor, axis: int) -> Tensor:
+    return tensor.movedim(axis, 0).flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)
+
+
 def covariance(tensor: Tensor, axis: int) -> Tensor:
     """The slices across an axis times each other, summed over everything else: (n, n)."""
-    if tensor.dim() == 1:
-        return torch.outer(tensor, tensor.conj())
-    slices = tensor.movedim(axis, 0).flatten(1) if tensor.dim() > 2 else tensor if axis == 0 else tensor.mT
-    return multiply_symmetric(slices, slices.mH)
+    slices = _unfold(tensor, axis)
+    return slices @ slices.mH
 
 
 def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: float) -> None:
-    """Total <- keep total + take covariance.
-
-    Of a real matrix only the blocks on and below the diagonal are computed, for long axes two thirds: see `fill_upper`.
-    """
-    if tensor.dim() == 2 and not tensor.is_complex():
-        slices = tensor if axis == 0 else tensor.mT
-        for low, high in _blocks(len(total)):
-            total[low:high, :high].addmm_(slices[low:high], slices[:high].mT, beta=keep, alpha=take)
-    else:
-        total.mul_(keep).add_(covariance(tensor, axis), alpha=take)
-
-
-def fill_upper(total: Tensor) -> Tensor:
-    """A matrix that was accumulated, with what is above the diagonal copied from below."""
-    if not total.is_complex():
-        for low, high in _blocks(len(total)):
-            total[:low, low:high] = total[low:high, :low].mT
-    return total
-
-
-def _blocks(size: int) -> list[tuple[int, int]]:
-    step = max(128, -(-size // 4))
-    return [(low, min(low + step, size)) for low in range(0, size, step)]
-
-
-# Below this the blocks of a product are too small to be worth their calls.
-_WORTH_BLOCKS = 384
-
-
-def multiply_symmetric(
-    left: Tensor, right: Tensor, onto: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
-) -> Tensor:
-    """Beta onto + alpha left right, where that is Hermitian: of long real matrices on a processor two thirds are computed."""
-    tracked = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
-    if left.shape[0] < _WORTH_BLOCKS or left.dim() != 2 or left.is_complex() or left.device.type != "cpu" or tracked:
-        if onto is None:
-            return left @ right
-        return (torch.addmm if left.dim() == 2 else torch.baddbmm)(onto, left, right, beta=beta, alpha=alpha)
-    out = left.new_empty(len(left), len(left))
-    for low, high in _blocks(len(left)):
-        rows, columns = left[low:high], right[:, :high]
-        # To compute and to copy, because vmap has no rule for addmm_, and out= none for the others.
-        below = (
-            rows @ columns
-            if onto is None
-            else torch.addmm(onto[low:high, :high], rows, columns, beta=beta, alpha=alpha)
-        )
-        out[low:high, :high] = below
-    return fill_upper(out)
+    """Total <- keep total + take covariance."""
+    slices = _unfold(tensor, axis)
+    total.addmm_(slices, slices.mH, beta=keep, alpha=take)
 
 
 def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = False) -> Tensor:
@@ -131,4 +87,4 @@ def power(matrix: Tensor, exponent: float, reg: float, method: str = "eigh_abs",
     # negative power would only blow up rounding.
     floor = values.amax() * (len(values) * torch.finfo(values.dtype).eps)
     scaled = torch.where(values > floor, values.clamp(min=torch.finfo(values.dtype).tiny) ** exponent, 0.0)
-    return vectors * scaled**0.5 if half else multiply_symmetric(vectors * scaled, vectors.mH)
+    return vectors * scaled**0.5 if half else (vectors * scaled) @ vectors.mH

@@ -16,16 +16,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable
-from .._transforms import (
-    BufferTransform,
-    MatrixTransform,
-    allow_none,
-    check_at_least_one,
-    choice,
-    fraction,
-    non_negative,
-    positive,
-)
+from .. import _checks as check
+from .._transforms import BufferTransform, MatrixTransform
 from ._axes import eigh, power, work
 from ._orthogonalize import as_matrix
 from ._shampoo import eigenvectors
@@ -65,7 +57,11 @@ class FullMatrixAdagrad(BufferTransform):
 
     counts = True
     tfms = {"accumulator_tfm": ("accumulator",)}
-    ranges = {non_negative: ("reg",), check_at_least_one: ("precond_freq",), allow_none(fraction): ("beta",)}
+    ranges = {
+        check.non_negative: ("reg",),
+        check.at_least_one: ("precond_freq",),
+        check.allow(check.fraction, None): ("beta",),
+    }
 
     def __init__(
         self,
@@ -81,8 +77,8 @@ class FullMatrixAdagrad(BufferTransform):
         inner: Chainable | None = None,
         accumulator_tfm: Chainable | None = None,
     ) -> None:
-        choice("FullMatrixAdagrad", "init", init, ("identity", "zeros"))
-        choice("FullMatrixAdagrad", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
+        check.choice("FullMatrixAdagrad", "init", init, ("identity", "zeros"))
+        check.choice("FullMatrixAdagrad", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
         super().__init__(locals())
         self.add_projected_keys("covariance", "accumulator")
 
@@ -150,10 +146,10 @@ class GGT(BufferTransform):
 
     decides_on_host = True
     ranges = {
-        check_at_least_one: ("history_size",),
-        allow_none(check_at_least_one): ("truncate",),
-        positive: ("damping",),
-        non_negative: ("rdamping", "eig_tol"),
+        check.at_least_one: ("history_size",),
+        check.allow(check.at_least_one, None): ("truncate",),
+        check.positive: ("damping",),
+        check.non_negative: ("rdamping", "eig_tol"),
     }
 
     def __init__(
@@ -231,7 +227,7 @@ class KLShampoo(MatrixTransform):
     """
 
     counts = True
-    ranges = {fraction: ("beta",), positive: ("eps",), check_at_least_one: ("precond_freq",)}
+    ranges = {check.fraction: ("beta",), check.positive: ("eps",), check.at_least_one: ("precond_freq",)}
 
     def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8, precond_freq: int = 1) -> None:
         super().__init__(locals())
@@ -307,7 +303,7 @@ class SPlus(MatrixTransform):
     """
 
     counts = True
-    ranges = {fraction: ("beta1", "beta2"), check_at_least_one: ("precond_freq", "max_dim")}
+    ranges = {check.fraction: ("beta1", "beta2"), check.at_least_one: ("precond_freq", "max_dim")}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, precond_freq: int = 100, max_dim: int = 10_000) -> None:
         super().__init__(locals())

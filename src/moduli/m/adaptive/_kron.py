@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._measures import read
-from ._axes import covariance, merge_shape, multiply, multiply_symmetric, work
+from ._axes import covariance, merge_shape, multiply, work
 
 GEOMETRIES = ("Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ")
 
@@ -40,7 +40,7 @@ def _products(factors: list[Tensor], geometry: str) -> list[Tensor]:
     """P = Q^H Q of each axis; kept, because it is used at every step and changes only when the factors are fitted."""
     if geometry == "QUAD4P":  # the factors are those of P itself
         return factors
-    return [multiply_symmetric(q.mH, q) if q.dim() == 2 else q.abs().square() for q in factors]
+    return [q.mH @ q if q.dim() == 2 else q.abs().square() for q in factors]
 
 
 def _apply_factors(tensor: Tensor, factors: list[Tensor]) -> Tensor:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._transforms import MatrixTransform, check_at_least_one, choice, fraction, positive
-from ._axes import multiply_symmetric, work
+from .. import _checks as check
+from .._transforms import MatrixTransform
+from ._axes import work
 
 Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
 METHODS = ("newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh")
@@ -58,8 +59,8 @@ def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
     flat = x.reshape(-1, *x.shape[-2:]) if batched else x
     fused = torch.baddbmm if batched else torch.addmm
     for a, b, c in _coefficients(method, steps):
-        gram = multiply_symmetric(flat, flat.mH)
-        flat = fused(flat, multiply_symmetric(gram, gram, gram, beta=b, alpha=c), flat, beta=a)
+        gram = flat @ flat.mH
+        flat = fused(flat, fused(gram, gram, gram, beta=b, alpha=c), flat, beta=a)
     return flat.reshape(x.shape)
 
 
@@ -69,18 +70,18 @@ def _iterate_gram(x: Tensor, steps: int) -> Tensor:
     What rounding adds to the smallest eigenvalues of X X^H grows by 12 in an iteration, as they do; after a few it is still
     far below the width of the band that singular values end in.
     """
-    gram = multiply_symmetric(x, x.mH)
+    gram = x @ x.mH
     product: Tensor | None = None
     for k, (a, b, c) in enumerate(_coefficients("newtonschulz", steps)):
-        rest = multiply_symmetric(gram, gram, gram, beta=b, alpha=c)
+        rest = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         if product is None:
             product = rest.clone()
             product.diagonal().add_(a)
         else:
-            product = multiply_symmetric(rest, product, product, beta=a)
+            product = torch.addmm(product, rest, product, beta=a)
         if k + 1 < steps:
-            half = multiply_symmetric(rest, gram, gram, beta=a)
-            gram = multiply_symmetric(half, rest, half, beta=a)
+            half = torch.addmm(gram, rest, gram, beta=a)
+            gram = torch.addmm(half, half, rest, beta=a)
     return x if product is None else product @ x
 
 
@@ -145,7 +146,7 @@ class Orthogonalize(MatrixTransform):
     """
 
     differentiable = True
-    ranges = {check_at_least_one: ("steps",)}
+    ranges = {check.at_least_one: ("steps",)}
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class Orthogonalize(MatrixTransform):
         channel_first: bool = True,
         orthogonalize: bool = True,
     ) -> None:
-        choice("Orthogonalize", "method", method, METHODS)
+        check.choice("Orthogonalize", "method", method, METHODS)
         super().__init__(locals())
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
@@ -222,9 +223,7 @@ class DualNormCorrection(MatrixTransform):
     def __init__(self, *, flatten: bool = True, channel_first: bool = True) -> None:
         super().__init__(locals(), uses_grad=True)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         how = (setting["flatten"], setting["channel_first"])
         x = as_matrix(tensor, *how)
         g = None if grad is None else as_matrix(grad, *how)
@@ -291,7 +290,7 @@ class LMO(MatrixTransform):
         T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, Tables 2 and 3.
     """
 
-    ranges = {positive: ("radius",), check_at_least_one: ("steps",)}
+    ranges = {check.positive: ("radius",), check.at_least_one: ("steps",)}
 
     def __init__(
         self,
@@ -300,7 +299,7 @@ class LMO(MatrixTransform):
         radius: Any = 1.0,
         steps: int = 5,
     ) -> None:
-        choice("LMO", "ball", ball, BALLS)
+        check.choice("LMO", "ball", ball, BALLS)
         super().__init__(locals())
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
@@ -348,7 +347,7 @@ class NeuronNormalize(MatrixTransform):
     """
 
     differentiable = True
-    ranges = {fraction: ("beta",), positive: ("eps",)}
+    ranges = {check.fraction: ("beta",), check.positive: ("eps",)}
 
     def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8) -> None:
         super().__init__(locals())

@@ -13,19 +13,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, Need, Objective, Transform
+from .. import _checks as check
 from .._measures import divide, dot, larger, norm, read, smaller
-from .._transforms import (
-    BufferTransform,
-    ListTransform,
-    Settings,
-    States,
-    Tensors,
-    above_one,
-    allow_none,
-    fraction,
-    non_negative,
-    positive,
-)
+from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
 from .._vectors import flat, mask_absent, unflat
 from ._adam import correct_bias
 from ._axes import work
@@ -71,11 +61,11 @@ class Prodigy(BufferTransform):
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {
-        fraction: ("beta1", "beta2"),
-        allow_none(fraction): ("beta3",),
-        non_negative: ("eps", "weight_decay"),
-        positive: ("d0", "d_coef"),
-        above_one: ("growth_rate",),
+        check.fraction: ("beta1", "beta2"),
+        check.allow(check.fraction, None): ("beta3",),
+        check.non_negative: ("eps", "weight_decay"),
+        check.positive: ("d0", "d_coef"),
+        check.above_one: ("growth_rate",),
     }
 
     def __init__(
@@ -128,9 +118,7 @@ class Prodigy(BufferTransform):
         found = divide(setting["d_coef"] * r, total, 0.0)
         memory["next_d"] = larger(d, smaller(found, d * setting["growth_rate"]))
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         d = self.global_state["d"]
         size, grow = correct_bias(d, state["step"], setting)
         out = state["exp_avg"] * size / (state["exp_avg_sq"].sqrt() * grow + d * setting["eps"])
@@ -173,10 +161,10 @@ class DAdaptAdam(ListTransform):
     shared_settings = ("d0", "growth_rate")
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {
-        fraction: ("beta1", "beta2"),
-        non_negative: ("eps", "gamma"),
-        positive: ("d0",),
-        above_one: ("growth_rate",),
+        check.fraction: ("beta1", "beta2"),
+        check.non_negative: ("eps", "gamma"),
+        check.positive: ("d0",),
+        check.above_one: ("growth_rate",),
     }
 
     def __init__(

@@ -1,30 +1,53 @@
-"""PSGD: a preconditioner fitted so that it whitens the update."""
+"""PSGD: a preconditioner fitted so that it whitens the update, a factor per axis or of low rank."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ...optim import Chainable
-from .._transforms import (
-    BufferTransform,
-    allow_none,
-    check_at_least_one,
-    choice,
-    fraction,
-    non_negative,
-    positive,
-    probability,
-)
+from ...optim import Chainable, as_real, restore_complex
+from .. import _checks as check
+from .._transforms import BufferTransform, HandOn, collect_settings
+from . import _kron, _lra
 from ._axes import work
-from ._kron import GEOMETRIES, balance, begin, fit, flip, limit_amplitude, precondition
 
 Geometry = Literal["Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ"]
 
 
-class PSGDKronWhiten(BufferTransform):
+class _PSGDWhiten(HandOn, BufferTransform):
+    """What the two have in common."""
+
+    counts = True
+    ranges = {
+        check.at_least_one: ("max_dim", "rank"),
+        check.positive: ("lr_preconditioner", "grad_clip_max_amp"),
+        check.non_negative: ("max_skew", "damping"),
+        check.fraction: ("betaL",),
+        check.probability: ("update_probability", "balance_probability"),
+        check.allow(check.positive, None): ("init_scale",),
+        check.one_of(*_kron.GEOMETRIES): ("dQ",),
+    }
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        *,
+        init_scale: float | None = None,
+        lr_preconditioner: float = 0.1,
+        betaL: float = 0.9,
+        damping: float = 1e-9,
+        grad_clip_max_amp: float = float("inf"),
+        update_probability: float = 1.0,
+        inner: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__({**given, **collect_settings(locals(), "given")})
+
+
+class PSGDKronWhiten(_PSGDWhiten):
     r"""Fits one factor per axis so that their product whitens the update, and preconditions with it.
 
     $P = Q^T Q$ with $Q = Q_1 \otimes \cdots \otimes Q_k$ minimises $E[u^T P u + v^T P^{-1} v]$ for white noise v, so that
@@ -64,41 +87,24 @@ class PSGDKronWhiten(BufferTransform):
     """
 
     members = "batched"
-    counts = True
-    ranges = {
-        check_at_least_one: ("max_dim",),
-        positive: ("lr_preconditioner", "grad_clip_max_amp"),
-        non_negative: ("max_skew", "damping"),
-        fraction: ("betaL",),
-        probability: ("update_probability", "balance_probability"),
-        allow_none(positive): ("init_scale",),
-    }
 
     def __init__(
         self,
         *,
         max_dim: int = 10_000,
         max_skew: float = 1.0,
-        init_scale: float | None = None,
-        lr_preconditioner: float = 0.1,
-        betaL: float = 0.9,
-        damping: float = 1e-9,
-        grad_clip_max_amp: float = float("inf"),
-        update_probability: float = 1.0,
         dQ: Geometry = "Q0.5EQ1.5",
         balance_probability: float = 0.01,
-        inner: Chainable | None = None,
-        seed: int | None = None,
+        **settings: Any,
     ) -> None:
-        choice("PSGDKronWhiten", "dQ", dQ, GEOMETRIES)
-        super().__init__(locals())
+        super().__init__(collect_settings(locals(), "settings"), **settings)
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        begin(state, tensor, setting)
+        _kron.begin(state, tensor, setting)
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         coin = self.get_generator("cpu", setting["seed"])
-        if not tensor.numel() or not flip(setting["update_probability"], coin):
+        if not tensor.numel() or not _kron.flip(setting["update_probability"], coin):
             return
         x = work(tensor).reshape(state["shape"])
         noise = None
@@ -106,13 +112,82 @@ class PSGDKronWhiten(BufferTransform):
             generator = self.get_generator(x.device, setting["seed"])
             noise = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
             x = x.add(noise, alpha=setting["damping"])
-        if flip(setting["balance_probability"], coin):
-            balance(state, setting)
-        fit(state, x, noise if setting["dQ"] == "EQ" else None, setting)
+        if _kron.flip(setting["balance_probability"], coin):
+            _kron.balance(state, setting)
+        _kron.fit(state, x, noise if setting["dQ"] == "EQ" else None, setting)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if not tensor.numel():
             return tensor
-        out = precondition(state, work(tensor).reshape(state["shape"]))
-        out = limit_amplitude(out, setting["grad_clip_max_amp"])
+        out = _kron.precondition(state, work(tensor).reshape(state["shape"]))
+        out = _kron.limit_amplitude(out, setting["grad_clip_max_amp"])
         return out.reshape(tensor.shape).to(tensor.dtype)
+
+
+class PSGDLRAWhiten(_PSGDWhiten):
+    r"""Fits a diagonal and a correction of low rank so that together they whiten the update, and preconditions with them.
+
+    $P = Q^T Q$ with $Q = (I + U V^T)\operatorname{diag}(d)$ minimises $E[u^T P u + v^T P^{-1} v]$ for white noise v. With
+    $a = Qu$ and $b = Q^{-T}v$, either $U \leftarrow U - \frac{\mu}{L}(a a^T - b b^T) V (I + V^TU)$ or
+    $V \leftarrow V - \frac{\mu}{L}(I + VU^T)(a a^T - b b^T) U$ (by a coin), and
+    $d \leftarrow d - \frac{\mu}{L} d \odot (Pu \odot u - v \odot P^{-1}v)$, where each $L$ bounds the size of the change.
+    Finally $u \leftarrow Pu$.
+
+    Args:
+        rank: Columns of U and V.
+        init_scale: The scale of d at the start; None takes $\overline{u^4}^{-1/8}$ of the first update.
+        lr_preconditioner: The step $\mu$.
+        betaL: Memory of the bounds, which rise at once and fall slowly.
+        damping: Size of the noise that is added to the update the factors are fitted to.
+        grad_clip_max_amp: Bound on the root mean square of the result.
+        update_probability: How often factors are fitted.
+        concat_params: One preconditioner for all parameters; False: one for each tensor.
+        inner: Links that transform the update before it is preconditioned, after the factors were fitted to it.
+        seed: Seed of the noise; None uses torch's own generator.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.PSGDLRAWhiten(rank=1, seed=0), torch.zeros(2)
+        >>> noise = torch.Generator().manual_seed(0)
+        >>> out = [
+        ...     optim.step_tensors(link, [torch.tensor([10.0, 0.1]) * torch.randn(2, generator=noise)], params=[w])[0]
+        ...     for _ in range(600)
+        ... ]
+        >>> (torch.stack(out[300:]).square().mean(0) - 1).abs() < 0.5
+        tensor([True, True])
+
+    References:
+        O. Pooladzandi, X.-L. Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
+        arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
+    """
+
+    def __init__(self, *, rank: int = 10, concat_params: bool = True, **settings: Any) -> None:
+        super().__init__({"rank": rank, "concat_params": concat_params}, **settings)
+
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        x = _vector(tensor)
+        _lra.begin(state, x, setting, self.get_generator(x.device, setting["seed"]))
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        if not tensor.numel():
+            return
+        chance = torch.rand(2, generator=self.get_generator("cpu", setting["seed"]))
+        if float(chance[0]) >= setting["update_probability"]:
+            return
+        x = _vector(tensor)
+        noise = torch.randn(
+            x.shape, dtype=x.dtype, device=x.device, generator=self.get_generator(x.device, setting["seed"])
+        )
+        _lra.fit(state, x.add(noise, alpha=setting["damping"]), noise, bool(chance[1] < 0.5), setting)
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        out = _kron.limit_amplitude(_lra.precondition(state, _vector(tensor)), setting["grad_clip_max_amp"])
+        return restore_complex(out.reshape(as_real(tensor).shape), tensor).to(tensor.dtype)
+
+
+def _vector(tensor: Tensor) -> Tensor:
+    """All numbers of a tensor as one real vector."""
+    return work(as_real(tensor)).reshape(-1)

@@ -12,18 +12,28 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._transforms import BufferTransform, fraction, non_negative, positive
+from .. import _checks as check
+from .._transforms import BufferTransform, HandOn, collect_settings
 
 
-class _SignSteps(BufferTransform):
+class _SignSteps(HandOn, BufferTransform):
     """Step sizes that grow while a sign repeats and shrink when it flips."""
 
     elementwise = True
-    ranges = {positive: ("nplus", "nminus", "alpha"), non_negative: ("lb", "ub")}
+    ranges = {check.positive: ("nplus", "nminus", "alpha"), check.non_negative: ("lb", "ub")}
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given, uses_grad=bool(given.get("use_grad", False)))
-        lb, ub = given["lb"], given["ub"]
+    def __init__(
+        self,
+        given: Mapping[str, Any] | None = None,
+        *,
+        nplus: Any = 1.2,
+        nminus: Any = 0.5,
+        lb: Any = 1e-6,
+        ub: Any = 50.0,
+        alpha: Any = 1.0,
+    ) -> None:
+        more = given or {}
+        super().__init__({**collect_settings(locals(), "given", "more"), **more}, uses_grad=more.get("use_grad", False))
         if isinstance(lb, int | float) and isinstance(ub, int | float) and lb > ub:
             raise ValueError(f"{type(self).__name__}: lb is {lb!r}, which is above ub, {ub!r}")
 
@@ -73,17 +83,8 @@ class Rprop(_SignSteps):
         ICNN 1993.
     """
 
-    def __init__(
-        self,
-        *,
-        nplus: Any = 1.2,
-        nminus: Any = 0.5,
-        lb: Any = 1e-6,
-        ub: Any = 50.0,
-        backtrack: bool = True,
-        alpha: Any = 1.0,
-    ) -> None:
-        super().__init__(locals())
+    def __init__(self, *, backtrack: bool = True, **settings: Any) -> None:
+        super().__init__({"backtrack": backtrack}, **settings)
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         super().begin(tensor, state, setting)
@@ -127,10 +128,8 @@ class SignConsistencyLRs(_SignSteps):
         ICNN 1993.
     """
 
-    def __init__(
-        self, *, nplus: Any = 1.2, nminus: Any = 0.5, lb: Any = 1e-6, ub: Any = 50.0, alpha: Any = 1.0
-    ) -> None:
-        super().__init__(locals())
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         self._resize(tensor, state, setting)
@@ -165,17 +164,8 @@ class ScaleLRBySignChange(_SignSteps):
         ICNN 1993.
     """
 
-    def __init__(
-        self,
-        *,
-        nplus: Any = 1.2,
-        nminus: Any = 0.5,
-        lb: Any = 1e-6,
-        ub: Any = 50.0,
-        alpha: Any = 1.0,
-        use_grad: bool = False,
-    ) -> None:
-        super().__init__(locals())
+    def __init__(self, *, use_grad: bool = False, **settings: Any) -> None:
+        super().__init__({"use_grad": use_grad}, **settings)
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -284,7 +274,7 @@ class Lion(BufferTransform):
     elementwise = True
     aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad"}
-    ranges = {fraction: ("beta1", "beta2"), positive: ("beta2",)}
+    ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("beta2",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.99) -> None:
         super().__init__(locals())

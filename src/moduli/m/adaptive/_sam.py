@@ -16,8 +16,9 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Across, Chainable, Objective, Reformulation, Transform, as_real
 from ...optim import step as run
+from .. import _checks as check
 from .._measures import divide, dot, read
-from .._transforms import Settings, States, Tensors, UpdateTransform, above_one, check_settings, fraction, non_negative
+from .._transforms import Settings, States, Tensors, UpdateTransform, check_settings
 
 
 class SAM(Reformulation):
@@ -61,8 +62,8 @@ class SAM(Reformulation):
         asam: bool = False,
         modules: Chainable | None = None,
     ) -> None:
-        non_negative(type(self).__name__, rho=rho, eps=eps)
-        above_one(type(self).__name__, p=p)
+        check.non_negative(type(self).__name__, rho=rho, eps=eps)
+        check.above_one(type(self).__name__, p=p)
         super().__init__({"rho": rho, "p": p, "eps": eps, "asam": asam}, modules=modules)
 
     def closure(
@@ -189,7 +190,7 @@ class MSAMMomentum(_Perturbed):
         arXiv:2401.12033, Algorithm 1.
     """
 
-    ranges = {fraction: ("momentum",), non_negative: ("lr", "rho", "weight_decay")}
+    ranges = {check.fraction: ("momentum",), check.non_negative: ("lr", "rho", "weight_decay")}
 
     def __init__(
         self,
@@ -243,8 +244,8 @@ class MSAM(_Perturbed):
     """
 
     def __init__(self, modules: Chainable, *, momentum: Any = 0.9, rho: Any = 0.3, lerp: bool = False) -> None:
-        fraction("MSAM", momentum=momentum)
-        non_negative("MSAM", rho=rho)
+        check.fraction("MSAM", momentum=momentum)
+        check.non_negative("MSAM", rho=rho)
         super().__init__({"momentum": momentum, "rho": rho, "lerp": lerp})
         self.set_child("modules", modules)
 
@@ -280,7 +281,7 @@ class OrthoGrad(UpdateTransform):
 
     members = "batched"
     differentiable = True
-    ranges = {non_negative: ("eps",)}
+    ranges = {check.non_negative: ("eps",)}
 
     @property
     def across(self) -> Across:  # type: ignore[override]
@@ -300,9 +301,7 @@ class OrthoGrad(UpdateTransform):
         pairs = {"xu": (params, tensors), "xx": (params, params), "uu": (tensors, tensors)}
         return {key: dot(a, b, members) for key, (a, b) in pairs.items()}
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         if setting["dim"] is None:
             setting = {
                 **setting,

@@ -13,20 +13,11 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Objective
+from .. import _checks as check
 from .._measures import read
-from .._transforms import (
-    MatrixTransform,
-    Settings,
-    States,
-    allow_none,
-    check_at_least_one,
-    choice,
-    collect_settings,
-    fraction,
-    non_negative,
-)
+from .._transforms import MatrixTransform, Settings, States, collect_settings
 from ._adam import correct_bias
-from ._axes import accumulate, covariance, eigh, fill_upper, merge_shape, multiply, power, work
+from ._axes import accumulate, covariance, eigh, merge_shape, multiply, power, work
 
 
 class Shampoo(MatrixTransform):
@@ -68,9 +59,9 @@ class Shampoo(MatrixTransform):
     counts = True
     static = ("precond_freq", "max_dim")
     ranges = {
-        non_negative: ("reg", "adagrad_eps"),
-        check_at_least_one: ("precond_freq", "max_dim"),
-        allow_none(fraction): ("beta",),
+        check.non_negative: ("reg", "adagrad_eps"),
+        check.at_least_one: ("precond_freq", "max_dim"),
+        check.allow(check.fraction, None): ("beta",),
     }
 
     def __init__(
@@ -89,8 +80,8 @@ class Shampoo(MatrixTransform):
         init: Literal["identity", "zeros"] = "identity",
         inner: Chainable | None = None,
     ) -> None:
-        choice("Shampoo", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
-        choice("Shampoo", "init", init, ("identity", "zeros"))
+        check.choice("Shampoo", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
+        check.choice("Shampoo", "init", init, ("identity", "zeros"))
         super().__init__(locals())
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
@@ -211,7 +202,7 @@ def follow(state: Any) -> list[Tensor]:
     """One step of orthogonal iteration; returns, for each axis, the order its eigenvectors have moved to."""
     orders, found_rows = [], []
     for total, rows in zip(state["covariances"], state["rows"], strict=True):
-        image = rows @ fill_upper(total)
+        image = rows @ total
         found = (image * rows.conj()).sum(1).real
         order = found.argsort(descending=True)
         # A multiple of the identity leaves the eigenvectors alone. It is above rounding, so that directions in which nothing
@@ -275,9 +266,9 @@ class SOAP(MatrixTransform):
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {
-        fraction: ("beta1", "beta2", "shampoo_beta"),
-        check_at_least_one: ("precond_freq", "max_dim"),
-        non_negative: ("eps",),
+        check.fraction: ("beta1", "beta2", "shampoo_beta"),
+        check.at_least_one: ("precond_freq", "max_dim"),
+        check.non_negative: ("eps",),
     }
 
     def __init__(

@@ -1,7 +1,7 @@
 """Clipping and normalisation: the size of updates."""
 
-from ._clip_norm import Centralize, ClipNorm, ClipValue, Normalize, QKClip
-from ._growth import ClipNormByEMA, ClipNormGrowth, ClipValueByEMA, ClipValueGrowth, NormalizeByEMA
+from ._clip_norm import *
+from ._growth import *
 
 __all__ = [
     "Centralize",

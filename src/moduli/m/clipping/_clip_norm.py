@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, Module, Objective
+from .. import _checks as check
 from .._measures import Axes, axes_of, check_axes, check_metric, choose, lengths, metric, metric_of_all
-from .._transforms import Settings, Tensors, UpdateTransform, check_at_least_one, non_negative, positive
+from .._transforms import HandOn, Settings, Tensors, UpdateTransform
 
 
-class NormLink(UpdateTransform):
+class NormLink(HandOn, UpdateTransform):
     """What links that scale by a norm share: the norm of everything, of each tensor, or along axes."""
 
     members = "batched"
@@ -32,13 +33,20 @@ class NormLink(UpdateTransform):
             return Across.MATRICES
         return Across.SUMS if self.defaults["ord"] in (2, "l2") else Across.EVERYTHING
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        name, ord, dim = type(self).__name__, given["ord"], check_axes(type(self).__name__, given["dim"])
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        *,
+        ord: Any = 2,
+        dim: Axes | str = "global",
+        inverse_dims: bool = False,
+        min_size: int = 1,
+    ) -> None:
+        name, dim = type(self).__name__, check_axes(type(self).__name__, dim)
         check_metric(name, ord)
-        if dim == "global" and given["inverse_dims"]:
+        if dim == "global" and inverse_dims:
             raise ValueError(f"{name}: inverse_dims is for axes, but dim is 'global'")
-        super().__init__({**given, "dim": dim})
-        # Every other norm of a complex number is not that of its two parts.
+        super().__init__({**given, "ord": ord, "dim": dim, "inverse_dims": inverse_dims, "min_size": min_size})
         self.elementwise = dim == "global" and ord in (2, "l2")
         self.measures = dim == "global"
 
@@ -89,18 +97,10 @@ class ClipNorm(NormLink):
         R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent neural networks", ICML 2013.
     """
 
-    ranges = {non_negative: ("max_norm",), check_at_least_one: ("min_size",)}
+    ranges = {check.non_negative: ("max_norm",), check.at_least_one: ("min_size",)}
 
-    def __init__(
-        self,
-        max_norm: Any,
-        *,
-        ord: Any = 2,
-        dim: Axes | str = "global",
-        inverse_dims: bool = False,
-        min_size: int = 1,
-    ) -> None:
-        super().__init__(locals())
+    def __init__(self, max_norm: Any, **settings: Any) -> None:
+        super().__init__({"max_norm": max_norm}, **settings)
 
     def factor(self, norm: Any, setting: Any) -> Any:
         """At most 1; the small number in the denominator is torch's."""
@@ -128,18 +128,10 @@ class Normalize(NormLink):
         [tensor([2.]), tensor([2.])]
     """
 
-    ranges = {non_negative: ("norm_value",), check_at_least_one: ("min_size",)}
+    ranges = {check.non_negative: ("norm_value",), check.at_least_one: ("min_size",)}
 
-    def __init__(
-        self,
-        norm_value: Any = 1.0,
-        *,
-        ord: Any = 2,
-        dim: Axes | str = "global",
-        inverse_dims: bool = False,
-        min_size: int = 1,
-    ) -> None:
-        super().__init__(locals())
+    def __init__(self, norm_value: Any = 1.0, **settings: Any) -> None:
+        super().__init__({"norm_value": norm_value}, **settings)
 
     def factor(self, norm: Any, setting: Any) -> Any:
         """1 where there is nothing to scale."""
@@ -161,7 +153,7 @@ class ClipValue(UpdateTransform):
     """
 
     elementwise = True
-    ranges = {non_negative: ("value",)}
+    ranges = {check.non_negative: ("value",)}
 
     def __init__(self, value: Any) -> None:
         super().__init__(locals())
@@ -195,7 +187,7 @@ class Centralize(UpdateTransform):
     members = "batched"
     differentiable = True
     static = ("dim", "min_size")
-    ranges = {check_at_least_one: ("min_size",)}
+    ranges = {check.at_least_one: ("min_size",)}
 
     def __init__(self, *, dim: Axes | str = None, inverse_dims: bool = False, min_size: int = 2) -> None:
         dim = check_axes("Centralize", dim)
@@ -259,7 +251,7 @@ class QKClip(Module):
         tau: Any = 100.0,
         alpha: Any = 0.5,
     ) -> None:
-        positive("QKClip", tau=tau)
+        check.positive("QKClip", tau=tau)
         pairs = list(pairs)
         if not pairs or any(len(pair) != 2 or not all(isinstance(w, Tensor) for w in pair) for pair in pairs):
             raise ValueError("QKClip: pairs is a list of (query weight, key weight), one for each attention layer")

@@ -12,23 +12,15 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable
+from .. import _checks as check
 from .._measures import check_metric, choose, divide, group_tensors, larger, metric_of_all, smaller
-from .._transforms import (
-    BufferTransform,
-    ListTransform,
-    Ranges,
-    Settings,
-    States,
-    Tensors,
-    above_one,
-    allow_none,
-    choice,
-    fraction,
-    non_negative,
-    positive,
-)
+from .._transforms import BufferTransform, ListTransform, Ranges, Settings, States, Tensors
 
-_RANGES: Ranges = {allow_none(non_negative): ("add",), allow_none(positive): ("mul",), positive: ("min_value",)}
+_RANGES: Ranges = {
+    check.allow(check.non_negative, None): ("add",),
+    check.allow(check.positive, None): ("mul",),
+    check.positive: ("min_value",),
+}
 
 
 def _check(name: str, add: Any, mul: Any, max_decay: Any) -> None:
@@ -189,7 +181,11 @@ class ClipNormByEMA(ListTransform):
     shared_settings = ("tensorwise",)
     differentiable = True
     normalize: bool = False
-    ranges = {fraction: ("beta",), positive: ("min_norm",), allow_none(above_one): ("max_ema_growth",)}
+    ranges = {
+        check.fraction: ("beta",),
+        check.positive: ("min_norm",),
+        check.allow(check.above_one, None): ("max_ema_growth",),
+    }
 
     def __init__(
         self,
@@ -203,7 +199,7 @@ class ClipNormByEMA(ListTransform):
         inner: Chainable | None = None,
     ) -> None:
         check_metric(type(self).__name__, ord)
-        choice(type(self).__name__, "init", init, (0, "update"))
+        check.choice(type(self).__name__, "init", init, (0, "update"))
         super().__init__(locals())
         self.add_projected_keys("grad", "exp_avg")
 
@@ -289,7 +285,7 @@ class ClipValueByEMA(BufferTransform):
     elementwise = True
     static = ("init",)
     tfms = {"exp_avg_tfm": ("exp_avg_abs",)}
-    ranges = {fraction: ("beta",)}
+    ranges = {check.fraction: ("beta",)}
 
     def __init__(
         self,
@@ -299,7 +295,7 @@ class ClipValueByEMA(BufferTransform):
         inner: Chainable | None = None,
         exp_avg_tfm: Chainable | None = None,
     ) -> None:
-        choice("ClipValueByEMA", "init", init, (0, "update"))
+        check.choice("ClipValueByEMA", "init", init, (0, "update"))
         super().__init__(locals())
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:

@@ -3,9 +3,8 @@
 Each replaces the gradient for the links that follow it, wherever they evaluate: `m.SPSA(), m.Adam(), m.LR(1e-2)`.
 """
 
-from ._fdm import CD, FDM, GradApproximator
-from ._forward_gradient import ForwardGradient
-from ._randomized import RDSA, SPSA, SPSA1, GaussianSmoothing, MeZO, RandomizedFDM
+from ._fdm import *
+from ._randomized import *
 
 __all__ = [
     "CD",

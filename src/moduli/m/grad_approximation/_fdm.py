@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective, Reformulation
-from .._transforms import choice, positive
+from .. import _checks as check
 
 
 class GradApproximator(Reformulation):
@@ -88,12 +88,6 @@ FORMULAS: dict[str, Formula] = {
 }
 
 
-def check_formula(name: str, formula: str) -> None:
-    """Refuse an unknown formula."""
-    if formula not in FORMULAS:
-        raise ValueError(f"{name}: formula is {formula!r}; it can be {', '.join(FORMULAS)}")
-
-
 class FDM(GradApproximator):
     r"""The gradient by finite differences along every coordinate, $\partial_i f \approx (f(x + h e_i) - f(x - h e_i)) / 2h$.
 
@@ -117,7 +111,7 @@ class FDM(GradApproximator):
     """
 
     def __init__(self, *, h: Any = 1e-3, formula: str = "central", modules: Chainable | None = None) -> None:
-        check_formula("FDM", formula)
+        check.choice("FDM", "formula", formula, tuple(FORMULAS))
         super().__init__({"h": h, "formula": formula}, modules)
 
     def approximate(
@@ -206,8 +200,8 @@ class CD(Module):
         threepoint: bool = True,
         seed: int | None = None,
     ) -> None:
-        positive("CD", h=h)
-        choice("CD", "index", index, ("cyclic", "cyclic2", "random"))
+        check.positive("CD", h=h)
+        check.choice("CD", "index", index, ("cyclic", "cyclic2", "random"))
         super().__init__({"h": h, "grad": grad, "adaptive": adaptive})
         self.index, self.threepoint, self.seed = index, threepoint, seed
 

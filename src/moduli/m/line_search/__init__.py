@@ -4,9 +4,9 @@ A line search multiplies the update by a length that it finds by evaluating the 
 that gives the direction: `m.LBFGS(), m.StrongWolfe()`.
 """
 
-from ._backtracking import AdaptiveBacktracking, AdaptiveBisection, Backtracking, ScipyMinimizeScalar
-from ._base import LineSearchBase
-from ._strong_wolfe import StrongWolfe
+from ._backtracking import *
+from ._base import *
+from ._strong_wolfe import *
 
 __all__ = [
     "AdaptiveBacktracking",

@@ -10,11 +10,10 @@ import math
 from collections.abc import Generator
 from typing import Any
 
-from .._transforms import check_at_least_one, collect_settings, fraction, positive
+from .._transforms import collect_settings
 from ._base import Line, LineSearchBase, Trials
 
 Shortening = Generator[float, tuple[float, float], tuple[float | None, int, float]]
-CONDITIONS = ("armijo", "decrease", "goldstein")
 
 
 def accepts(condition: str, a: float, f: float, loss: float, slope: float, c: float) -> bool:
@@ -36,20 +35,6 @@ def shorten(a: Any, loss: float, slope: float, settings: Any) -> Shortening:
             return float(a), tries, a
         a *= settings["beta"]
     return (best if lowest < loss else None), settings["maxiter"], a
-
-
-def check_backtracking(name: str, init: Any, beta: Any, c: Any, condition: str, maxiter: int) -> None:
-    """Refuse settings that can't make a search."""
-    if condition not in CONDITIONS:
-        raise ValueError(f"{name}: condition is {condition!r}; it can be {', '.join(CONDITIONS)}")
-    if isinstance(init, int | float) and not init > 0:
-        raise ValueError(f"{name}: init is {init}; the first length is positive")
-    if isinstance(beta, int | float) and not 0 < beta < 1:
-        raise ValueError(f"{name}: beta is {beta}; it shortens the step, so it is between 0 and 1")
-    if isinstance(c, int | float) and not 0 <= c < 1:
-        raise ValueError(f"{name}: c is {c}; the fraction of the decrease that is asked for is in [0, 1)")
-    if maxiter < 1:
-        raise ValueError(f"{name}: maxiter is {maxiter}; try at least one length")
 
 
 class Backtracking(LineSearchBase):
@@ -92,7 +77,6 @@ class Backtracking(LineSearchBase):
         maxiter: int = 10,
         adaptive: bool = True,
     ) -> None:
-        check_backtracking("Backtracking", init, beta, c, condition, maxiter)
         super().__init__(collect_settings(locals()))
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
@@ -149,11 +133,6 @@ class AdaptiveBacktracking(LineSearchBase):
         nplus: Any = 2.0,
         scale_beta: Any = 0.0,
     ) -> None:
-        check_backtracking("AdaptiveBacktracking", init, beta, c, condition, maxiter)
-        if target_iters < 0:
-            raise ValueError(f"AdaptiveBacktracking: target_iters is {target_iters}; it is a number of trials")
-        if isinstance(nplus, int | float) and not nplus > 1:
-            raise ValueError(f"AdaptiveBacktracking: nplus is {nplus}; it lengthens the step, so it is above 1")
         super().__init__(collect_settings(locals()))
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
@@ -197,11 +176,6 @@ class AdaptiveBisection(LineSearchBase):
     def __init__(
         self, *, init: Any = 1.0, nplus: Any = 2.0, nminus: Any = 0.5, maxiter: int = 10, adaptive: bool = True
     ) -> None:
-        positive("AdaptiveBisection", init=init, nminus=nminus)
-        fraction("AdaptiveBisection", nminus=nminus)
-        check_at_least_one("AdaptiveBisection", maxiter=maxiter)
-        if isinstance(nplus, int | float) and not nplus > 1:
-            raise ValueError(f"AdaptiveBisection: nplus is {nplus}; the length grows by more than 1")
         super().__init__(collect_settings(locals()))
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:

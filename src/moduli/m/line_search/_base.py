@@ -15,7 +15,9 @@ from torch import Tensor
 
 from ... import kernels
 from ...optim import Across, Module, Need, Objective, keeps_graph
-from .._vectors import array, dot, flat, flat_members, is_plain, mask_absent, tensors_of, unflat, unflat_members
+from .. import _checks as check
+from .._transforms import Ranges, check_settings
+from .._vectors import array, dot, flat, flat_members, is_plain, mask_absent, tensors_of, unflat
 
 Trials = Generator[float, tuple[float, float], float | None]
 """A search that yields lengths and is sent the value and slope there."""
@@ -218,7 +220,7 @@ def search_members(
     _remember(known, memories)
     length = _as_column(found, u)
     step = torch.where(length > 0, u * length, 0.0)
-    objective.updates = unflat_members(step, objective.params)
+    objective.updates = unflat(step, objective.params)
     if carries and gradients:
         chosen = [seen[i][a] if a > 0 else -1 for i, a in enumerate(found)]
         loss, grad = losses, g
@@ -226,8 +228,8 @@ def search_members(
             if turn in chosen:
                 here = torch.tensor([at == turn for at in chosen], device=u.device)
                 loss, grad = torch.where(here, f, loss), torch.where(here[:, None], there, grad)
-        point = unflat_members(x - step, objective.params)
-        objective.accepted = (point, loss, unflat_members(grad, objective.params))
+        point = unflat(x - step, objective.params)
+        objective.accepted = (point, loss, unflat(grad, objective.params))
     return objective
 
 
@@ -240,7 +242,7 @@ def _update(objective: Objective) -> Tensor:
 
 
 def _place(objective: Objective, rows: Tensor) -> None:
-    for param, value in zip(objective.params, unflat_members(rows, objective.params), strict=True):
+    for param, value in zip(objective.params, unflat(rows, objective.params), strict=True):
         param.copy_(value)
 
 
@@ -332,11 +334,19 @@ class LineSearchBase(Module):
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
     across = Across.SUMS
+    ranges: ClassVar[Ranges] = {
+        check.positive: ("init", "init_value", "a_max", "beta", "nminus"),
+        check.fraction: ("beta", "nminus", "c"),
+        check.above_one: ("nplus",),
+        check.at_least_one: ("maxiter",),
+        check.non_negative: ("target_iters",),
+        check.one_of("armijo", "decrease", "goldstein"): ("condition",),
+    }
     uses_slopes: ClassVar[bool] = False
     """Whether `trials` looks at the slopes that it is sent."""
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
-        super().__init__(defaults)
+        super().__init__(check_settings(self, defaults or {}))
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """The step length, or None where there is none that is better than staying.

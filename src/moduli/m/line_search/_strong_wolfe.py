@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator
 from typing import Any
 
+from .. import _checks as check
 from .._transforms import collect_settings
 from ._base import LineSearchBase, Trials
 
@@ -187,9 +188,6 @@ def more_thuente_trials(
     return (low[0] if low[0] > 0 else None), False, lowest, best
 
 
-_INITS = ("fixed", "previous", "first-order", "quadratic", "quadratic-clip")
-
-
 class StrongWolfe(LineSearchBase):
     r"""Searches for a length where the value has fallen enough and the slope has flattened enough.
 
@@ -232,6 +230,7 @@ class StrongWolfe(LineSearchBase):
 
     members = "matrix"
     uses_slopes = True
+    ranges = {check.one_of("fixed", "previous", "first-order", "quadratic", "quadratic-clip"): ("a_init",)}
 
     def __init__(
         self,
@@ -248,16 +247,8 @@ class StrongWolfe(LineSearchBase):
         plus_minus: bool = False,
         parabola: float | None = 0.1,
     ) -> None:
-        if a_init not in _INITS:
-            raise ValueError(f"StrongWolfe: a_init is {a_init!r}; it can be {', '.join(_INITS)}")
         if isinstance(c1, int | float) and isinstance(c2, int | float) and not 0 < c1 < c2 < 1:
             raise ValueError(f"StrongWolfe: c1 is {c1} and c2 is {c2}; they obey 0 < c1 < c2 < 1")
-        if isinstance(init_value, int | float) and not init_value > 0:
-            raise ValueError(f"StrongWolfe: init_value is {init_value}; the first length is positive")
-        if isinstance(a_max, int | float) and not a_max > 0:
-            raise ValueError(f"StrongWolfe: a_max is {a_max}; the longest step is positive")
-        if maxiter < 1:
-            raise ValueError(f"StrongWolfe: maxiter is {maxiter}; make at least one evaluation")
         super().__init__(collect_settings(locals()))
 
     def choose_first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:

@@ -1,18 +1,9 @@
 """Links that drive other links."""
 
-from ._multistep import (
-    Alternate,
-    GradientAccumulation,
-    Multistep,
-    NegateOnLossIncrease,
-    Online,
-    SaveBest,
-    Sequential,
-    Switch,
-)
-from ._quantized import Quantized
-from ._split import Split
-from ._wrap import Wrap
+from ._multistep import *
+from ._quantized import *
+from ._split import *
+from ._wrap import *
 
 __all__ = [
     "Alternate",

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective
 from ...optim import step as run
-from .._transforms import check_at_least_one
+from .. import _checks as check
 
 
 class Sequential(Module):
@@ -240,7 +241,7 @@ class GradientAccumulation(Module):
     members = "matrix"
 
     def __init__(self, n: int, *, mean: bool = True, stop: bool = True) -> None:
-        check_at_least_one("GradientAccumulation", n=n)
+        check.at_least_one("GradientAccumulation", n=n)
         super().__init__({"mean": mean, "stop": stop})
         self.n = n
 
@@ -364,20 +365,13 @@ class SaveBest(Module):
         kept = self.get_state(objective.params, "best", init="param")
         objective.attrs["best_loss"] = self.global_state.get("best_loss")
         objective.attrs["best_params"] = kept
-        objective.attrs["load_best_params"] = _Load(list(objective.params), kept)
+        objective.attrs["load_best_params"] = partial(_load, list(objective.params), kept)
 
     def apply(self, objective: Objective) -> Objective:
         """The update stays as it is."""
         return objective
 
 
-class _Load:
-    """A class and not a closure, so that an optimizer that holds it can be copied and pickled."""
-
-    def __init__(self, params: list[Tensor], values: list[Tensor]) -> None:
-        self.params = params
-        self.values = values
-
-    def __call__(self) -> None:
-        for param, value in zip(self.params, self.values, strict=True):
-            param.data.copy_(value)
+def _load(params: list[Tensor], values: list[Tensor]) -> None:
+    for param, value in zip(params, values, strict=True):
+        param.data.copy_(value)

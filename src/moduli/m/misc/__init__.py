@@ -1,21 +1,8 @@
 """Small links that fit nowhere else."""
 
-from ._curvature import EscapeAnnealing, HpuEstimate, PrintLoss, PrintParams, PrintShape, PrintUpdate, RandomHvp
-from ._previous import LastAbsoluteRatio, LastDifference, LastGradDifference, LastProduct, LastRatio, Previous
-from ._scaling import (
-    DivByLoss,
-    ExpHomotopy,
-    FillLoss,
-    GradSign,
-    LambdaHomotopy,
-    LogHomotopy,
-    MulByLoss,
-    NoiseSign,
-    Relative,
-    SqrtHomotopy,
-    SquareHomotopy,
-    UpdateSign,
-)
+from ._curvature import *
+from ._previous import *
+from ._scaling import *
 
 __all__ = [
     "DivByLoss",

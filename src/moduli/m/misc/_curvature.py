@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ... import kernels
 from ...optim import Module, Need, Objective, sample_like
+from .. import _checks as check
 from .._measures import choose, measure_move, read
-from .._transforms import check_at_least_one, choice, positive
 
 
 class HpuEstimate(Module):
@@ -108,10 +108,10 @@ class RandomHvp(Module):
         h: float = 1e-3,
         seed: int | None = None,
     ) -> None:
-        check_at_least_one("RandomHvp", n_samples=n_samples, update_freq=update_freq)
-        choice("RandomHvp", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
-        choice("RandomHvp", "hvp_method", hvp_method, ("autograd", "fd_forward", "fd_central"))
-        positive("RandomHvp", h=h)
+        check.at_least_one("RandomHvp", n_samples=n_samples, update_freq=update_freq)
+        check.choice("RandomHvp", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
+        check.choice("RandomHvp", "hvp_method", hvp_method, ("autograd", "fd_forward", "fd_central"))
+        check.positive("RandomHvp", h=h)
         super().__init__({"h": h})
         self.n_samples, self.distribution, self.update_freq = n_samples, distribution, update_freq
         self.zHz, self.hvp_method, self.seed = zHz, hvp_method, seed
@@ -285,8 +285,8 @@ class EscapeAnnealing(Module):
         n_tol: int = 10,
         seed: int | None = None,
     ) -> None:
-        positive("EscapeAnnealing", max_region=max_region)
-        check_at_least_one("EscapeAnnealing", max_iter=max_iter, n_tol=n_tol)
+        check.positive("EscapeAnnealing", max_region=max_region)
+        check.at_least_one("EscapeAnnealing", max_iter=max_iter, n_tol=n_tol)
         super().__init__({"max_region": max_region, "tol": tol})
         self.max_iter, self.n_tol, self.seed = max_iter, n_tol, seed
 

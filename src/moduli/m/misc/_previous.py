@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._transforms import BufferTransform, check_at_least_one, choice
+from .. import _checks as check
+from .._transforms import BufferTransform
 
 
 class Previous(BufferTransform):
@@ -30,7 +31,7 @@ class Previous(BufferTransform):
     members = True
 
     def __init__(self, n: int = 1) -> None:
-        check_at_least_one("Previous", n=n)
+        check.at_least_one("Previous", n=n)
         super().__init__()
         self.n = n
 
@@ -154,7 +155,7 @@ class LastRatio(_Last):
     first = 1.0
 
     def __init__(self, *, numerator: Literal["cur", "prev"] = "cur") -> None:
-        choice(type(self).__name__, "numerator", numerator, ("cur", "prev"))
+        check.choice(type(self).__name__, "numerator", numerator, ("cur", "prev"))
         super().__init__({"numerator": numerator})
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
@@ -179,7 +180,7 @@ class LastAbsoluteRatio(_Last):
     first = 1.0
 
     def __init__(self, *, numerator: Literal["cur", "prev"] = "cur", eps: Any = 1e-8) -> None:
-        choice(type(self).__name__, "numerator", numerator, ("cur", "prev"))
+        check.choice(type(self).__name__, "numerator", numerator, ("cur", "prev"))
         super().__init__({"numerator": numerator, "eps": eps})
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ...optim import Need, Objective, Reformulation, TensorTransform
 from .._measures import shape_like
+from .._transforms import UpdateTransform
 from ..ops._sources import RandomSample
 
 
-class Relative(TensorTransform):
+class Relative(UpdateTransform):
     r"""$u \leftarrow u \odot \max(|x|, \text{min\_value})$: steps relative to the size of each parameter.
 
     Args:
@@ -35,14 +36,12 @@ class Relative(TensorTransform):
     def __init__(self, *, min_value: Any = 1e-4) -> None:
         super().__init__({"min_value": min_value})
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         size = param.abs()
         return tensor * torch.where(size < setting["min_value"], setting["min_value"], size)
 
 
-class GradSign(TensorTransform):
+class GradSign(UpdateTransform):
     r"""$u \leftarrow |u| \operatorname{sign}(g)$: the signs of the gradient (Grams).
 
     Example:
@@ -59,13 +58,11 @@ class GradSign(TensorTransform):
     def __init__(self) -> None:
         super().__init__(uses_grad=True)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return tensor.abs() * torch.sign(tensor if grad is None else grad)
 
 
-class UpdateSign(TensorTransform):
+class UpdateSign(UpdateTransform):
     r"""$u \leftarrow |g| \operatorname{sign}(u)$: the sizes of the gradient.
 
     Example:
@@ -79,9 +76,7 @@ class UpdateSign(TensorTransform):
     def __init__(self) -> None:
         super().__init__(uses_grad=True)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return (tensor if grad is None else grad).abs() * torch.sign(tensor)
 
 

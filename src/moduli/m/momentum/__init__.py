@@ -1,14 +1,8 @@
 """Momentum and averaging: updates of several steps as one."""
 
-from ._averaging import Averaging, Lookahead, MedianAveraging, ScheduleFree, WeightedAveraging
-from ._cautious import (
-    Cautious,
-    IntermoduleCautious,
-    ScaleByGradCosineSimilarity,
-    ScaleModulesByCosineSimilarity,
-    UpdateGradientSignConsistency,
-)
-from ._ema import EMA, NAG, GrokFast, HeavyBall
+from ._averaging import *
+from ._cautious import *
+from ._ema import *
 
 __all__ = [
     "Averaging",

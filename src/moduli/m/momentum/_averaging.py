@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _checks as check
 from .._measures import rise
-from .._transforms import BufferTransform, check_at_least_one, fraction, non_negative, positive
+from .._transforms import BufferTransform
 
 
 class _History(BufferTransform):
@@ -24,7 +25,7 @@ class _History(BufferTransform):
 
     members = "batched"
     differentiable = True
-    ranges = {check_at_least_one: ("history_size",)}
+    ranges = {check.at_least_one: ("history_size",)}
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
@@ -153,7 +154,7 @@ class Lookahead(BufferTransform):
     elementwise = True
     counts = True
     static = ("k",)
-    ranges = {check_at_least_one: ("k",), positive: ("alpha",)}
+    ranges = {check.at_least_one: ("k",), check.positive: ("alpha",)}
 
     def __init__(self, *, k: int = 5, alpha: Any = 0.5) -> None:
         super().__init__(locals())
@@ -169,9 +170,7 @@ class Lookahead(BufferTransform):
         back = (state["step"] % setting["k"] == 0) * 1.0
         state["slow"].lerp_(param - tensor, setting["alpha"] * back)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         back = (state["step"] % setting["k"] == 0) * 1.0
         return tensor + (param - tensor - state["slow"]) * back
 
@@ -209,11 +208,9 @@ class ScheduleFree(BufferTransform):
     counts = True
 
     def __init__(self, momentum: Any = 0.9, *, r: float = 0.0, warmup: int = 0) -> None:
-        fraction("ScheduleFree", momentum=momentum)
-        positive("ScheduleFree", momentum=momentum)
-        if callable(r):
-            raise TypeError("ScheduleFree: r weighs steps by their number; give one number, not a function of the step")
-        non_negative("ScheduleFree", r=r)
+        check.fraction("ScheduleFree", momentum=momentum)
+        check.positive("ScheduleFree", momentum=momentum)
+        check.non_negative("ScheduleFree", r=r)
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError(f"ScheduleFree: warmup is {warmup!r}; give a number of steps, or 0")
         super().__init__({"momentum": momentum})
@@ -234,9 +231,7 @@ class ScheduleFree(BufferTransform):
         if self.r:
             state["weight_sum"] = state["weight_sum"] + state["step"] ** self.r * size**2
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         beta, t, z = setting["momentum"], state["step"], state["z"]
         size = self._size(t)
         total = state["weight_sum"] if self.r else self._total(t)

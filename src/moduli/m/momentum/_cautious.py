@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ... import kernels
 from ...optim import Across, Chainable, Objective, as_real, restore_complex
+from .. import _checks as check
 from .._measures import dot, larger, lengths, read, shape_like
-from .._transforms import Settings, Tensors, UpdateTransform, choice, non_negative
+from .._transforms import Settings, Tensors, UpdateTransform
 from .._vectors import mask_absent
 from ..ops._operations import MultiOperation
 
@@ -27,7 +28,7 @@ class _SignAgreement(UpdateTransform):
     fixed_settings = ("normalize",)
     differentiable = True
     elementwise = True
-    ranges = {non_negative: ("eps",)}
+    ranges = {check.non_negative: ("eps",)}
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given, uses_grad=True)
@@ -74,9 +75,7 @@ class Cautious(_SignAgreement):
         _check_mode("Cautious", normalize, mode)
         super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         given = cast(Tensor, grad)
         agrees = tensor * given > 0
         if setting["mode"] == "grad":
@@ -107,9 +106,7 @@ class UpdateGradientSignConsistency(_SignAgreement):
     def __init__(self, *, normalize: bool = False, eps: Any = 1e-6) -> None:
         super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return self._normalize(_agrees(tensor, cast(Tensor, grad)), setting)
 
 
@@ -144,7 +141,7 @@ class IntermoduleCautious(MultiOperation):
         eps: float = 1e-6,
         mode: Literal["zero", "grad", "backtrack"] = "zero",
     ) -> None:
-        non_negative("IntermoduleCautious", eps=eps)
+        check.non_negative("IntermoduleCautious", eps=eps)
         _check_mode("IntermoduleCautious", normalize, mode)
         super().__init__({"normalize": normalize, "eps": eps, "mode": mode}, main=main, compare=compare)
 
@@ -171,7 +168,7 @@ class IntermoduleCautious(MultiOperation):
 
 
 def _check_mode(link: str, normalize: bool, mode: str) -> None:
-    choice(link, "mode", mode, ("zero", "grad", "backtrack"))
+    check.choice(link, "mode", mode, ("zero", "grad", "backtrack"))
     if normalize and mode != "zero":
         raise ValueError(f"{link}: normalize is for elements that are dropped, but mode is {mode!r}")
 
@@ -223,7 +220,7 @@ class ScaleByGradCosineSimilarity(UpdateTransform):
     across = Across.SUMS
     differentiable = True
     elementwise = True
-    ranges = {non_negative: ("eps",)}
+    ranges = {check.non_negative: ("eps",)}
 
     def __init__(self, *, eps: float = 1e-6) -> None:
         super().__init__(locals(), uses_grad=True)
@@ -254,7 +251,7 @@ class ScaleModulesByCosineSimilarity(MultiOperation):
     """
 
     def __init__(self, main: Chainable, compare: Chainable, *, eps: float = 1e-6) -> None:
-        non_negative("ScaleModulesByCosineSimilarity", eps=eps)
+        check.non_negative("ScaleModulesByCosineSimilarity", eps=eps)
         super().__init__({"eps": eps}, main=main, compare=compare)
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._transforms import BufferTransform, choice, fraction
+from .. import _checks as check
+from .._transforms import BufferTransform
 
 
 class EMA(BufferTransform):
@@ -50,7 +51,7 @@ class EMA(BufferTransform):
 
     elementwise = True
     counts = True
-    ranges = {fraction: ("momentum", "dampening")}
+    ranges = {check.fraction: ("momentum", "dampening")}
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class EMA(BufferTransform):
         ema_init: Literal["zeros", "update"] = "zeros",
         nesterov: bool = False,
     ) -> None:
-        choice(type(self).__name__, "ema_init", ema_init, ("zeros", "update"))
+        check.choice(type(self).__name__, "ema_init", ema_init, ("zeros", "update"))
         if debias and lerp and ema_init == "update":
             raise ValueError(
                 f"{type(self).__name__}: a mean that starts at the first update has no bias; give debias or ema_init"
@@ -183,7 +184,7 @@ class GrokFast(BufferTransform):
     """
 
     elementwise = True
-    ranges = {fraction: ("alpha",)}
+    ranges = {check.fraction: ("alpha",)}
 
     def __init__(self, *, alpha: Any = 0.98, lamb: Any = 2.0) -> None:
         super().__init__(locals())

@@ -1,66 +1,11 @@
 """Operations on updates: pointwise functions and sources."""
 
-from ._accumulate import (
-    AccumulateMaximum,
-    AccumulateMean,
-    AccumulateMinimum,
-    AccumulateProduct,
-    AccumulateSum,
-    CenteredEMASquared,
-    CenteredSqrtEMASquared,
-    Debias,
-    Debias2,
-    EMASquared,
-    SqrtEMASquared,
-)
-from ._binary import (
-    Add,
-    CopyMagnitude,
-    CopySign,
-    Div,
-    GramSchmidt,
-    Maximum,
-    Minimum,
-    Mul,
-    Pow,
-    RCopySign,
-    RDiv,
-    RPow,
-    RSub,
-    Sub,
-    Threshold,
-)
-from ._graft import Graft, GraftGradToUpdate, GraftInputToOutput, GraftOutputToInput, GraftToGrad, GraftToParams
-from ._operations import (
-    ClipModules,
-    DivModules,
-    LerpModules,
-    MaximumModules,
-    Mean,
-    MinimumModules,
-    PowModules,
-    Prod,
-    SubModules,
-    Sum,
-    WeightedMean,
-    WeightedSum,
-)
-from ._sources import Clone, Fill, Grad, GradToNone, Ones, Params, Randn, RandomSample, Uniform, UpdateToNone, Zeros
-from ._unary import (
-    Abs,
-    Clip,
-    CustomUnaryOperation,
-    Exp,
-    Identity,
-    NanToNum,
-    Negate,
-    Noop,
-    Reciprocal,
-    Sign,
-    Sqrt,
-    UnaryLambda,
-    UnaryParameterwiseLambda,
-)
+from ._accumulate import *
+from ._binary import *
+from ._graft import *
+from ._operations import *
+from ._sources import *
+from ._unary import *
 
 __all__ = [
     "Abs",

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._transforms import BufferTransform, UpdateTransform, probability
+from .. import _checks as check
+from .._transforms import BufferTransform, UpdateTransform
 
 
 class _Accumulate(BufferTransform):
@@ -16,7 +17,7 @@ class _Accumulate(BufferTransform):
     elementwise = True
     counts = True
     start = 0.0
-    ranges = {probability: ("decay",)}
+    ranges = {check.probability: ("decay",)}
 
     def __init__(self, *, decay: Any = 0.0) -> None:
         super().__init__(locals())
@@ -164,7 +165,7 @@ class EMASquared(BufferTransform):
     elementwise = True
     counts = True
     static = ("amsgrad", "pow", "debiased")
-    ranges = {probability: ("beta",)}
+    ranges = {check.probability: ("beta",)}
     centered = False
     root = False
     buffers = {"exp_avg_sq": "grad_sq"}

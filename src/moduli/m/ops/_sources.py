@@ -7,9 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import Module, Need, Objective, TensorTransform, sample_like
+from ...optim import Module, Need, Objective, sample_like
+from .. import _checks as check
 from .._measures import lengths, shape_like
-from .._transforms import choice, non_negative
+from .._transforms import UpdateTransform
 from ._operations import spread_numbers
 
 
@@ -32,7 +33,7 @@ class SourceLink(Module):
 _DISTRIBUTIONS = ("normal", "gaussian", "uniform", "rademacher", "sphere")
 
 
-class Grad(TensorTransform):
+class Grad(UpdateTransform):
     r"""Replaces the update by the gradient, $u \leftarrow g$: what the links before it made is forgotten.
 
     Example:
@@ -47,9 +48,7 @@ class Grad(TensorTransform):
     def __init__(self) -> None:
         super().__init__(uses_grad=True)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return cast(Tensor, grad).clone()
 
 
@@ -140,8 +139,8 @@ class RandomSample(SourceLink):
     shared_settings = True
 
     def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:
-        choice(type(self).__name__, "distribution", distribution, _DISTRIBUTIONS)
-        non_negative(type(self).__name__, variance=variance)
+        check.choice(type(self).__name__, "distribution", distribution, _DISTRIBUTIONS)
+        check.non_negative(type(self).__name__, variance=variance)
         super().__init__({"distribution": distribution, "variance": variance})
         self.seed = seed
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -228,7 +229,7 @@ class UnaryParameterwiseLambda(UnaryLambda):
     """
 
     def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(_Each(fn))
+        super().__init__(partial(_map, fn))
 
 
 class CustomUnaryOperation(UnaryLambda):
@@ -248,17 +249,11 @@ class CustomUnaryOperation(UnaryLambda):
         method = getattr(torch.Tensor, name, None)
         if name.startswith("_") or not callable(method):
             raise ValueError(f"CustomUnaryOperation: torch.Tensor has no method {name!r}")
-        super().__init__(_Each(method))
+        super().__init__(partial(_map, method))
 
 
-class _Each:
-    """A function of one tensor as a function of a list; a class, so that it can be pickled."""
-
-    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
-        self.fn = fn
-
-    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [self.fn(tensor) for tensor in tensors]
+def _map(fn: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> list[Tensor]:
+    return [fn(tensor) for tensor in tensors]
 
 
 class Identity(UpdateTransform):

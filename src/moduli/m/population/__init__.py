@@ -1,6 +1,6 @@
 """Links over the members of a population."""
 
-from ._pbt import PBT
-from ._pso import CEM, DE, GA, PSO
+from ._pbt import *
+from ._pso import *
 
 __all__ = ["CEM", "DE", "GA", "PBT", "PSO"]

@@ -17,8 +17,8 @@ from ... import evolve, kernels
 from ...evolve import informed_velocity, neighbourhood_best, remember_best, swarm_velocity
 from ...optim import Module, Need, Objective, as_real
 from ...population import Shard
+from .. import _checks as check
 from .._search_link import PopulationLink
-from .._transforms import check_at_least_one, choice
 
 
 def _pull(
@@ -37,16 +37,7 @@ def split_word(word: Tensor) -> tuple[Tensor, Tensor]:
     return first, rest - torch.floor(rest)
 
 
-def _pull_and_move(
-    x: Tensor, v: Tensor, own: Tensor, near: Tensor, word: Tensor, u: Tensor, w: float, c1: float, c2: float
-) -> tuple[Tensor, Tensor]:
-    """The velocity, and the members after the update with it."""
-    new, update = _pull(x, v, own, near, word, u, w, c1, c2)
-    return new, x - update
-
-
 _pull_together = kernels.fuse(_pull, inplace=("v", "u"))
-_move_together = kernels.fuse(_pull_and_move, inplace=("v", "x"))
 
 
 class PSO(Module):
@@ -101,8 +92,8 @@ class PSO(Module):
         radius: int = 1,
         seed: int | None = None,
     ) -> None:
-        choice("PSO", "topology", topology, ("global", "ring", "informed"))
-        check_at_least_one("PSO", radius=radius)
+        check.choice("PSO", "topology", topology, ("global", "ring", "informed"))
+        check.at_least_one("PSO", radius=radius)
         super().__init__({"inertia": inertia, "cognitive": cognitive, "social": social})
         self.topology = topology
         self.radius = radius
@@ -134,14 +125,10 @@ class PSO(Module):
         updates = objective.updates
         if updates is None:
             updates = [torch.zeros_like(param, memory_format=torch.contiguous_format) for param in objective.params]
-        # At the end of a chain the pass that finds the velocity also moves the members.
-        ends = objective.tail is self and objective.present is None and not objective.post_step_hooks
-        ends = ends and all(self._fits(param, update) for param, update in zip(objective.params, updates, strict=True))
         objective.updates = [
-            self._move(param, update, near, radius, shard, ends)
+            self._move(param, update, near, radius, shard)
             for param, update in zip(objective.params, updates, strict=True)
         ]
-        objective.skip_update = objective.skip_update or ends
         return objective
 
     def _fits(self, param: Tensor, update: Tensor) -> bool:
@@ -151,10 +138,8 @@ class PSO(Module):
         single = param.dtype is torch.float32 and param.device.type == "cpu"
         return self.topology != "informed" and fixed and single and update.is_contiguous()
 
-    def _move(
-        self, param: Tensor, update: Tensor, near: Tensor, radius: int, shard: Shard | None, ends: bool
-    ) -> Tensor:
-        """The update of one parameter with the new velocity in it; where the chain ends, the parameter moves by it."""
+    def _move(self, param: Tensor, update: Tensor, near: Tensor, radius: int, shard: Shard | None) -> Tensor:
+        """The update of one parameter with the new velocity in it."""
         state, setting = self.state[param], self.settings[param]
         x, v, place = _view_rows(param.detach()), _view_rows(state["velocity"]), _view_rows(state["place"])
         w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
@@ -177,7 +162,7 @@ class PSO(Module):
                     if leader is None or not single:
                         leader = towards[rows].contiguous()
                     roles = (x[rows], v[rows], place[rows], leader[: len(words)], words, u[rows])
-                    (_move_together if ends else _pull_together)(*([role] for role in roles), w, own, social)
+                    _pull_together(*([role] for role in roles), w, own, social)
                 return u
             new = swarm_velocity(x, v, place, towards, *draws.pair(), w, own, social)
         v.copy_(new)

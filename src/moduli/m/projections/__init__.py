@@ -1,8 +1,8 @@
 """Links that show the tensors to other links in another form: another shape, dtype or basis."""
 
-from ._bases import GGTBasis, SOAPBasis
-from ._low_rank import APOLLO, Fira, GaLore
-from ._projection import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
+from ._bases import *
+from ._low_rank import *
+from ._projection import *
 
 __all__ = [
     "APOLLO",

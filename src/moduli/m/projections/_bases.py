@@ -12,21 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import (
-    Chainable,
-    ChainError,
-    Module,
-    Need,
-    Objective,
-    StandIns,
-    as_real,
-    from_vector,
-    restore_complex,
-    step_tensors,
-    to_vector,
-)
+from ...optim import Chainable, ChainError, Module, Need, Objective, StandIns, step_tensors
 from ...optim.module import ProjectedBuffer
-from .._transforms import check_at_least_one, fraction, non_negative
+from .. import _checks as check
+from .._vectors import flat, unflat
 from ..adaptive._axes import multiply, work
 from ..adaptive._full_matrix import find_span
 from ..adaptive._shampoo import begin, follow, learn, matrices
@@ -79,10 +68,9 @@ class GGTBasis(Module):
         truncate: int | None = None,
         inner: Chainable | None = None,
     ) -> None:
-        check_at_least_one("GGTBasis", history_size=history_size, update_freq=update_freq)
-        if truncate is not None:
-            check_at_least_one("GGTBasis", truncate=truncate)
-        non_negative("GGTBasis", eig_tol=eig_tol)
+        check.at_least_one("GGTBasis", history_size=history_size, update_freq=update_freq)
+        check.allow(check.at_least_one, None)("GGTBasis", truncate=truncate)
+        check.non_negative("GGTBasis", eig_tol=eig_tol)
         super().__init__({"eig_tol": eig_tol})
         self.history_size, self.update_freq, self.truncate = history_size, update_freq, truncate
         self.set_child("modules", basis_opt)
@@ -100,7 +88,7 @@ class GGTBasis(Module):
         """Keep the update, and turn the basis; what the links inside remember turns with it."""
         if self.increment_counter("seen", 0) % self.update_freq:
             return
-        vector = work(_vector(objective.peek_updates()))
+        vector = flat(objective.peek_updates())
         history = self.global_state.setdefault("history", deque(maxlen=self.history_size))
         history.append(vector.clone())
         _, found, _ = find_span(history, self.settings[objective.params[0]]["eig_tol"], self.truncate)
@@ -124,7 +112,7 @@ class GGTBasis(Module):
         if "inner" in self.children:
             objective = self.inner_step("inner", objective)
         updates = objective.get_updates()
-        vector = work(_vector(updates))
+        vector = flat(updates)
         columns = self.global_state.get("basis", [])
         basis = torch.stack(columns, 1) if columns else vector.new_zeros(vector.numel(), 0)
         inside = basis.mT @ vector
@@ -139,19 +127,8 @@ class GGTBasis(Module):
         size = inside.norm()
         ratio = torch.where(size > 0, made.norm() / torch.where(size > 0, size, 1.0), 1.0)
         out = basis @ made + ratio * outside
-        parts = from_vector(out, [as_real(param.detach()) for param in objective.params])
-        objective.updates = [
-            restore_complex(part.to(_real_dtype(p)), p) for part, p in zip(parts, objective.params, strict=True)
-        ]
+        objective.updates = unflat(out, objective.params)
         return objective
-
-
-def _real_dtype(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
-
-
-def _vector(tensors: list[Tensor]) -> Tensor:
-    return to_vector([as_real(tensor) for tensor in tensors])
 
 
 def _pad(matrix: Tensor, size: int) -> Tensor:
@@ -206,8 +183,8 @@ class SOAPBasis(Projection):
         precondition_1d: bool = True,
         inner: Chainable | None = None,
     ) -> None:
-        fraction("SOAPBasis", shampoo_beta=shampoo_beta)
-        check_at_least_one("SOAPBasis", precond_freq=precond_freq, max_dim=max_dim)
+        check.fraction("SOAPBasis", shampoo_beta=shampoo_beta)
+        check.at_least_one("SOAPBasis", precond_freq=precond_freq, max_dim=max_dim)
         super().__init__(basis_opt)
         self.defaults["shampoo_beta"] = shampoo_beta
         self.precond_freq, self.merge_small = precond_freq, merge_small

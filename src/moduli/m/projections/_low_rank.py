@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective
-from .._transforms import above_one, check_at_least_one, positive
+from .. import _checks as check
+from .._transforms import HandOn
 from ._projection import Projection
 
 
-class _LowRank(Projection):
+class _LowRank(HandOn, Projection):
     """The links inside see a matrix through `rank` directions of its shorter side, which are renewed now and then."""
 
     needs = frozenset({Need.GRADIENT})
 
     def __init__(self, modules: Chainable, *, rank: int, update_gap: int, scale: Any) -> None:
         name = type(self).__name__
-        check_at_least_one(name, rank=rank, update_gap=update_gap)
-        positive(name, scale=scale)
+        check.at_least_one(name, rank=rank, update_gap=update_gap)
+        check.positive(name, scale=scale)
         super().__init__(modules)
         self.defaults["scale"] = scale
         self.rank, self.update_gap = rank, update_gap
@@ -163,17 +164,9 @@ class Fira(GaLore):
         X. Chen et al., "Fira: can we achieve full-rank training of LLMs under low-rank constraint?", 2024, Algorithm 1.
     """
 
-    def __init__(
-        self,
-        modules: Chainable,
-        *,
-        rank: int = 128,
-        update_gap: int = 200,
-        scale: Any = 0.25,
-        growth: float = 1.01,
-    ) -> None:
-        super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
-        above_one("Fira", growth=growth)
+    def __init__(self, modules: Chainable, *, growth: float = 1.01, **settings: Any) -> None:
+        super().__init__(modules, **settings)
+        check.above_one("Fira", growth=growth)
         self.growth = growth
 
     def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
@@ -224,7 +217,7 @@ class APOLLO(_LowRank):
     ) -> None:
         super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
         self.tensorwise, self.seed = tensorwise, seed
-        above_one("APOLLO", growth=growth)
+        check.above_one("APOLLO", growth=growth)
         self.growth = growth
 
     def directions(self, matrix: Tensor, state: Any) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective, StandIns, as_real, from_vector, restore_complex, to_vector
+from ...optim import Chainable, Module, Objective, StandIns, as_real, restore_complex, to_vector
 from ...optim import step as run
+from .._vectors import unflat
 
 
 class Projection(Module):
@@ -169,8 +170,7 @@ class _Flat(Projection):
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         vector = tensors[0] if tensors[0].dim() else torch.stack(tensors)
-        parts = from_vector(vector, [as_real(param.detach()) for param in params])
-        return [restore_complex(part, param) for part, param in zip(parts, params, strict=True)]
+        return unflat(vector, params)
 
 
 class VectorProjection(_Flat):

@@ -5,35 +5,12 @@
 * Each gives a direction, to be followed by a line search, and a Hessian (`get_H`), for a trust region.
 """
 
-from ._dense import QuasiNewton
-from ._diagonal import (
-    DNRTR,
-    DiagonalBFGS,
-    DiagonalQuasiCauchi,
-    DiagonalQuasiNewton,
-    DiagonalSR1,
-    DiagonalWeightedQuasiCauchi,
-    NewDQN,
-)
-from ._lbfgs import LBFGS
-from ._pairs import LSR1, SG2, GradientCorrection
-from ._projected import ProjectedGradientMethod, ProjectedNewtonRaphson, ShorR, ThomasOptimalMethod
-from ._updates import (
-    BFGS,
-    DFP,
-    ICUM,
-    PSB,
-    SR1,
-    SSVM,
-    BroydenBad,
-    BroydenGood,
-    FletcherVMM,
-    Greenstadt1,
-    Greenstadt2,
-    Horisho,
-    McCormick,
-    Pearson,
-)
+from ._dense import *
+from ._diagonal import *
+from ._lbfgs import *
+from ._pairs import *
+from ._projected import *
+from ._updates import *
 
 __all__ = [
     "BFGS",

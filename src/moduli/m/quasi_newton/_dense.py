@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
 from ...optim import Chainable, Objective
-from .._transforms import collect_settings
+from .. import _checks as check
+from .._transforms import Ranges, check_settings, collect_settings
 from .._vectors import HessianLink, flat, gather_update, vector_like
 from ._pairs import PairLink
 
@@ -226,6 +227,11 @@ class QuasiNewton(PairLink, HessianLink):
     """
 
     symmetric: ClassVar[bool] = True
+    ranges: ClassVar[Ranges] = {
+        check.allow(check.positive, "auto"): ("init_scale",),
+        check.allow(check.at_least_one, "auto", None): ("restart_interval",),
+        check.allow(check.fraction, None): ("beta",),
+    }
     rules: ClassVar[dict[str, Rule]] = {}
 
     def __init__(
@@ -249,14 +255,7 @@ class QuasiNewton(PairLink, HessianLink):
         if ("inverse" if inverse else "hessian") not in self.rules:
             kept = "the inverse Hessian" if inverse else "the Hessian"
             raise ValueError(f"{name} has no rule for {kept}; say inverse={not inverse}")
-        if not (init_scale == "auto" or (isinstance(init_scale, int | float) and init_scale > 0)):
-            raise ValueError(f"{name}: init_scale is {init_scale!r}; it is a positive number or 'auto'")
-        if not (restart_interval in (None, "auto") or (isinstance(restart_interval, int) and restart_interval > 0)):
-            raise ValueError(
-                f"{name}: restart_interval is {restart_interval!r}; it is a number of steps, 'auto' or None"
-            )
-        if beta is not None and not 0 <= beta < 1:
-            raise ValueError(f"{name}: beta is {beta}; the part of the old matrix that is kept is in [0, 1)")
+        check_settings(self, settings)
         super().__init__({**settings, **(_more or {})}, update_freq=update_freq, inner=inner)
         self.inverse = inverse
 

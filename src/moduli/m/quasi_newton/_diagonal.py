@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...linalg import Diagonal, LinearOperator
 from ...optim import Chainable, Objective
+from .. import _checks as check
 from .._transforms import collect_settings
 from .._vectors import HessianLink, vector_like
 from ._pairs import PairLink, take_tensors
@@ -63,8 +64,7 @@ class DiagonalQuasiNewton(PairLink, HessianLink):
         inner: Chainable | None = None,
     ) -> None:
         name = type(self).__name__
-        if not (init_scale == "auto" or (isinstance(init_scale, int | float) and init_scale > 0)):
-            raise ValueError(f"{name}: init_scale is {init_scale!r}; it is a positive number or 'auto'")
+        check.allow(check.positive, "auto")(name, init_scale=init_scale)
         if not 0 < lb < ub:
             raise ValueError(f"{name}: lb is {lb} and ub is {ub}; they obey 0 < lb < ub")
         settings = collect_settings(locals(), "name", "update_freq", "inner")

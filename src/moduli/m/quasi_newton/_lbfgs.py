@@ -16,14 +16,13 @@ from torch import Tensor
 
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
 from ...optim import Chainable, ChainError, Objective, Optimizer, as_real, describe_params
+from .. import _checks as check
 from .._transforms import collect_settings
-from .._vectors import HessianLink, is_small, mask_absent, unflat_members, vector_like
+from .._vectors import HessianLink, is_small, mask_absent, unflat, vector_like
 from ._pairs import PairLink, take_pair
 
 _WIDE = 8_192
 """For products with larger matrices NumPy's library uses all threads, also for one that was told to use one only."""
-_BLOCKS = 4
-"""So they are cut into blocks of rows; those that would need more than this are left to torch."""
 Small = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -64,19 +63,11 @@ class PairMemory:
         # Below this size NumPy's dispatch, on the same memory, costs less than torch's.
         self.numpy = is_small(n, device)
         self._rows: Any = self.rows.numpy() if self.numpy else self.rows
-        self._blocks = self._split_slots() if self.numpy else []
-        self._found: Any = np.empty(2 * self.capacity, dtype=self._rows.dtype) if self.numpy else None
+        self._narrow = self.numpy and self.rows.numel() <= _WIDE
         self._yy: Small = state["yy"].numpy()
         self._inverse: Small = state["inverse"].numpy()
         self._sy: Small = state["sy"].numpy()[0]
         self._weights: Small = np.empty(2 * self.capacity)
-
-    def _split_slots(self) -> list[tuple[slice, Any]]:
-        height = max(_WIDE // max(self.n, 1), 1)
-        if height * self.n > _WIDE or 2 * self.capacity > _BLOCKS * height:
-            return []
-        cuts = [slice(i, min(i + height, 2 * self.capacity)) for i in range(0, 2 * self.capacity, height)]
-        return [(cut, self._rows[cut]) for cut in cuts]
 
     def still(self, state: Any, like: Tensor, history: int) -> bool:
         """Whether this is still the view of that state."""
@@ -93,10 +84,8 @@ class PairMemory:
 
     def products(self, vector: Any) -> Small:
         """S v and Y v, one after the other; v is an array where NumPy is used."""
-        if self._blocks:
-            found: Any = self._found
-            for cut, rows in self._blocks:
-                np.dot(rows, vector, out=found[cut])
+        if self._narrow:
+            found: Any = self._rows.dot(vector)
         else:
             given = torch.from_numpy(vector) if self.numpy else vector
             found = torch.mv(self.rows, given).cpu().numpy()
@@ -120,11 +109,7 @@ class PairMemory:
         rows = self._rows
         given = weights if rows.dtype == np.float64 else weights.astype(rows.dtype)
         out = rows.dtype.type(gamma) * vector
-        if self._blocks:
-            for cut, block in self._blocks:
-                out += given[cut].dot(block)
-        else:
-            out += torch.mv(self.rows.T, torch.from_numpy(given)).numpy()
+        out += given.dot(rows) if self._narrow else torch.mv(self.rows.T, torch.from_numpy(given)).numpy()
         return out
 
     def add(self, s: Any, y: Any, sy: float) -> None:
@@ -241,7 +226,7 @@ def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[s
         shrink = torch.where((pairs == 0) & (length > 1) & length.isfinite(), 1 / length, 1.0)
         for rows in q:
             rows.mul_(shrink.to(rows)[:, None])
-    objective.updates = [unflat_members(rows, [param])[0] for rows, param in zip(q, objective.params, strict=True)]
+    objective.updates = [unflat(rows, [param])[0] for rows, param in zip(q, objective.params, strict=True)]
     return objective
 
 
@@ -299,10 +284,8 @@ class LBFGS(PairLink, HessianLink):
         damping: str | None = None,
         inner: Chainable | None = None,
     ) -> None:
-        if not isinstance(history_size, int) or history_size < 1:
-            raise ValueError(f"LBFGS: history_size is {history_size!r}; keep at least one pair")
-        if damping not in (None, "powell"):
-            raise ValueError(f"LBFGS: damping is {damping!r}; it is None or 'powell'")
+        check.at_least_one("LBFGS", history_size=history_size)
+        check.choice("LBFGS", "damping", damping, (None, "powell"))
         settings = collect_settings(locals(), "update_freq", "inner")
         super().__init__(settings, update_freq=update_freq, inner=inner)
 

@@ -5,12 +5,12 @@
 * `PSGDDenseNewton`, `PSGDKronNewton`, `PSGDLRANewton` fit a preconditioner to products.
 """
 
-from ._diagonal import ESGD, AdaHessian, SophiaH
-from ._multipoint import MultipointNewton, SixthOrder3P, SixthOrder3PM2, SixthOrder5P, TwoPointNewton
-from ._newton import InverseFreeNewton, Newton
-from ._newton_cg import NewtonCG, NewtonCGSteihaug, NystromPCG, NystromSketchAndSolve
-from ._psgd import PSGDDenseNewton, PSGDKronNewton, PSGDLRANewton
-from ._subspace import MatrixMomentum, NaturalGradient, SubspaceNewton
+from ._diagonal import *
+from ._multipoint import *
+from ._newton import *
+from ._newton_cg import *
+from ._psgd import *
+from ._subspace import *
 
 __all__ = [
     "AdaHessian",

@@ -9,40 +9,55 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...optim import Chainable, Objective, sample_like
-from .._transforms import collect_settings, transform_buffers
+from .. import _checks as check
+from .._transforms import HandOn, collect_settings, transform_buffers
 from ._newton import SecondOrderLink
 
-_DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
 
-
-class HutchinsonBase(SecondOrderLink):
+class HutchinsonBase(HandOn, SecondOrderLink):
     """Estimates the Hessian's diagonal, or products with random vectors, at every n-th step.
 
     Args:
+        given: More settings of the link, and the `*_tfm`, links that transform copies of what is remembered before it is used.
         update_freq: Estimate at every n-th step.
-        **arguments: The settings, among them hvp_method, distribution, h, n_samples and zHz; `seed` and `inner`; and the
-            `*_tfm`, links that transform copies of what is remembered before it is used.
+        distribution: Of the random vectors.
+        hvp_method: How products are made.
+        h: The length of difference steps.
+        n_samples: How many random vectors.
+        zHz: Whether products are multiplied by the vectors.
+        seed: Of a generator of its own; None for torch's.
+        inner: Links between learning and the transformation.
     """
 
     shared_settings = ("n_samples", "zHz", "distribution", "hvp_method", "h")
 
-    def __init__(self, *, update_freq: int, **arguments: Any) -> None:
-        name, distribution = type(self).__name__, arguments["distribution"]
-        if distribution not in _DISTRIBUTIONS:
-            raise ValueError(f"{name}: distribution is {distribution!r}; it can be {', '.join(_DISTRIBUTIONS)}")
-        if arguments["n_samples"] < 1 or update_freq < 1:
-            raise ValueError(f"{name}: n_samples and update_freq are at least 1")
-        children = {key: arguments.pop(key) for key in list(arguments) if key.endswith("_tfm")}
-        super().__init__(**arguments)
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        *,
+        update_freq: int = 1,
+        distribution: str = "gaussian",
+        hvp_method: str = "autograd",
+        h: float = 1e-3,
+        n_samples: int = 1,
+        zHz: bool = True,
+        seed: int | None = None,
+        inner: Chainable | None = None,
+    ) -> None:
+        check.at_least_one(type(self).__name__, update_freq=update_freq)
+        own = {key: value for key, value in given.items() if not key.endswith("_tfm")}
+        super().__init__(**own, **collect_settings(locals(), "given", "update_freq", "own"))
         self.every = update_freq
-        for key, links in children.items():
-            self.set_child(key, links)
+        for key in given:
+            if key not in own:
+                self.set_child(key, given[key])
 
     def find_known(
         self, objective: Objective, states: list[dict[str, Any]], **buffers: str
@@ -163,21 +178,16 @@ class AdaHessian(DiagonalMoments):
         beta2: Any = 0.999,
         averaging: bool = True,
         block_size: int | None = None,
-        update_freq: int = 1,
         eps: Any = 1e-8,
         hessian_power: Any = 1.0,
-        distribution: str = "rademacher",
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        n_samples: int = 1,
-        zHz: bool = True,
         debias: bool = True,
-        seed: int | None = None,
-        inner: Chainable | None = None,
+        distribution: str = "rademacher",
         exp_avg_tfm: Chainable | None = None,
         D_exp_avg_sq_tfm: Chainable | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(**collect_settings(locals()))
+        own = collect_settings(locals(), "distribution", "settings")
+        super().__init__(own, distribution=distribution, **settings)
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
         """The mean square."""
@@ -245,22 +255,16 @@ class SophiaH(DiagonalMoments):
         *,
         beta1: Any = 0.96,
         beta2: Any = 0.99,
-        update_freq: int = 10,
         precond_scale: Any = 1.0,
         clip: Any = 1.0,
         eps: Any = 1e-12,
-        hvp_method: str = "autograd",
-        distribution: str = "gaussian",
-        h: float = 1e-3,
-        n_samples: int = 1,
-        zHz: bool = True,
         debias: bool = False,
-        seed: int | None = None,
-        inner: Chainable | None = None,
+        update_freq: int = 10,
         exp_avg_tfm: Chainable | None = None,
         D_exp_avg_tfm: Chainable | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(**collect_settings(locals()))
+        super().__init__(collect_settings(locals(), "update_freq", "settings"), update_freq=update_freq, **settings)
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
         """The mean."""
@@ -310,19 +314,15 @@ class ESGD(HutchinsonBase):
         self,
         *,
         damping: Any = 1e-4,
-        update_freq: int = 20,
-        distribution: str = "gaussian",
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        n_samples: int = 1,
-        zHz: bool = False,
-        seed: int | None = None,
         beta: float | None = None,
         beta_debias: bool = True,
-        inner: Chainable | None = None,
+        update_freq: int = 20,
+        zHz: bool = False,
         Hz_sq_acc_tfm: Chainable | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(**collect_settings(locals()))
+        own = collect_settings(locals(), "update_freq", "zHz", "settings")
+        super().__init__(own, update_freq=update_freq, zHz=zHz, **settings)
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Accumulates squares of products with random vectors."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import HESSIAN_METHODS, Module, Need, Objective
+from .. import _checks as check
 from .._vectors import flat, refuse_complex, unflat
 from ._newton import shortest, solve, solve_live
 
@@ -65,11 +66,7 @@ class MultipointNewton(Module):
     needs = frozenset({Need.GRADIENT, Need.CLOSURE, Need.HESSIAN})
 
     def __init__(self, *, lstsq: bool = False, derivatives_method: str = "batched_autograd") -> None:
-        name = type(self).__name__
-        if derivatives_method not in HESSIAN_METHODS:
-            raise ValueError(
-                f"{name}: derivatives_method is {derivatives_method!r}; it can be {', '.join(HESSIAN_METHODS)}"
-            )
+        check.choice(type(self).__name__, "derivatives_method", derivatives_method, HESSIAN_METHODS)
         super().__init__()
         self.lstsq, self.derivatives_method = lstsq, derivatives_method
 

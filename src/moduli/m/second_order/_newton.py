@@ -9,17 +9,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...linalg import Dense, Eigendecomposition, FunctionOperator, LinearOperator
 from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
-from .._transforms import collect_settings
+from .. import _checks as check
+from .._transforms import Ranges, check_settings, collect_settings
 from .._vectors import HessianLink, flat, size
-
-HVP = ("autograd", "batched_autograd", "fd_forward", "fd_central")
 
 
 class SecondOrderLink(Transform):
@@ -33,20 +32,20 @@ class SecondOrderLink(Transform):
     """
 
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
+    ranges: ClassVar[Ranges] = {
+        check.one_of("autograd", "batched_autograd", "fd_forward", "fd_central"): ("hvp_method",),
+        check.one_of(*HESSIAN_METHODS): ("hessian_method",),
+        check.one_of("rademacher", "normal", "gaussian", "uniform", "sphere"): ("distribution",),
+        check.allow(check.at_least_one, None): ("truncate", "adapt_freq"),
+        check.allow(check.fraction, None): ("eigv_tol",),
+        check.non_negative: ("damping", "rdamping", "max_skew"),
+        check.at_least_one: ("n_samples", "rank", "sketch_size", "max_dim"),
+    }
 
     def __init__(
         self, *, update_freq: int = 1, inner: Chainable | None = None, seed: int | None = None, **settings: Any
     ) -> None:
-        name = type(self).__name__
-        for key, known in (("hvp_method", HVP), ("hessian_method", HESSIAN_METHODS)):
-            if key in settings and settings[key] not in known:
-                raise ValueError(f"{name}: {key} is {settings[key]!r}; it can be {', '.join(known)}")
-        truncate, eigv_tol = settings.get("truncate"), settings.get("eigv_tol")
-        if truncate is not None and truncate < 1:
-            raise ValueError(f"{name}: truncate is {truncate}; keep at least one eigenvalue")
-        if eigv_tol is not None and not 0 <= eigv_tol < 1:
-            raise ValueError(f"{name}: eigv_tol is {eigv_tol}; it is a fraction of the largest eigenvalue")
-        super().__init__(settings, update_freq=update_freq, inner=inner)
+        super().__init__(check_settings(self, settings), update_freq=update_freq, inner=inner)
         self.seed = seed
 
     def all_needs(self) -> frozenset[Need]:
@@ -203,8 +202,6 @@ class Newton(SpectralLink):
         h: float = 1e-3,
         inner: Chainable | None = None,
     ) -> None:
-        if isinstance(damping, int | float) and damping < 0:
-            raise ValueError(f"Newton: damping is {damping}; what is added to the diagonal is not negative")
         super().__init__(**collect_settings(locals()))
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, LinearSolution, LowRankPlusDiagonal, Outcome, cg, minres
 from ...optim import Chainable, Objective
+from .. import _checks as check
 from .._transforms import collect_settings
 from .._vectors import HessianLink, flat, refuse_complex
 from ..trust_region import TrustCG
@@ -53,6 +54,7 @@ class NewtonCG(SecondOrderLink, HessianLink):
     shared_settings = True
     real_only = True
     hessian = "products"
+    ranges = {check.one_of("cg", "minres"): ("solver",), check.non_negative: ("reg",), check.fraction: ("warm_beta",)}
 
     def __init__(
         self,
@@ -67,10 +69,6 @@ class NewtonCG(SecondOrderLink, HessianLink):
         warm_beta: float = 0.0,
         inner: Chainable | None = None,
     ) -> None:
-        if solver not in ("cg", "minres"):
-            raise ValueError(f"NewtonCG: solver is {solver!r}; it is 'cg' or 'minres'")
-        if reg < 0 or not 0 <= warm_beta < 1:
-            raise ValueError(f"NewtonCG: reg is {reg} and warm_beta is {warm_beta}; reg >= 0 and 0 <= warm_beta < 1")
         super().__init__(**collect_settings(locals()))
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
@@ -145,9 +143,7 @@ class NewtonCGSteihaug(TrustCG):
     """
 
     def __init__(self, *, hvp_method: str = "autograd", h: float = 1e-3, reg: float = 0.0, **settings: Any) -> None:
-        for name, number in (("reg", reg), ("h", h)):
-            if not number >= 0:
-                raise ValueError(f"NewtonCGSteihaug: {name} is {number}; give a number that is not negative")
+        check.non_negative("NewtonCGSteihaug", reg=reg, h=h)
         super().__init__(NewtonCG(hvp_method=hvp_method, h=h, reg=reg), **settings)
 
 
@@ -182,11 +178,7 @@ def nystrom(
 class _Sketch(SecondOrderLink, HessianLink):
     real_only = True
     learnt = "values"
-
-    def __init__(self, **arguments: Any) -> None:
-        if arguments["rank"] < 1:
-            raise ValueError(f"{type(self).__name__}: rank is {arguments['rank']}; sketch at least one direction")
-        super().__init__(**arguments)
+    ranges = {check.allow(check.positive, None): ("reg",)}
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Sketches the Hessian."""
@@ -254,12 +246,6 @@ class NystromSketchAndSolve(_Sketch):
         inner: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        if reg is not None and not reg > 0:
-            raise ValueError(f"NystromSketchAndSolve: reg is {reg}; it is positive, or None")
-        if damping < 0 or rdamping < 0:
-            raise ValueError(
-                f"NystromSketchAndSolve: damping is {damping} and rdamping {rdamping}; neither is negative"
-            )
         super().__init__(**collect_settings(locals()))
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
@@ -308,6 +294,7 @@ class NystromPCG(_Sketch):
     """
 
     hessian = "products"
+    ranges = {check.positive: ("reg",)}
 
     def __init__(
         self,
@@ -323,8 +310,6 @@ class NystromPCG(_Sketch):
         inner: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        if not reg > 0:
-            raise ValueError(f"NystromPCG: reg is {reg}; it is positive")
         super().__init__(**collect_settings(locals()))
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:

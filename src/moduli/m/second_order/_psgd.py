@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...optim import Chainable, Objective, sample_like
-from .._transforms import check_at_least_one, choice, collect_settings, fraction, non_negative, positive, probability
+from .. import _checks as check
+from .._transforms import HandOn, collect_settings
 from .._vectors import VectorLink, flat, mask_absent, refuse_complex
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
@@ -17,25 +19,34 @@ from ..adaptive._psgd import Geometry
 from ._newton import SecondOrderLink
 
 
-class _PSGDNewton(SecondOrderLink):
+class _PSGDNewton(HandOn, SecondOrderLink):
     """What the three have in common: pairs of random vectors and their products with the Hessian."""
 
     shared_settings = ("damping", "update_probability")
+    ranges = {
+        check.positive: ("lr_preconditioner", "h", "grad_clip_max_amp", "grad_clip_max_norm"),
+        check.fraction: ("betaL",),
+        check.probability: ("update_probability", "balance_probability"),
+        check.allow(check.positive, None): ("init_scale",),
+        check.one_of(*_kron.GEOMETRIES): ("dQ",),
+    }
 
-    def __init__(self, **arguments: Any) -> None:
-        name = type(self).__name__
-        for key, value in arguments.items():
-            if key in ("lr_preconditioner", "h", "grad_clip_max_amp", "grad_clip_max_norm"):
-                positive(name, **{key: value})
-        non_negative(name, damping=arguments["damping"])
-        fraction(name, betaL=arguments["betaL"])
-        choice(
-            name, "distribution", arguments["distribution"], ("normal", "gaussian", "uniform", "rademacher", "sphere")
-        )
-        probability(name, update_probability=arguments["update_probability"])
-        if arguments["init_scale"] is not None:
-            positive(name, init_scale=arguments["init_scale"])
-        super().__init__(**arguments)
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        *,
+        init_scale: float | None = None,
+        lr_preconditioner: float = 0.1,
+        betaL: float = 0.9,
+        damping: float = 1e-9,
+        update_probability: float = 1.0,
+        hvp_method: str = "autograd",
+        h: float = 1e-3,
+        distribution: str = "normal",
+        inner: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(**given, **collect_settings(locals(), "given"))
 
     def pairs(self, objective: Objective, setting: Any) -> tuple[list[Tensor], list[Tensor]] | None:
         """Random vectors and their products, with a little noise; None where it is not the turn."""
@@ -96,25 +107,12 @@ class PSGDKronNewton(_PSGDNewton):
         *,
         max_dim: int = 10_000,
         max_skew: float = 1.0,
-        init_scale: float | None = None,
-        lr_preconditioner: float = 0.1,
-        betaL: float = 0.9,
-        damping: float = 1e-9,
         grad_clip_max_amp: float = float("inf"),
-        update_probability: float = 1.0,
         dQ: Geometry = "Q0.5EQ1.5",
         balance_probability: float = 0.01,
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        distribution: str = "normal",
-        inner: Chainable | None = None,
-        seed: int | None = None,
+        **settings: Any,
     ) -> None:
-        check_at_least_one("PSGDKronNewton", max_dim=max_dim)
-        non_negative("PSGDKronNewton", max_skew=max_skew)
-        probability("PSGDKronNewton", balance_probability=balance_probability)
-        choice("PSGDKronNewton", "dQ", dQ, _kron.GEOMETRIES)
-        super().__init__(**collect_settings(locals()))
+        super().__init__(collect_settings(locals(), "settings"), **settings)
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Fits the factors to one more product."""
@@ -203,23 +201,9 @@ class PSGDDenseNewton(_OneVector):
     """
 
     def __init__(
-        self,
-        *,
-        init_scale: float | None = None,
-        lr_preconditioner: float = 0.1,
-        betaL: float = 0.9,
-        damping: float = 1e-9,
-        grad_clip_max_norm: float = float("inf"),
-        update_probability: float = 1.0,
-        dQ: Geometry = "Q0.5EQ1.5",
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        distribution: str = "normal",
-        inner: Chainable | None = None,
-        seed: int | None = None,
+        self, *, grad_clip_max_norm: float = float("inf"), dQ: Geometry = "Q0.5EQ1.5", **settings: Any
     ) -> None:
-        choice("PSGDDenseNewton", "dQ", dQ, _kron.GEOMETRIES)
-        super().__init__(**collect_settings(locals()))
+        super().__init__({"grad_clip_max_norm": grad_clip_max_norm, "dQ": dQ}, **settings)
 
     def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
         if "factors" not in state:
@@ -264,24 +248,8 @@ class PSGDLRANewton(_OneVector):
         arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int = 10,
-        init_scale: float | None = None,
-        lr_preconditioner: float = 0.1,
-        betaL: float = 0.9,
-        damping: float = 1e-9,
-        grad_clip_max_norm: float = float("inf"),
-        update_probability: float = 1.0,
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        distribution: str = "normal",
-        inner: Chainable | None = None,
-        seed: int | None = None,
-    ) -> None:
-        check_at_least_one("PSGDLRANewton", rank=rank)
-        super().__init__(**collect_settings(locals()))
+    def __init__(self, *, rank: int = 10, grad_clip_max_norm: float = float("inf"), **settings: Any) -> None:
+        super().__init__({"rank": rank, "grad_clip_max_norm": grad_clip_max_norm}, **settings)
 
     def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
         if "d" not in state:

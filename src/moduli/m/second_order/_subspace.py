@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ...linalg import AtA, Eigendecomposition, LinearOperator
 from ...optim import Chainable, Closure, Evaluator, Need, Objective
+from .. import _checks as check
 from .._measures import divide, read
-from .._transforms import collect_settings, non_negative, positive
+from .._transforms import collect_settings
 from .._vectors import HessianLink, flat, gather_update, jacobian, mask_absent, refuse_complex, unflat
 from ._newton import SecondOrderLink, SpectralLink
 
@@ -75,10 +76,7 @@ class SubspaceNewton(SpectralLink):
         seed: int | None = None,
         inner: Chainable | None = None,
     ) -> None:
-        if sketch_type not in _TYPES:
-            raise ValueError(f"SubspaceNewton: sketch_type is {sketch_type!r}; it can be {', '.join(_TYPES)}")
-        if sketch_size < 1 or damping < 0:
-            raise ValueError("SubspaceNewton: sketch_size is at least 1, damping not negative")
+        check.choice("SubspaceNewton", "sketch_type", sketch_type, _TYPES)
         super().__init__(**collect_settings(locals()))
 
     def _columns(self, g: Tensor, x: Tensor, state: Any, setting: Any) -> Tensor:
@@ -179,8 +177,7 @@ class NaturalGradient(HessianLink):
     learnt = "G"
 
     def __init__(self, *, reg: float = 1e-8, sqrt: bool = False, batched: bool = True) -> None:
-        if reg < 0:
-            raise ValueError(f"NaturalGradient: reg is {reg}; it is not negative")
+        check.non_negative("NaturalGradient", reg=reg)
         super().__init__({"reg": reg, "sqrt": sqrt})
         self.batched = batched
 
@@ -247,6 +244,7 @@ class MatrixMomentum(SecondOrderLink):
 
     shared_settings = True
     vector_state = True
+    ranges = {check.non_negative: ("lr", "mu"), check.positive: ("h",)}
 
     def __init__(
         self,
@@ -259,10 +257,6 @@ class MatrixMomentum(SecondOrderLink):
         adapt_freq: int | None = None,
         inner: Chainable | None = None,
     ) -> None:
-        non_negative("MatrixMomentum", lr=lr, mu=mu)
-        positive("MatrixMomentum", h=h)
-        if adapt_freq is not None and adapt_freq < 1:
-            raise ValueError(f"MatrixMomentum: adapt_freq is {adapt_freq}; give a number of steps, at least 1")
         super().__init__(**collect_settings(locals()))
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:

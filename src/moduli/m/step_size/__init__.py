@@ -1,7 +1,7 @@
 """Step sizes: given, scheduled, or found from what the steps do."""
 
-from ._adaptive import AdGD, BarzilaiBorwein, BBStab, BoldDriver, PolyakStepSize
-from ._lr import LR, RandomStepSize, StepSize, TrustRatio, Warmup, WarmupNormClip
+from ._adaptive import *
+from ._lr import *
 
 __all__ = [
     "AdGD",

@@ -18,19 +18,9 @@ from torch import Tensor
 
 from ...linalg import LinearOperator
 from ...optim import Chainable, Need, Objective, Transform
+from .. import _checks as check
 from .._measures import choose, divide, dot, larger, norm, read, root, smaller
-from .._transforms import (
-    Ranges,
-    Settings,
-    States,
-    allow_none,
-    check_at_least_one,
-    check_settings,
-    choice,
-    fraction,
-    non_negative,
-    positive,
-)
+from .._transforms import Ranges, Settings, States, check_settings
 from ..ops._unary import make_scaled_identity
 
 
@@ -68,7 +58,7 @@ class StepScale(Transform):
 class DifferenceStep(StepScale):
     """A step size found from $s = x - x_-$ and $y = g - g_-$; the first step has a given size."""
 
-    ranges = {positive: ("alpha_0",)}
+    ranges = {check.positive: ("alpha_0",)}
 
     @abstractmethod
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
@@ -133,7 +123,7 @@ class AdGD(DifferenceStep):
         use_grad: bool = True,
         inner: Chainable | None = None,
     ) -> None:
-        choice("AdGD", "variant", variant, (1, 2))
+        check.choice("AdGD", "variant", variant, (1, 2))
         super().__init__(locals())
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
@@ -204,7 +194,7 @@ class BarzilaiBorwein(DifferenceStep):
     def __init__(
         self, *, type: Type = "geom", alpha_0: float = 1e-7, use_grad: bool = True, inner: Chainable | None = None
     ) -> None:
-        choice("BarzilaiBorwein", "type", type, TYPES)
+        check.choice("BarzilaiBorwein", "type", type, TYPES)
         super().__init__(locals())
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
@@ -237,7 +227,11 @@ class BBStab(DifferenceStep):
         O. Burdakov, Y.-H. Dai, N. Huang, "Stabilized Barzilai-Borwein method", J. Comput. Math. 2019.
     """
 
-    ranges = {positive: ("alpha_0", "c"), check_at_least_one: ("inf_iters",), allow_none(positive): ("delta",)}
+    ranges = {
+        check.positive: ("alpha_0", "c"),
+        check.at_least_one: ("inf_iters",),
+        check.allow(check.positive, None): ("delta",),
+    }
 
     def __init__(
         self,
@@ -250,7 +244,7 @@ class BBStab(DifferenceStep):
         inf_iters: int = 3,
         inner: Chainable | None = None,
     ) -> None:
-        choice("BBStab", "type", type, TYPES)
+        check.choice("BBStab", "type", type, TYPES)
         super().__init__(locals())
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
@@ -292,7 +286,7 @@ class BoldDriver(StepScale):
     """
 
     needs = frozenset({Need.GRADIENT, Need.LOSS})
-    ranges = {positive: ("a_init", "nplus", "nminus")}
+    ranges = {check.positive: ("a_init", "nplus", "nminus")}
 
     def __init__(
         self, *, a_init: float = 1e-3, nplus: float = 1.1, nminus: float = 0.1, inner: Chainable | None = None
@@ -343,7 +337,12 @@ class PolyakStepSize(StepScale):
     """
 
     needs = frozenset({Need.GRADIENT, Need.LOSS})
-    ranges = {non_negative: ("y",), fraction: ("y_decay",), positive: ("alpha",), allow_none(positive): ("max",)}
+    ranges = {
+        check.non_negative: ("y",),
+        check.fraction: ("y_decay",),
+        check.positive: ("alpha",),
+        check.allow(check.positive, None): ("max",),
+    }
     key = "step"
 
     def __init__(

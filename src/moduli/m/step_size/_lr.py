@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Across
+from .. import _checks as check
 from .._measures import lengths, metric_of_all
-from .._transforms import ListTransform, Settings, States, Tensors, UpdateTransform, allow_none, non_negative, positive
+from .._transforms import ListTransform, Settings, States, Tensors, UpdateTransform
 
 
 class LR(UpdateTransform):
@@ -97,7 +98,7 @@ class Warmup(UpdateTransform):
 
     elementwise = True
     counts = True
-    ranges = {positive: ("steps",), non_negative: ("start_lr", "end_lr")}
+    ranges = {check.positive: ("steps",), check.non_negative: ("start_lr", "end_lr")}
 
     def __init__(self, steps: Any = 100, *, start_lr: Any = 1e-5, end_lr: Any = 1.0) -> None:
         super().__init__(locals())
@@ -134,7 +135,7 @@ class WarmupNormClip(UpdateTransform):
     differentiable = True
     elementwise = True
     counts = True
-    ranges = {positive: ("steps", "start_norm", "end_norm")}
+    ranges = {check.positive: ("steps", "start_norm", "end_norm")}
 
     def __init__(self, steps: Any = 100, *, start_norm: Any = 1e-5, end_norm: Any = 1.0) -> None:
         super().__init__(locals())
@@ -218,7 +219,11 @@ class TrustRatio(UpdateTransform):
     members = "batched"
     across = Across.MATRICES
     differentiable = True
-    ranges = {positive: ("trust",), non_negative: ("weight_decay", "eps", "low"), allow_none(positive): ("high",)}
+    ranges = {
+        check.positive: ("trust",),
+        check.non_negative: ("weight_decay", "eps", "low"),
+        check.allow(check.positive, None): ("high",),
+    }
 
     def __init__(
         self,
@@ -231,9 +236,7 @@ class TrustRatio(UpdateTransform):
     ) -> None:
         super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         wide = torch.promote_types(tensor.dtype, torch.float32)
         x, u = param.to(wide), tensor.to(wide)
         size, step = torch.linalg.vector_norm(x), torch.linalg.vector_norm(u)

@@ -3,7 +3,7 @@
 A trust region takes a link that gives a Hessian, `m.TrustCG(m.LBFGS())`, and is an optimizer by itself.
 """
 
-from ._base import TrustRegionBase
-from ._regions import CubicRegularization, Dogleg, LevenbergMarquardt, TrustCG, TrustExact
+from ._base import *
+from ._regions import *
 
 __all__ = ["CubicRegularization", "Dogleg", "LevenbergMarquardt", "TrustCG", "TrustExact", "TrustRegionBase"]

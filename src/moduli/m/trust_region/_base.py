@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, ScaledIdentity, SingularError
 from ...optim import Chainable, ChainError, Module, Need, Objective
-from .._transforms import collect_settings
+from .. import _checks as check
+from .._transforms import HandOn, collect_settings
 from .._vectors import flat, mask_absent, unflat
 from ..line_search._base import Line
 
@@ -24,7 +25,7 @@ def provider(link: Module) -> Module | None:
     return chosen[0] if chosen else None
 
 
-class TrustRegionBase(Module):
+class TrustRegionBase(HandOn, Module):
     r"""Minimises the model $f - u^Td + \tfrac12 d^TBd$ where it can be trusted; override `trust_solve`.
 
     $B$ comes from a link with `get_H`, any of them. The step is accepted where the ratio $\rho$ of the decrease to the
@@ -58,32 +59,27 @@ class TrustRegionBase(Module):
         defaults: dict[str, Any],
         hess_module: Chainable,
         *,
-        eta: float,
-        nplus: float,
-        nminus: float,
-        rho_good: float,
-        rho_bad: float,
-        boundary_tol: float | None,
-        init: float,
-        max_attempts: int,
-        update_freq: int,
-        inner: Chainable | None,
+        eta: float = 0.0,
+        nplus: float = 3.5,
+        nminus: float = 0.25,
+        rho_good: float = 0.99,
+        rho_bad: float = 1e-4,
+        boundary_tol: float | None = 1e-6,
+        init: float = 1.0,
+        max_attempts: int = 10,
+        update_freq: int = 1,
+        inner: Chainable | None = None,
     ) -> None:
         settings = collect_settings(locals(), "defaults", "hess_module", "update_freq", "inner")
         name = type(self).__name__
-        if not nplus > 1 or not 0 < nminus < 1:
-            raise ValueError(
-                f"{name}: nplus is {nplus} and nminus is {nminus}; the radius grows by nplus > 1, "
-                "and shrinks by nminus in (0, 1)"
-            )
+        check.above_one(name, nplus=nplus)
+        check.positive(name, init=init, nminus=nminus)
+        check.fraction(name, nminus=nminus)
+        check.at_least_one(name, max_attempts=max_attempts, update_freq=update_freq)
         if not 0 <= eta <= rho_bad < rho_good:
             raise ValueError(
                 f"{name}: the ratios obey 0 <= eta <= rho_bad < rho_good, not {eta}, {rho_bad}, {rho_good}"
             )
-        if not init > 0:
-            raise ValueError(f"{name}: init is {init}; a radius is positive")
-        if max_attempts < 1 or update_freq < 1:
-            raise ValueError(f"{name}: max_attempts and update_freq are at least 1")
         super().__init__({**settings, **defaults})
         self.update_freq = update_freq
         self.set_child("hess_module", hess_module)

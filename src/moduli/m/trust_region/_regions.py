@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, SingularError, steihaug, trust_exact
 from ...optim import Chainable
-from .._transforms import collect_settings
+from .. import _checks as check
 from ._base import SpectralRegion, TrustRegionBase
 
 
@@ -63,20 +63,12 @@ class CubicRegularization(SpectralRegion):
         self,
         hess_module: Chainable,
         *,
-        eta: float = 0.0,
-        nplus: float = 3.5,
-        nminus: float = 0.25,
-        rho_good: float = 0.99,
-        rho_bad: float = 1e-4,
         boundary_tol: float | None = None,
-        init: float = 1.0,
-        max_attempts: int = 10,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
         maxiter: int = 100,
         eps: float = 1e-8,
+        **settings: Any,
     ) -> None:
-        super().__init__({"maxiter": maxiter, "eps": eps}, **collect_settings(locals(), "maxiter", "eps"))
+        super().__init__({"maxiter": maxiter, "eps": eps}, hess_module, boundary_tol=boundary_tol, **settings)
 
     def extra(self, d: Tensor, radius: float) -> float:
         """The cubic term."""
@@ -156,18 +148,12 @@ class Dogleg(TrustRegionBase):
         self,
         hess_module: Chainable,
         *,
-        eta: float = 0.0,
         nplus: float = 2.0,
-        nminus: float = 0.25,
         rho_good: float = 0.75,
         rho_bad: float = 0.25,
-        boundary_tol: float | None = 1e-6,
-        init: float = 1.0,
-        max_attempts: int = 10,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__({}, **collect_settings(locals()))
+        super().__init__({}, hess_module, nplus=nplus, rho_good=rho_good, rho_bad=rho_bad, **settings)
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """A point of the dogleg path at the radius, or its end."""
@@ -239,22 +225,13 @@ class LevenbergMarquardt(TrustRegionBase):
         self,
         hess_module: Chainable,
         *,
-        eta: float = 0.0,
-        nplus: float = 3.5,
-        nminus: float = 0.25,
-        rho_good: float = 0.99,
-        rho_bad: float = 1e-4,
         boundary_tol: float | None = None,
-        init: float = 1.0,
-        max_attempts: int = 10,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
         y: float = 0.0,
         adaptive: bool = False,
+        **settings: Any,
     ) -> None:
-        if not 0 <= y <= 1:
-            raise ValueError(f"LevenbergMarquardt: y is {y}; it goes from 0 (identity) to 1 (diagonal)")
-        super().__init__({"y": y, "adaptive": adaptive}, **collect_settings(locals(), "y", "adaptive"))
+        check.probability("LevenbergMarquardt", y=y)
+        super().__init__({"y": y, "adaptive": adaptive}, hess_module, boundary_tol=boundary_tol, **settings)
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """The damped step."""
@@ -316,22 +293,12 @@ class TrustCG(TrustRegionBase):
         self,
         hess_module: Chainable,
         *,
-        eta: float = 0.0,
-        nplus: float = 3.5,
-        nminus: float = 0.25,
-        rho_good: float = 0.99,
-        rho_bad: float = 1e-4,
-        boundary_tol: float | None = 1e-6,
-        init: float = 1.0,
-        max_attempts: int = 10,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
         reg: float = 0.0,
         maxiter: int | None = None,
         cg_tol: float | None = 1e-8,
+        **settings: Any,
     ) -> None:
-        more = {"reg": reg, "maxiter": maxiter, "cg_tol": cg_tol}
-        super().__init__(more, **collect_settings(locals(), "more", *more))
+        super().__init__({"reg": reg, "maxiter": maxiter, "cg_tol": cg_tol}, hess_module, **settings)
 
     def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
         """Adds the regularisation."""
@@ -377,22 +344,8 @@ class TrustExact(SpectralRegion):
         J. J. More, D. C. Sorensen, "Computing a trust region step", SIAM J. Sci. Stat. Comput. 4 (1983).
     """
 
-    def __init__(
-        self,
-        hess_module: Chainable,
-        *,
-        eta: float = 0.0,
-        nplus: float = 3.5,
-        nminus: float = 0.25,
-        rho_good: float = 0.99,
-        rho_bad: float = 1e-4,
-        boundary_tol: float | None = 1e-6,
-        init: float = 1.0,
-        max_attempts: int = 10,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__({}, **collect_settings(locals()))
+    def __init__(self, hess_module: Chainable, **settings: Any) -> None:
+        super().__init__({}, hess_module, **settings)
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """The model's minimiser within the radius."""
