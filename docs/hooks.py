@@ -179,9 +179,14 @@ def page(module: ModuleType, all_rooms: list[ModuleType]) -> str:
 
 def supported_functions() -> str:
     """The torch functions that labelled tensors have a rule for, from the table of rules."""
+    import torch
     from torch.overrides import resolve_name
 
-    rules = importlib.import_module("moduli.labels._tensor").RULES
+    rules = set(importlib.import_module("moduli.labels._tensor").RULES)
+    derive_rule = importlib.import_module("moduli.labels._elementwise").derive_rule
+    for space in (torch, torch.nn.functional, torch.special):
+        found = (getattr(space, name) for name in dir(space) if not name.startswith("_"))
+        rules |= {function for function in found if inspect.isroutine(function) and derive_rule(function) is not None}
     names = {resolve_name(function) or f"torch.{getattr(function, '__name__', function)}" for function in rules}
     families: dict[str, list[str]] = {}
     for name in sorted(names):

@@ -168,22 +168,6 @@ def test_has_function_mode(shims):
         assert shims.has_function_mode()
 
 
-def test_has_global_module_hooks(shims):
-    from torch.nn.modules import module
-
-    assert shims.has_global_module_hooks() is not shims.known
-    for register in (
-        module.register_module_forward_pre_hook,
-        module.register_module_forward_hook,
-        module.register_module_full_backward_pre_hook,
-        module.register_module_full_backward_hook,
-    ):
-        hook = register(lambda *args: None)
-        assert shims.has_global_module_hooks()
-        hook.remove()
-    assert shims.has_global_module_hooks() is not shims.known
-
-
 def test_has_saved_tensor_hooks(shims):
     if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
         assert bool(shims.has_saved_tensor_hooks()) is not shims.known

@@ -71,12 +71,6 @@ OLDEST: Final = (2, 13)
 require_torch()
 
 
-def _find_all(*paths: str) -> tuple[Any, ...] | None:
-    """The objects at these paths, or None where one of them is missing."""
-    found = tuple(map(_find, paths))
-    return None if any(each is None for each in found) else found
-
-
 # -- what torch is doing with operations -------------------------------------------------------------------------------
 
 
@@ -170,19 +164,6 @@ is_tracing: Final[Callable[[], bool]] = _find("torch._C._is_tracing") or torch.j
 
 Since torch 1.0: `torch._C._is_tracing`. Fallback: `torch.jit.is_tracing`, which asks it.
 """
-
-
-def has_global_module_hooks() -> bool:
-    """Whether hooks are registered that run around the call of every module.
-
-    Since torch 2.0: `_global_forward_hooks` and its three siblings in `torch.nn.modules.module`. Fallback: True.
-    """
-    return _module_hooks is None or any(_module_hooks)
-
-
-_MODULE_HOOKS: Final = ("forward_pre", "forward", "backward_pre", "backward")
-_module_hooks: Final = _find_all(*(f"torch.nn.modules.module._global_{kind}_hooks" for kind in _MODULE_HOOKS))
-
 
 _saved_hooks: Final = _find("torch._C._autograd._top_saved_tensors_default_hooks")
 has_saved_tensor_hooks: Final[Callable[[], Any]] = _assume_true if _saved_hooks is None else partial(_saved_hooks, True)

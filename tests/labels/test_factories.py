@@ -78,9 +78,9 @@ def test_what_equals_a_size_is_no_size() -> None:
     assert tensor(x, x=1).dims == (Space(1, "x"),)
     assert like.eye(1).dims == (Space(1), Space(1))
     for wrong in (True, 1.0, np.True_, 1 + 0j):
-        with pytest.raises(TypeError, match="an axis is given by"):
+        with pytest.raises(TypeError, match="(an axis|a Space) is (given by|made from)"):
             tensor(x, x=wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="an axis is given by"):
+        with pytest.raises(TypeError, match="(an axis|a Space) is (given by|made from)"):
             like.eye(wrong)  # type: ignore[arg-type]
 
 
@@ -163,7 +163,7 @@ def test_one_list_is_dims_or_labels() -> None:
     assert make.zeros(([1, 5], ["a"])).dims == (Space([1, 5]), Space(["a"]))
     assert make.zeros((["a"], ("b", "c"))).dims == (Space(["a"]), Space(["b", "c"]))
     for wrong in ((True, 2), ("a", "b"), (2, None)):
-        with pytest.raises(TypeError, match="an axis is given by"):
+        with pytest.raises(TypeError, match="(an axis|a Space) is (given by|made from)"):
             make.zeros(wrong)  # type: ignore[arg-type]
     assert make.zeros(range(3)).dims == (Space(range(3)),)
     assert make.full(3, 1).dims == (Space(3),)
@@ -196,8 +196,7 @@ def test_eye_by_position() -> None:
     assert like.eye(["a", "b"], 2, requires_grad=True).requires_grad
     assert like.eye(["a", "b"]).dims == (Space(["a", "b"]), Space(["a", "b"]))
     assert like.eye(["a", "b"], ["b", "a"]).dtype == torch.get_default_dtype()
-    with pytest.raises(ValueError, match=r"Space\(\['a', 'b'\]\) of size 2 .*Space\(3\) of size 3"):
-        like.eye(["a", "b"], 3)
+    assert like.eye(["a", "b"], 3).data.equal(torch.eye(2, 3))
     with pytest.raises(ValueError, match="rename"):
         like.eye(Space(2, "row"))
     with pytest.raises(ValueError, match="BROADCAST"):

@@ -230,9 +230,9 @@ def test_solve_under_a_join_policy() -> None:
 
 def test_solve_errors() -> None:
     a = general()
-    with pytest.raises(ValueError, match=r"Space\(\['a', 'b', 'd'\].*only in the first: \['c'\].*second: \['d'\]"):
+    with pytest.raises(ValueError, match=r"Space\(\['a', 'b', 'd'\].*only on the left: \['c'\].*right: \['d'\]"):
         la.solve(a, Tensor(torch.ones(3, dtype=F64), Space(["a", "b", "d"], "row")))
-    with pytest.raises(ValueError, match="of size 4"):
+    with pytest.raises(ValueError, match="3 and 4"):
         la.solve(a, torch.ones(4, dtype=F64))
     with pytest.raises(ValueError, match="BROADCAST"):
         la.solve(a, Tensor(torch.ones(1, dtype=F64), BROADCAST))
@@ -265,9 +265,7 @@ OPERATORS = {
 def test_an_operator_acts_on_one_space(name: str) -> None:
     act = OPERATORS[name]
     x = torch.eye(2, dtype=F64)
-    with pytest.raises(
-        ValueError, match=rf"{name}.*\['a', 'b'\].*\['b', 'c'\].*first: \['a'\].*second: \['c'\].*'row'"
-    ):
+    with pytest.raises(ValueError, match=rf"{name}.*'row'.*\['a', 'b'\].*\['b', 'c'\].*left: \['a'\].*right: \['c'\]"):
         act(Tensor(x, (Space(["a", "b"], "row"), Space(["b", "c"], "column"))))
     with pytest.raises(ValueError, match=r"square.*\['a', 'b'\], name='row'\) of size 2.*Space\(1, name='column'\)"):
         act(Tensor(x[:, :1], (Space(["a", "b"], "row"), Space(1, "column"))))

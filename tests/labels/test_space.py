@@ -148,7 +148,7 @@ def test_a_space_is_immutable():
         with pytest.raises(AttributeError):
             setattr(space, attribute, 1)
     with pytest.raises(AttributeError):
-        del space._labels
+        del space.labels
     with pytest.raises(TypeError):
         space.labels[0] = "z"
 
@@ -185,7 +185,7 @@ def test_broadcast_is_the_only_one_of_its_kind():
     [
         (lambda: Space(["a", "b", "a"]), ValueError, "'a' occurs more than once"),
         (lambda: Space([1, True]), ValueError, "more than once"),
-        (lambda: Space(["a", ["b"]]), TypeError, r"hashable, but \['b'\] is a list"),
+        (lambda: Space(["a", ["b"]]), TypeError, r"hashable"),
         (lambda: Space([float("nan")]), ValueError, "not equal to itself"),
         (lambda: Space("abc"), TypeError, r"Space\(list\('abc'\)\)"),
         (lambda: Space(b"abc"), TypeError, "not from b'abc'"),

@@ -255,7 +255,7 @@ def test_vmap_aligns_broadcasts_and_returns_trees():
     check(constant, W.data.expand(3, 2, 4), [X.dims[0], *W.dims])
     with pytest.raises(ValueError, match=r"axis 'row' differ.*\['a'\].*\['z'\]"):
         mo.vmap(lambda x, y: x, over="row")(X, Y.relabel(row=list("czb")))
-    with pytest.raises(ValueError, match="different sizes"):
+    with pytest.raises(ValueError, match="sizes of paired axes differ"):
         mo.vmap(lambda x, y: x, over="col")(X, Y[:2])
 
 

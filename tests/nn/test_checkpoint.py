@@ -135,10 +135,12 @@ def test_broadcast_axes_travel():
 
 def test_many_differing_labels_are_abbreviated():
     target = one(torch.zeros(20), Space(range(100, 120)))
-    with pytest.raises(RuntimeError, match=r"0, 1, 2, 3, 4, 5, and 14 more"):
+    with pytest.raises(RuntimeError, match=r"0, 1, 2, 3, 4, 5\] and 14 more"):
         target.load_state_dict(one(torch.zeros(20), Space(range(20))).state_dict())
     kinds = [Colour.RED, Site(1, 2), (1, "a"), frozenset({1})]
-    with pytest.raises(RuntimeError, match=r"\[Colour\.RED, Site\(x=1, y=2\), \(1, 'a'\), \{1\}\]"):
+    with pytest.raises(
+        RuntimeError, match=r"Colour', 'RED'.*Site\(x=1, y=2\).*'tuple', \(1, 'a'\).*'frozenset', \(1,\)"
+    ):
         one(torch.zeros(4), Space(["abcd"] + [1, 2, 3])).load_state_dict(one(torch.zeros(4), Space(kinds)).state_dict())
 
 

@@ -163,7 +163,7 @@ def test_unrelated_abstract_classes_are_ambiguous_and_said_so():
     f, _ = pair()
     f.register(P)(action("p"))
     f.register(Q)(action("q"))
-    with pytest.raises(TypeError, match="P and Q both cover it"):
+    with pytest.raises(TypeError, match="P.* or .*Q"):
         f()(Both())
     f.register(Both)(action("both"))
     assert f()(Both()) == "both"

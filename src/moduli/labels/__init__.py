@@ -33,8 +33,6 @@ from ._concat import split as split
 from ._concat import stack as stack
 from ._concat import unbind as unbind
 from ._concat import unflatten as unflatten
-from ._einsum import dot as dot
-from ._einsum import einsum as einsum
 from ._elementwise import elementwise as elementwise
 from ._errors import OwnTransposeError as OwnTransposeError
 from ._errors import UnknownLabelError as UnknownLabelError
@@ -67,7 +65,6 @@ from ._linalg import eigvalsh as eigvalsh
 from ._linalg import qr as qr
 from ._linalg import svd as svd
 from ._linalg import svdvals as svdvals
-from ._lowdin import lowdin as lowdin
 from ._maths import abs as abs
 from ._maths import acos as acos
 from ._maths import acosh as acosh
@@ -128,8 +125,10 @@ from ._maths import tan as tan
 from ._maths import tanh as tanh
 from ._maths import trunc as trunc
 from ._maths import where as where
-from ._matmul import matmul as matmul
-from ._matmul import outer as outer
+from ._products import dot as dot
+from ._products import einsum as einsum
+from ._products import matmul as matmul
+from ._products import outer as outer
 from ._rank import Ranked as Ranked
 from ._rank import argmax as argmax
 from ._rank import argmin as argmin
@@ -175,6 +174,7 @@ from ._solve import add_identity as add_identity
 from ._solve import adjoint as adjoint
 from ._solve import det as det
 from ._solve import inv as inv
+from ._solve import lowdin as lowdin
 from ._solve import matrix_exp as matrix_exp
 from ._solve import pinv as pinv
 from ._solve import slogdet as slogdet

@@ -176,10 +176,10 @@ def _diagonal_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[int, int, 
     at0, at1 = axes.axis(dim0), axes.axis(dim1)
     if at0 == at1:
         raise ValueError(f"a diagonal needs two axes, got {axes.describe(at0)} twice")
-    a, b = axes.spaces[at0], axes.spaces[at1]
     axes.refuse_broadcast((at0, at1), "", " and has no diagonal")
-    plan = order_of(a, b, "a diagonal needs the same labels on two axes, in any order, but those of", axes)
-    return at0, at1, plan, intern_pairs([*axes.drop(at0, at1).pairs(), (axes.names[at0], b if a is None else a)])
+    plan = order_of(axes, at0, at1, "a diagonal needs")
+    space = axes.spaces[at0] or axes.spaces[at1]
+    return at0, at1, plan, intern_pairs([*axes.drop(at0, at1).pairs(), (axes.names[at0], space)])
 
 
 @method

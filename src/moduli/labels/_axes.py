@@ -13,15 +13,11 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, final
 
 from ._constant import constant
 from ._errors import UnknownLabelError
 from ._space import Space, check_name
-
-if TYPE_CHECKING:
-    from ._pairing import PairingPlan
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,11 +34,11 @@ Pair = tuple[str | None, Space | None]
 _MOST_PLANS: Final = 512
 
 
-@constant("exact_plan", "exact_product", "rule")
+@constant()
 class Axes:
     """The name and the labels of every axis. Made by `intern`; compare with ``is``."""
 
-    __slots__ = ("__weakref__", "_plans", "_products", "_rest", "firm", "named", "names", "ndim", "spaces", "told")
+    __slots__ = ("__weakref__", "_plans", "firm", "named", "names", "ndim", "rest", "spaces", "told")
 
     names: tuple[str | None, ...]
     """The name of each axis."""
@@ -53,25 +49,14 @@ class Axes:
     """Whether every axis has a name."""
     firm: bool
     """Whether the sizes of all axes follow from the labels: then equal axes are equal sizes."""
+    rest: Axes | None
+    """All axes but the first."""
     told: Hashable
     """What another library said of the tensor beside its axes; kept by operations that keep the axes. None mostly.
 
     Not called "meta", which compilers take for the notes of a node on anything that has it.
     """
     _plans: dict[Hashable, Any]
-    _products: dict[Axes, Any]
-    _rest: Axes | None
-
-    if TYPE_CHECKING:
-
-        def rule(self, func: Callable[..., Any]) -> Callable[..., Any] | None:
-            """The rule of a torch function; defined in `_tensor`."""
-
-        def exact_product(self, other: Axes) -> Any:
-            """How two operands are multiplied as matrices under the default policy; defined in `_matmul`."""
-
-        def exact_plan(self, other: Axes) -> PairingPlan:
-            """How two operands are paired under the default policy; defined in `_pairing`."""
 
     def run(self, function: Callable[..., R], *args: Any) -> R:
         """``function(self, *args)``, remembered."""
@@ -88,13 +73,6 @@ class Axes:
             plans.clear()
         plans[key] = value
         return value
-
-    def rest(self) -> Axes:
-        """The axes without the first: those of ``t[0]``."""
-        rest = self._rest
-        if rest is None:
-            rest = self._rest = intern(self.names[1:], self.spaces[1:])
-        return rest
 
     def drop_marks(self) -> Axes:
         """The axes alone, without what else was told of the tensor."""
@@ -230,6 +208,8 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None], told: Ha
     found = _table.get(key)
     if found is not None:
         return found
+    for name in names:
+        check_name(name)
     given = [name for name in names if name is not None]
     if len(set(given)) != len(given):
         twice = next(name for name in given if given.count(name) > 1)
@@ -238,8 +218,9 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None], told: Ha
             f"rename one of them first, for example t.rename({twice}={twice + '2'!r})"
         )
     axes = Axes.__new__(Axes)
-    axes.names, axes.spaces, axes.ndim, axes._plans, axes._products = names, spaces, len(names), {}, {}
-    axes.named, axes.firm, axes._rest, axes.told = None not in names, None not in spaces, None, told
+    axes.names, axes.spaces, axes.ndim, axes._plans = names, spaces, len(names), {}
+    axes.named, axes.firm, axes.told = None not in names, None not in spaces, told
+    axes.rest = intern(names[1:], spaces[1:]) if names else None
     with _lock:  # threads that make the same axes at once must end up with one object
         return _table.setdefault(key, axes)
 

@@ -13,7 +13,7 @@ from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, drop
 from ._gather import Gather, gather
 from ._join import policy
 from ._pairing import PairingPlan, align_all, current_plan, pair
-from ._space import Space, check_name, freeze
+from ._space import Space, freeze
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
 
 
@@ -41,20 +41,16 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
     tensors = [as_tensor(t) for t in tensors]
     if not tensors:
         raise ValueError("cat needs at least one tensor")
-    at, plan, stretches = _join_axes(
-        tensors[0]._axes, tuple(t._axes for t in tensors[1:]), dim, policy.how, policy.fill
-    )
+    at, plan = _join_axes(tensors[0]._axes, tuple(t._axes for t in tensors[1:]), dim, policy.how, policy.fill)
     parts = align_all(plan, [t._data for t in tensors])
-    if stretches:  # what is BROADCAST in one tensor has the size of the others
-        sizes = torch.broadcast_shapes(*(part.shape[:at] + part.shape[at + 1 :] for part in parts))  # type: ignore[no-untyped-call]
-        parts = [part.expand(*sizes[:at], part.shape[at], *sizes[at:]) for part in parts]
+    # What is BROADCAST in one tensor has the size of the others.
+    sizes = torch.broadcast_shapes(*(part.shape[:at] + part.shape[at + 1 :] for part in parts))  # type: ignore[no-untyped-call]
+    parts = [part.expand(*sizes[:at], part.shape[at], *sizes[at:]) for part in parts]
     return wrap(torch.cat(parts, at), plan.axes)
 
 
 @cache_by_axes
-def _join_axes(
-    axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str, fill: complex
-) -> tuple[int, PairingPlan, bool]:
+def _join_axes(axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str, fill: complex) -> tuple[int, PairingPlan]:
     at = axes.axis(dim)
     operands = (axes, *others)
     by_name = all(operand.named for operand in operands)
@@ -62,16 +58,13 @@ def _join_axes(
         if operand.ndim != axes.ndim or (by_name and set(operand.names) != set(axes.names)):
             raise ValueError(f"tensors to be joined have the same axes, but one has {operand!r} and another {axes!r}")
     places = [operand.names.index(axes.names[at]) if by_name else at for operand in operands]
-    ends = [(operand.names[place], operand.spaces[place]) for operand, place in zip(operands, places, strict=True)]
     # Neither the labels nor the sizes of the joined axis are paired.
-    first, *rest = (
-        operand.put(place, (name, None)) for operand, place, (name, _) in zip(operands, places, ends, strict=True)
-    )
+    first, *rest = (each.put(place, (each.names[place], None)) for each, place in zip(operands, places, strict=True))
     plan = pair(first, tuple(rest), how, fill)
-    joined = plan.axes.put(at, (plan.axes.names[at], _end_to_end([space for _, space in ends], axes.describe(at))))
+    ends = [operand.spaces[place] for operand, place in zip(operands, places, strict=True)]
+    joined = plan.axes.put(at, (plan.axes.names[at], _end_to_end(ends, axes.describe(at))))
     checks = tuple(check for check in plan.checks if (0, at) not in check[1])
-    stretches = any(any(map(each.stretches, range(each.ndim))) for each in (first, *rest))
-    return at, PairingPlan(joined, plan.steps, checks, fill, None), stretches
+    return at, plan._replace(axes=joined, checks=checks)
 
 
 def _end_to_end(spaces: Sequence[Space | None], called: str) -> Space | None:
@@ -127,7 +120,6 @@ def stack(
 
 @cache_by_axes
 def _stack_axes(axes: Axes, dim: int, name: str | None, labels: Any, count: int) -> tuple[int, Axes]:
-    check_name(name)
     space = None if labels is None else Space(labels)
     if space is not None and len(space) != count:
         raise ValueError(f"{count} tensors were given, but {len(space)} labels: {space!r}")
@@ -278,7 +270,6 @@ def _product(axes: Axes, dims: DimsLike, name: str | None, sizes: tuple[int, ...
     else:
         factors = [range(sizes[i]) if s is None and sizes else s for i, s in enumerate(spaces)]
         product = Space(itertools.product(*factors))  # type: ignore[arg-type]
-    check_name(name)
     pairs = [(axes.names[i], axes.spaces[i]) for i in order]
     pairs[first : first + count] = [(name, product)]
     return intern_pairs(pairs)

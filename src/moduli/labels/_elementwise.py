@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 import operator
 from collections.abc import Callable
@@ -11,13 +12,11 @@ import numpy as np
 import torch
 
 from ._axes import SCALAR, Axes, make_unnamed
-from ._join import join as scope
 from ._pairing import align, align_all, current_plan, refuse_itself
-from ._tensor import Tensor, finish, refuse_out
+from ._tensor import RULES, Tensor, finish, refuse_out
 
 Function = Callable[..., torch.Tensor]
 
-_new: Final = object.__new__
 _SCALARS: Final = (float, int, bool, complex)
 _OPERANDS: Final = (Tensor, torch.Tensor, np.ndarray, numbers.Number)
 
@@ -47,13 +46,6 @@ def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
         Tensor(x: a=1.4142, b=2.8284)
     """
     refuse_out(function, options)
-    if len(operands) == 2:
-        first, second = operands
-        if isinstance(first, Tensor) and isinstance(second, Tensor):
-            axes, x, y = first._axes, first._data, second._data
-            if second._axes is not axes or not (axes.firm or x.shape == y.shape):
-                axes, x, y = align(axes, second._axes, x, y)
-            return finish(function(x, y, **options), axes)
     values: list[Any] = []
     placed: list[int] = []
     every: list[Axes] = []
@@ -92,16 +84,10 @@ def as_number(value: Any) -> complex:
     """Any number (NumPy's, a Fraction, a symbolic constant) as one that torch understands."""
     if isinstance(value, np.generic):
         return value.item()  # type: ignore[no-any-return]
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, (str, bytes)) or hasattr(value, "__len__") or hasattr(value, "__torch_function__"):
-        raise TypeError(f"a labelled tensor can't be combined with a {type(value).__name__}")
-    for convert in (float, complex):
-        if hasattr(value, f"__{convert.__name__}__"):
-            try:
+    if not (isinstance(value, (str, bytes)) or hasattr(value, "__len__") or hasattr(value, "__torch_function__")):
+        for convert in (operator.index, float, complex):
+            with contextlib.suppress(TypeError):  # a symbolic number that is complex refuses float()
                 return convert(value)
-            except TypeError:  # a symbolic number that is complex refuses float()
-                continue
     raise TypeError(f"a labelled tensor can't be combined with a {type(value).__name__}")
 
 
@@ -115,12 +101,7 @@ def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
             x, y = self._data, other._data
             if other._axes is not axes or not (axes.firm or x.shape == y.shape):
                 axes, x, y = align(axes, other._axes, x, y)
-            if axes is SCALAR:
-                return finish(function(x, y), axes)
-            made = _new(Tensor)
-            made._data = function(x, y)
-            made._axes = axes
-            return made
+            return finish(function(x, y), axes)
         if type(other) is float or type(other) is int:
             return finish(function(self._data, other), self._axes)
         return _try_elementwise(function, self, other)  # type: ignore[no-any-return]
@@ -149,39 +130,98 @@ def _try_elementwise(function: Function, first: Any, second: Any) -> Any:
         return NotImplemented
 
 
-OPERATORS: Final[dict[str, Function]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "floordiv": torch.floor_divide,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-}
-COMPARISONS: Final[dict[str, Function]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
+OPERATORS: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 
-for _name, _function in OPERATORS.items():
-    setattr(Tensor, f"__{_name}__", _binary(_function, f"__{_name}__"))
-    setattr(Tensor, f"__r{_name}__", _make_reflected(_function, f"__r{_name}__"))
-for _name, _function in COMPARISONS.items():
-    setattr(Tensor, f"__{_name}__", _binary(_function, f"__{_name}__"))
+for _name in (*OPERATORS, *COMPARISONS):
+    setattr(Tensor, f"__{_name}__", _binary(getattr(operator, f"__{_name}__"), f"__{_name}__"))
+for _name in OPERATORS:
+    setattr(Tensor, f"__r{_name}__", _make_reflected(getattr(operator, f"__{_name}__"), f"__r{_name}__"))
 
 
-def apply_with_policy(function: Function, *operands: Any, join: str | None, fill: complex, **options: Any) -> Tensor:
-    """`elementwise` under a join policy chosen for this call."""
-    if join is None:
-        return elementwise(function, *operands, **options)
-    with scope(join, fill):
-        return elementwise(function, *operands, **options)
+# -- torch's elementwise functions beside those of `_maths` ------------------------------------------------------------
+
+
+def unary_rule(function: Function) -> Callable[..., Tensor]:
+    """Every axis stays."""
+
+    def rule(input: Any, *args: Any, **options: Any) -> Tensor:
+        if not isinstance(input, Tensor):
+            raise TypeError(f"{function.__name__} takes labelled tensors as its first argument only")
+        return finish(function(input._data, *args, **options), input._axes)
+
+    rule.__name__ = function.__name__
+    return rule
+
+
+def make_paired_rule(function: Function, operands: int) -> Callable[..., Tensor]:
+    """The first so many arguments are operands to be paired; what follows, and keywords, are options."""
+
+    def rule(*args: Any, **options: Any) -> Tensor:
+        for name in ("input", "other", "end", "weight", "tensor1", "tensor2", "exponent"):
+            if name in options and len(args) < operands:
+                args = (*args, options.pop(name))
+        if len(args) > operands:
+            tail = args[operands:]
+            return elementwise(lambda *values, **rest: function(*values, *tail, **rest), *args[:operands], **options)
+        return elementwise(function, *args, **options)
+
+    return rule
+
+
+def _exchange_operands(function: Function) -> Callable[..., Tensor]:
+    return lambda x, y: elementwise(function, y, x)
+
+
+def register(function: Callable[..., Any], rule: Callable[..., Any]) -> None:
+    """Give a torch function, and the method of the same name, a rule."""
+    RULES[function] = rule
+    name = getattr(function, "__name__", "")
+    # Calls from torch's own operators arrive as methods of torch.Tensor.
+    twin = getattr(torch.Tensor, name, None) if getattr(torch, name, None) is function else None
+    if twin is not None and twin not in RULES:
+        RULES[twin] = rule
+
+
+def derive_rule(function: Callable[..., Any]) -> Callable[..., Tensor] | None:
+    """The rule of a function that torch itself marks as pointwise: its tensors are paired, the rest are options."""
+    name = getattr(function, "__name__", "_")
+    packet: Any = None if name.endswith("_") else getattr(torch.ops.aten, name, None)
+    overloads = [getattr(packet, each) for each in packet.overloads()] if hasattr(packet, "overloads") else []
+    schemas = [
+        each._schema for each in overloads if torch.Tag.pointwise in each.tags and len(each._schema.returns) == 1
+    ]
+    if not schemas:
+        return None
+    operands = max(
+        sum(str(argument.type) == "Tensor" and not argument.kwarg_only for argument in schema.arguments)
+        for schema in schemas
+    )
+    return unary_rule(function) if operands == 1 else make_paired_rule(function, operands)
+
+
+# What torch does not mark: other names of marked functions, compositions, random numbers.
+_UNARY: Final = (
+    *("absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "fix", "isreal", "negative"),
+    *("bernoulli", "conj", "detach", "resolve_conj", "resolve_neg"),
+)
+_UNARY_F: Final = ("alpha_dropout", "dropout", "hardswish", "logsigmoid", "softsign", "tanhshrink", "threshold")
+_BINARY: Final = (
+    *("arctan2", "divide", "floor_divide", "multiply", "rsub", "subtract"),
+    *("greater", "greater_equal", "less", "less_equal", "not_equal"),
+)
+
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Tensor, f"__{_name}__", unary_rule(getattr(operator, _name)))
+for _name in _UNARY:
+    register(getattr(torch, _name), unary_rule(getattr(torch, _name)))
+for _name in _UNARY_F:
+    RULES[getattr(torch.nn.functional, _name)] = unary_rule(getattr(torch.nn.functional, _name))
+for _name in _BINARY:
+    register(getattr(torch, _name), make_paired_rule(getattr(torch, _name), 2))
+# Operators of plain tensors that meet a labelled one arrive as methods of torch.Tensor.
+for _name in (*OPERATORS, *COMPARISONS):
+    RULES.setdefault(getattr(torch.Tensor, f"__{_name}__"), make_paired_rule(getattr(operator, f"__{_name}__"), 2))
+for _name in OPERATORS:
+    if hasattr(torch.Tensor, f"__r{_name}__"):
+        RULES.setdefault(getattr(torch.Tensor, f"__r{_name}__"), _exchange_operands(getattr(operator, f"__{_name}__")))

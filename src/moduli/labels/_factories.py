@@ -16,7 +16,7 @@ import torch
 
 from .._torch import mark_constant
 from ..device import Device, DeviceLike
-from ._axes import SCALAR, Axes, as_pair, cache_by_axes, intern, make_unnamed, split_names
+from ._axes import SCALAR, Axes, axes_of, cache_by_axes, make_unnamed, split_names
 from ._space import Space, freeze
 from ._tensor import Tensor, finish
 
@@ -24,7 +24,8 @@ Dim: TypeAlias = int | Space | Iterable[Hashable]
 Dims: TypeAlias = Dim | Sequence[Dim]
 Dtype: TypeAlias = torch.dtype | None
 Place: TypeAlias = DeviceLike | None
-Part: TypeAlias = tuple[str | None, Space | None, int]
+Like: TypeAlias = Tensor | torch.Tensor
+Randomness: TypeAlias = torch.Generator | None
 
 
 def tensor(
@@ -138,23 +139,12 @@ def _freeze(dim: Any) -> Any:
     return frozen
 
 
-def _part(dim: Any, name: str | None) -> Part:
-    """One axis given by a person: its name, its labels (None for a positional axis) and its size."""
-    if dim is None:
-        raise TypeError(f"an axis is given by a size, a Space or a list of labels, not by {dim!r}")
-    if isinstance(dim, (str, bytes)):
-        raise TypeError(
-            f"an axis is given by a size, a Space or a list of labels, not by {dim!r}; for one label write [{dim!r}]"
-        )
-    space = Space(dim, name)
-    return *as_pair(space), len(space)
-
-
 @cache_by_axes
 def _layout(anchor: Axes, names: tuple[str | None, ...], *dims: Any) -> tuple[Axes, tuple[int, ...]]:
     """The axes, and for each its size, -1 where `None` stands for a size that the caller knows."""
-    parts = [(name, None, -1) if dim is None else _part(dim, name) for name, dim in zip(names, dims, strict=True)]
-    return intern([part[0] for part in parts], [part[1] for part in parts]), tuple(part[2] for part in parts)
+    spaces = [Space(0, name) if dim is None else Space(dim, name) for name, dim in zip(names, dims, strict=True)]
+    sizes = tuple(-1 if dim is None else len(space) for dim, space in zip(dims, spaces, strict=True))
+    return axes_of(spaces), sizes
 
 
 # Which machine this is is known at trace time, and not a matter of labels.
@@ -169,17 +159,12 @@ def _dims(dims: tuple[Any, ...], spaces: dict[str, Any]) -> tuple[list[int], Axe
     if len(dims) == 1 and _are_dims(dims[0]):
         dims = tuple(dims[0])
     given = [*dims, *spaces.values()]
+    if any(dim is None for dim in given):
+        raise TypeError("an axis is given by a size, a Space or a list of labels, not by None")
     # Sizes stay out of the label logic, so that a new one does not compile anew.
-    kinds = [None if _is_size(dim) else _check_size(dim) for dim in given]
+    kinds = [None if _is_size(dim) else _freeze(dim) for dim in given]
     axes, sizes = _layout(SCALAR, (None,) * len(dims) + tuple(spaces), *kinds)
     return [_size(dim) if size < 0 else size for dim, size in zip(given, sizes, strict=True)], axes
-
-
-def _check_size(dim: Any) -> Any:
-    """What is not a size, unless it is None, which stands for one."""
-    if dim is None:
-        raise TypeError("an axis is given by a size, a Space or a list of labels, not by None")
-    return _freeze(dim)
 
 
 def _are_dims(dims: Any) -> bool:
@@ -320,7 +305,7 @@ def empty(*dims: Dims, dtype: Dtype = None, device: Place = None, requires_grad:
 
 def rand(
     *dims: Dims,
-    generator: torch.Generator | None = None,
+    generator: Randomness = None,
     dtype: Dtype = None,
     device: Place = None,
     requires_grad: bool = False,
@@ -355,7 +340,7 @@ def rand(
 
 def randn(
     *dims: Dims,
-    generator: torch.Generator | None = None,
+    generator: Randomness = None,
     dtype: Dtype = None,
     device: Place = None,
     requires_grad: bool = False,

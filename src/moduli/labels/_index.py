@@ -8,13 +8,14 @@ kind depend on the index alone and are remembered; a mask or an index tensor has
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from ._axes import SCALAR, Axes, Pair, as_pair, cache_by_axes, intern_pairs, make_unnamed
+from ._axes import Axes, Pair, as_pair, cache_by_axes, intern_pairs, make_unnamed
 from ._errors import UnknownLabelError
 from ._gather import Gather, gather
 from ._pairing import align_all, align_to_fixed, pair
@@ -29,69 +30,70 @@ _ALL: Final[_Token] = ("slice", None, None, None)
 
 def get(t: Tensor, key: Any) -> Tensor:
     """``t[key]``."""
-    if type(key) is int:
-        axes = t._axes.rest()
-        try:
-            data = t._data[key]
-        except IndexError:
-            raise IndexError(_describe_out_of_range(t, 0, key)) from None
-        if axes is SCALAR:
-            return finish(data, axes)
-        made = _new(Tensor)
-        made._data = data
-        made._axes = axes
-        return made
-    tokens, advanced = parse(t, key)
-    data, axes = _apply_basic(t, tokens)
-    if advanced:
-        data, axes = _apply_advanced(data, axes, advanced)
+    try:
+        if type(key) is int and t._axes.rest is not None:  # the common case
+            return finish(t._data[key], t._axes.rest)
+        return _get(t, key)
+    except UnknownLabelError:
+        raise
+    except IndexError as error:
+        raise IndexError(f"{error}; {t._axes.listing()}, of shape {tuple(t._data.shape)}") from None
+
+
+def _get(t: Tensor, key: Any) -> Tensor:
+    tokens, advanced = _parse(t, key)
+    moves, gathers, limits, axes = t._axes.run(_plan_basic, tokens)
+    data = t._data
+    for axis, least, exact in limits:
+        size = data.shape[axis]
+        if size < least or (exact and size != least):
+            raise UnknownLabelError(f"{t._axes.describe(axis)} has size {size} and no position {least - 1}")
+    if moves is not None:
+        data = data[tuple(slice(*move[1:]) if move[0] == "slice" else move[1] for move in moves)]
+    for at, plan in gathers:
+        data = gather(data, at, plan, 0.0)
+    if len(advanced) == 1 and isinstance(advanced[0][1], torch.Tensor) and advanced[0][1].ndim == 1:
+        data, axes = _index_by_vector(data, axes, *advanced[0])
+    elif advanced:
+        data, axes = _index_together(data, axes, advanced)
     return finish(data, axes)
-
-
-def _describe_out_of_range(t: Tensor, axis: int, at: int) -> str:
-    if not t._data.ndim:
-        return "a tensor without axes can't be indexed by a position; use .item()"
-    return f"position {at} is out of range for {t._axes.describe(axis)} of size {t._data.shape[axis]}"
 
 
 # -- taking a key apart ------------------------------------------------------------------------------------------------
 
 
-def parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]]]:
+def _parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]]]:
     """The tokens of the first kind for every axis, and the index tensors with the place of their token."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    keys = [_convert_key(each) for each in keys]
-    dots = [i for i, each in enumerate(keys) if each is Ellipsis]
-    if len(dots) > 1:
-        raise IndexError("an index has at most one '...'")
-    truths = sum(isinstance(each, bool) for each in keys)
-    if truths > 1 or (truths and any(isinstance(each, (torch.Tensor, Tensor, list)) for each in keys)):
+    keys = [_convert_key(each) for each in (key if isinstance(key, tuple) else (key,))]
+    several = sum(isinstance(each, (torch.Tensor, Tensor, list, bool)) for each in keys) > 1
+    if several and any(isinstance(each, bool) for each in keys):
         raise IndexError(f"the index {key!r} has a single truth value beside another index tensor; use one of them")
-    used = 0
-    for each in keys:
-        used += _count_consumed(each)
-    if used > t._data.ndim:
-        raise IndexError(f"the index {key!r} is for {used} axes, but there are {t._data.ndim}; {t._axes.listing()}")
-    fill = [slice(None)] * (t._data.ndim - used)
-    at = dots[0] if dots else len(keys)
-    keys[at : at + 1] = fill
+    used = sum(map(_count_consumed, keys))
+    dots = [i for i, each in enumerate(keys) if each is Ellipsis] or [len(keys)]
+    if len(dots) > 1 or used > t._data.ndim:
+        raise IndexError(f"the index {key!r} has more than one '...', or is for more axes than there are: {used}")
+    keys[dots[0] : dots[0] + 1] = [slice(None)] * (t._data.ndim - used)
     tokens: list[_Token] = []
     advanced: list[tuple[int, Any]] = []
     axis = 0
     for each in keys:
-        if type(each) is list:
-            paired = sum(isinstance(other, (torch.Tensor, Tensor, list)) for other in keys) > 1
-            # A compiler need not know how many positions there are, and then can't count them from the end.
-            if paired or (t._axes.spaces[axis] is None and min(each, default=0) < 0):
-                each = torch.tensor(each, dtype=torch.int64, device=t._data.device)
+        if isinstance(each, slice):
+            each = _convert_slice(each, t._data.shape[axis])
+        # A compiler need not know how many positions there are, and then can't count them from the end.
+        if type(each) is list and (several or (t._axes.spaces[axis] is None and min(each, default=0) < 0)):
+            each = torch.tensor(each, dtype=torch.int64, device=t._data.device)
         if isinstance(each, (torch.Tensor, Tensor)):
             # Positions will be gone and new axes there when the index tensors are applied.
             advanced.append((sum(token[0] != "at" for token in tokens), each))
-            for _ in range(_count_consumed(each)):
-                tokens.append(_ALL)
+            tokens += [_ALL] * _count_consumed(each)
+        elif isinstance(each, list):
+            tokens.append(("list", tuple(each)))
+        elif isinstance(each, tuple):
+            tokens.append(each)
         else:
-            tokens.append(_token(t, axis, each))
-        axis += _count_consumed(each)
+            kind = "new" if each is None or isinstance(each, bool) else "at" if isinstance(each, int) else "space"
+            tokens.append((kind, each))
+        axis += 1 if isinstance(each, tuple) else _count_consumed(each)
     return tuple(tokens), advanced
 
 
@@ -99,114 +101,59 @@ def _convert_key(key: Any) -> Any:
     """One part of a key as an int, slice, None, ..., bool, Space, list of ints, or an index tensor."""
     if key is None or key is Ellipsis or isinstance(key, (bool, slice, Space)):
         return key
-    if isinstance(key, (Tensor, torch.Tensor)):
-        data = key._data if isinstance(key, Tensor) else key
-        if data.is_floating_point() or data.is_complex():
-            raise IndexError(
-                f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks"
-            )
-        if data.dtype not in (torch.bool, torch.int64, torch.int32):
-            key = key.to(torch.int64)  # positions, as any integers; torch takes bytes for a mask and refuses others
-        if data.ndim:
-            return key
-        return bool(data) if data.dtype is torch.bool else int(data)
-    if isinstance(key, np.ndarray):
-        if key.dtype.kind not in "biu":
-            raise IndexError(
-                f"an array of {key.dtype} can't be an index; integers select positions, booleans are masks"
-            )
-        return _convert_key(torch.as_tensor(key))
-    if isinstance(key, np.bool_):
-        return bool(key)
     if isinstance(key, (list, range)):
         values = list(key)
-        if any(isinstance(each, (list, tuple, torch.Tensor, Tensor, np.ndarray)) for each in values):
-            return _convert_key(torch.as_tensor(values))
-        if values and all(isinstance(each, (bool, np.bool_)) for each in values):
-            return torch.as_tensor(values)
-        return [_position(each) for each in values]
-    return _position(key)
+        nested = any(isinstance(each, (list, tuple, torch.Tensor, Tensor, np.ndarray)) for each in values)
+        if not nested and not (values and all(isinstance(each, (bool, np.bool_)) for each in values)):
+            return [_position(each) for each in values]
+        key = torch.as_tensor(values)
+    if isinstance(key, (np.ndarray, np.bool_)):
+        key = torch.as_tensor(key)
+    if not isinstance(key, (Tensor, torch.Tensor)):
+        return _position(key)
+    data = key._data if isinstance(key, Tensor) else key
+    if data.is_floating_point() or data.is_complex():
+        raise IndexError(f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks")
+    if data.dtype not in (torch.bool, torch.int64, torch.int32):
+        key = key.to(torch.int64)  # positions, as any integers; torch takes bytes for a mask and refuses others
+    if data.ndim:
+        return key
+    return bool(data) if data.dtype is torch.bool else int(data)
 
 
 def _position(key: Any) -> int:
-    if isinstance(key, (str, bytes, bool)):
-        raise TypeError(f"{key!r} is not a position; select by label with t.sel(axis={key!r})")
-    try:
+    if not isinstance(key, (str, bytes, bool)) and hasattr(key, "__index__"):
         return operator.index(key)
-    except TypeError:
-        raise TypeError(
-            f"an index is a position, slice, list, mask, Space, None or '...', not a {type(key).__name__}; "
-            "select by label with t.sel(axis=label)"
-        ) from None
+    raise TypeError(
+        f"an index is a position, slice, list, mask, Space, None or '...', not {key!r}; "
+        f"select by label with t.sel(axis={key!r})"
+    )
 
 
 def _count_consumed(key: Any) -> int:
     if key is None or key is Ellipsis or isinstance(key, bool):
         return 0
-    if isinstance(key, Tensor):
-        key = key._data
-    if isinstance(key, torch.Tensor) and key.dtype is torch.bool:
-        return key.ndim
-    return 1
+    data = key._data if isinstance(key, Tensor) else key
+    return data.ndim if isinstance(data, torch.Tensor) and data.dtype is torch.bool else 1
 
 
-def _token(t: Tensor, axis: int, key: Any) -> _Token:
-    if key is None:
-        return ("new", None)
-    if isinstance(key, bool):
-        return ("new", key)
-    if isinstance(key, int):
-        size = t._data.shape[axis]
-        if not -size <= key < size:
-            raise IndexError(_describe_out_of_range(t, axis, key))
-        return ("at", key)
-    if isinstance(key, slice):
-        start, stop, step = (None if part is None else operator.index(part) for part in (key.start, key.stop, key.step))
-        if step is not None and step <= 0:
-            if step == 0:
-                raise ValueError("the step of a slice can't be zero")
-            key = list(range(*slice(start, stop, step).indices(t._data.shape[axis])))
-        else:
-            return ("slice", start, stop, step)
-    if isinstance(key, list):
-        size = t._data.shape[axis]
-        for at in key:
-            if not -size <= at < size:
-                raise IndexError(_describe_out_of_range(t, axis, at))
-        return ("list", tuple(key))
-    return ("space", key)
+def _convert_slice(key: slice, size: int) -> _Token | list[int]:
+    parts = [None if part is None else operator.index(part) for part in (key.start, key.stop, key.step)]
+    if parts[2] is None or parts[2] > 0:
+        return ("slice", *parts)
+    return list(range(*slice(*parts).indices(size)))
 
 
 # -- positions, slices, spaces, new axes -------------------------------------------------------------------------------
 
 
-def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, Axes]:
-    moves, gathers, sizes, axes = t._axes.run(_basic, tokens)
-    data = t._data
-    for axis, size in sizes:
-        if data.shape[axis] != size:
-            raise UnknownLabelError(
-                f"{t._axes.describe(axis)} has size {data.shape[axis]} and can't be indexed by a Space of size {size}"
-            )
-    for axis, _, plan in gathers:
-        if plan.highest >= data.shape[axis]:
-            raise UnknownLabelError(
-                f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {plan.highest}"
-            )
-    if moves is not None:
-        data = data[tuple(slice(*move[1:]) if move[0] == "slice" else move[1] for move in moves)]
-    for _, at, plan in gathers:
-        data = gather(data, at, plan, 0.0)
-    return data, axes
-
-
-def _basic(
+def _plan_basic(
     axes: Axes, tokens: tuple[_Token, ...]
-) -> tuple[tuple[_Token, ...] | None, tuple[tuple[int, int, Gather], ...], tuple[tuple[int, int], ...], Axes]:
-    """What torch is to do, what is to be gathered then (of which axis, now where), sizes that must be so, and the axes."""
-    sizes: list[tuple[int, int]] = []
+) -> tuple[tuple[_Token, ...] | None, tuple[tuple[int, Gather], ...], tuple[tuple[int, int, bool], ...], Axes]:
+    """What torch is to do, what is to be gathered then, the least (or exact) sizes of axes, and the axes of the result."""
+    limits: list[tuple[int, int, bool]] = []
     moves: list[_Token] = []
-    gathers: list[tuple[int, int, Gather]] = []
+    gathers: list[tuple[int, Gather]] = []
     pairs: list[Pair] = []
     axis = 0
     for token in tokens:
@@ -215,108 +162,75 @@ def _basic(
             pairs.append((None, BROADCAST if token[1] is None else None))
             continue
         name, space = axes.names[axis], axes.spaces[axis]
-        if token[0] == "at":
-            moves.append(token)
-        elif token[0] == "slice":
-            moves.append(token)
+        moves.append(token if token[0] in ("at", "slice") else _ALL)
+        if token[0] == "slice":
             if space is not None and token != _ALL:
-                space = space[slice(*token[1:])]
-                space = None if space.positional else space
+                space = as_pair(space[slice(*token[1:])])[1]
             pairs.append((name, space))
-        elif token[0] == "list":
-            moves.append(_ALL)
-            positions = token[1] if space is None else [at % len(space) for at in token[1]]
-            gathers.append((axis, len(pairs), Gather(positions)))
-            pairs.append((name, _pick_labels(space, positions, axes.describe(axis))))
-        else:
-            moves.append(_ALL)
-            chosen, positions = _choose_positions(axes, axis, token[1])
+        elif token[0] != "at":
+            chosen, positions = space, token[1]
+            if token[0] == "space":
+                name, chosen, positions = _choose_positions(axes, axis, token[1])
+            elif space is not None:
+                chosen = _pick_labels(space, positions, axes.describe(axis))
+                positions = [at % len(space) for at in positions]
             if positions is not None:
-                gathers.append((axis, len(pairs), Gather(positions)))
+                plan = Gather(positions)
+                gathers.append((len(pairs), plan))
+                limits.append((axis, plan.highest + 1, False))
             elif space is None:
-                sizes.append((axis, len(chosen)))
-            pairs.append(as_pair(chosen))
+                limits.append((axis, len(token[1]), True))
+            pairs.append((name, chosen))
         axis += 1
     nothing = all(move == _ALL for move in moves)
-    return None if nothing else tuple(moves), tuple(gathers), tuple(sizes), intern_pairs(pairs)
+    return None if nothing else tuple(moves), tuple(gathers), tuple(limits), intern_pairs(pairs)
 
 
-def _pick_labels(space: Space | None, positions: Sequence[int], called: str) -> Space | None:
-    if space is None:
-        return None
-    if space.labelled and len({at % len(space) for at in positions}) != len(positions):
-        places = [at % len(space) for at in positions]
+def _pick_labels(space: Space, positions: Sequence[int], called: str) -> Space | None:
+    places = [at % len(space) if len(space) else at for at in positions]
+    if space.labelled and len(set(places)) != len(places):
         twice = next(space[at] for at in places if places.count(at) > 1)
         raise ValueError(
             f"the index takes label {twice!r} of {called} more than once, and labels are distinct; "
             "make the axis positional first: t.relabel(axis, None)"
         )
-    picked = space[list(positions)]
-    return None if picked.positional else picked
+    return as_pair(space[list(positions)])[1]
 
 
-def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[Space, list[int] | None]:
-    """The Space of an axis indexed by a Space, and the positions to take; None for all as they are."""
+def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[str | None, Space | None, list[int] | None]:
+    """The name and the Space of an axis indexed by a Space, and the positions to take; None for all as they are."""
     name, space = axes.names[axis], axes.spaces[axis]
-    called = axes.describe(axis)
-    if wanted.name is not None and name is not None and wanted.name != name:
-        raise UnknownLabelError(f"{called} can't be indexed by {wanted!r}, which has another name")
-    wanted = wanted.rename(name if name is not None else wanted.name)
-    if wanted.broadcast or (space is not None and space.broadcast):
-        if space is not None and space.broadcast and wanted.broadcast:
-            return space, None
-        raise UnknownLabelError(
-            f"{called}, {space or 'positional'!r}, can't be indexed by {wanted!r}: only one is BROADCAST"
-        )
-    if space is None:
-        if wanted.positional:
-            return wanted, None
-        positions = [_position(label) for label in wanted]
-        if min(positions, default=0) < 0:
-            raise UnknownLabelError(
-                f"{called} is positional and has no position {min(positions)} of the index {wanted!r}"
-            )
-        return wanted, positions
-    if wanted.positional:
-        if len(wanted) != len(space):
-            raise UnknownLabelError(f"{called} has {len(space)} labels and can't be indexed by {wanted!r}")
-        return space, None
-    missing = [label for label in wanted if label not in space]
-    if missing:
-        raise UnknownLabelError(f"{called}, {space!r}, has no label {missing[0]!r} of the index {wanted!r}")
-    positions = [space.index(label) for label in wanted]
-    return wanted, None if positions == list(range(len(space))) else positions
+    refusal = f"{axes.describe(axis)}, {space or 'positional'!r}, can't be indexed by {wanted!r}"
+    if None not in (wanted.name, name) and wanted.name != name:
+        raise UnknownLabelError(f"{refusal}, which has another name")
+    name = wanted.name if name is None else name
+    if wanted.broadcast != axes.stretches(axis):
+        raise UnknownLabelError(f"{refusal}: only one is BROADCAST")
+    if wanted.broadcast or wanted.positional:
+        if space is not None and len(wanted) != len(space):
+            raise UnknownLabelError(f"{refusal}: it has {len(space)} labels")
+        return name, space, None
+    known = Space(sys.maxsize) if space is None else space
+    positions = known.locate(wanted)
+    if positions.min(initial=0) < 0:
+        raise UnknownLabelError(f"{refusal}: it has no label {wanted[int(positions.argmin())]!r}")
+    same = space is not None and len(positions) == len(space) and bool((positions == np.arange(len(space))).all())
+    return name, wanted, None if same else positions.tolist()
 
 
 # -- index tensors and masks -------------------------------------------------------------------------------------------
 
 
-def _apply_advanced(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -> tuple[torch.Tensor, Axes]:
-    """Apply index tensors to what the tokens of the first kind have left, exactly where torch puts them."""
-    if len(advanced) == 1:
-        at, index = advanced[0]
-        if isinstance(index, torch.Tensor) and index.ndim == 1:
-            return _index_by_vector(data, axes, at, index)
-    return _index_together(data, axes, advanced)
-
-
 @cache_by_axes
 def _pick_axes(axes: Axes, at: int, positions: tuple[int, ...]) -> Axes:
-    return axes.put(at, (axes.names[at], _pick_labels(axes.spaces[at], positions, axes.describe(at))))
+    space = axes.spaces[at]
+    return axes if space is None else axes.put(at, (axes.names[at], _pick_labels(space, positions, axes.describe(at))))
 
 
 def _index_by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> tuple[torch.Tensor, Axes]:
     """A plain vector of positions, or a mask, along one axis: the labels are picked as the entries are."""
-    space = axes.spaces[at]
-    if index.dtype is torch.bool and index.shape[0] != data.shape[at]:
-        raise IndexError(
-            f"a mask of {index.shape[0]} entries does not fit {axes.describe(at)} of size {data.shape[at]}"
-        )
-    try:
-        result = data[(slice(None),) * at + (index,)]
-    except IndexError as error:
-        raise IndexError(f"an index of {axes.describe(at)} of size {data.shape[at]} is out of range: {error}") from None
-    if space is None:
+    result = data[(slice(None),) * at + (index,)]
+    if axes.spaces[at] is None:
         return result, axes
     positions = index.nonzero().flatten() if index.dtype is torch.bool else index
     return result, _pick_axes(axes, at, tuple(positions.tolist()))
@@ -355,12 +269,7 @@ def _index_together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
     key: list[Any] = [slice(None)] * data.ndim
     for place, index in zip(places, indices, strict=True):
         key[place] = index
-    replaced = _replace_axes(axes, tuple(places), plan.axes)
-    try:
-        return data[tuple(key)], replaced
-    except IndexError as error:
-        which = ", ".join(f"{axes.describe(place)} of size {data.shape[place]}" for place in places)
-        raise IndexError(f"an index of {which} is out of range: {error}") from None
+    return data[tuple(key)], _replace_axes(axes, tuple(places), plan.axes)
 
 
 @cache_by_axes

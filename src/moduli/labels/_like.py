@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ._axes import SCALAR, Axes, cache_by_axes, intern
-from ._factories import Dim, Dtype, Place, _freeze, _part, _place
+from ._axes import SCALAR, Axes, axes_of, cache_by_axes
+from ._factories import Dim, Dtype, Like, Place, Randomness, _freeze, _layout, _place
+from ._gather import Gather, gather
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, wrap
 
@@ -34,51 +35,28 @@ def eye(
 
     Raises:
         TypeError: If an argument is no axis.
-        ValueError: If the axes have the same name, one is BROADCAST, or a positional axis meets labels of another
-            number.
+        ValueError: If the axes have the same name, or one is BROADCAST.
 
     Example:
         >>> import moduli as mo
         >>> mo.eye(["a", "b"], ["b", "a"]).data.tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """
-    column = space if other is None else other
-    axes, rows, columns, positions = _identity(SCALAR, _freeze(space), _freeze(column))
-    place = _place(device)
-    if positions is None:
-        made = torch.eye(rows, columns, dtype=dtype, device=place)
-    else:
-        partner = torch.tensor(positions, device=place, dtype=torch.int64).unsqueeze(-1)
-        kind = torch.get_default_dtype() if dtype is None else dtype
-        made = (partner == torch.arange(columns, device=place)).to(kind)
+    axes, rows, columns, plan = _identity(SCALAR, _freeze(space), _freeze(space if other is None else other))
+    made = torch.eye(rows if plan is None else columns, columns, dtype=dtype, device=_place(device))
+    if plan is not None:
+        made = gather(made, 0, plan, 0.0)
     return wrap(made.requires_grad_() if requires_grad else made, axes)
 
 
 @cache_by_axes
-def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, tuple[int, ...] | None]:
-    """The axes, the sizes, and for each row the position of its column (-1 for none), or None if it is its own."""
-    name, row, rows = _part(space, None)
-    other_name, column, columns = _part(other, None)
-    for known in (row, column):
-        if known is not None and known.broadcast:
-            raise ValueError("BROADCAST stands for any size, so it can't be a row or column of an identity")
-    if name is not None and name == other_name:
-        raise ValueError(
-            f"the rows and columns of an identity can't both be named {name!r}; "
-            f"rename one, as in eye(space, space.rename({name + '2'!r}))"
-        )
-    axes = intern((name, other_name), (row, column))
-    if row is None or column is None:
-        if (row is None) != (column is None) and rows != columns:
-            first, second = axes.dims((rows, columns))
-            raise ValueError(
-                f"a positional axis pairs with labels of the same number, but the rows are {first!r} of size {rows} "
-                f"and the columns {second!r} of size {columns}"
-            )
-        return axes, rows, columns, None
-    if row.labels == column.labels:
-        return axes, rows, columns, None
-    return axes, rows, columns, tuple(column.locate(row).tolist())
+def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, Gather | None]:
+    """The axes, the sizes, and for each row where its column is, or None if it is its own."""
+    row, column = Space(space), Space(other)
+    axes = axes_of([row, column])
+    axes.refuse_broadcast((0, 1), "", ", which stands for any size, so it can't be a row or column of an identity")
+    by_label = row.labelled and column.labelled and row.labels != column.labels
+    return axes, len(row), len(column), Gather(column.locate(row)) if by_label else None
 
 
 def arange(
@@ -117,20 +95,13 @@ def arange(
     if stop is None:
         start, stop = 0, start
     made = torch.arange(start, stop, step, dtype=dtype, device=_place(device), requires_grad=requires_grad)
-    return wrap(made, _line(SCALAR, name))
-
-
-@cache_by_axes
-def _line(anchor: Axes, name: str | None) -> Axes:
-    return intern((Space(0, name).name,), (None,))
+    return wrap(made, _layout(SCALAR, (name,), None)[0])
 
 
 # -- like another ------------------------------------------------------------------------------------------------------
 
 
-def zeros_like(
-    t: Tensor | torch.Tensor, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
-) -> Tensor:
+def zeros_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False) -> Tensor:
     """Zeros with the axes of another tensor.
 
     Args:
@@ -151,9 +122,7 @@ def zeros_like(
     return finish(torch.zeros_like(t._data, dtype=dtype, device=_place(device), requires_grad=requires_grad), t._axes)
 
 
-def ones_like(
-    t: Tensor | torch.Tensor, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
-) -> Tensor:
+def ones_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False) -> Tensor:
     """Ones with the axes of another tensor.
 
     Args:
@@ -175,12 +144,7 @@ def ones_like(
 
 
 def full_like(
-    t: Tensor | torch.Tensor,
-    fill_value: complex,
-    *,
-    dtype: Dtype = None,
-    device: Place = None,
-    requires_grad: bool = False,
+    t: Like, fill_value: complex, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
     """One number everywhere, with the axes of another tensor.
 
@@ -204,9 +168,7 @@ def full_like(
     return finish(made, t._axes)
 
 
-def empty_like(
-    t: Tensor | torch.Tensor, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
-) -> Tensor:
+def empty_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False) -> Tensor:
     """A tensor with the axes of another, whose values are whatever the memory holds.
 
     Args:
@@ -228,12 +190,7 @@ def empty_like(
 
 
 def rand_like(
-    t: Tensor | torch.Tensor,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: Dtype = None,
-    device: Place = None,
-    requires_grad: bool = False,
+    t: Like, *, generator: Randomness = None, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
     """Numbers drawn uniformly from [0, 1), with the axes of another tensor.
 
@@ -252,17 +209,11 @@ def rand_like(
         >>> mo.rand_like(mo.zeros(channel=["r", "g"])).names
         ('channel',)
     """
-    t = as_tensor(t)
-    return finish(_draw_like(torch.rand, torch.rand_like, t._data, generator, dtype, device, requires_grad), t._axes)
+    return _draw_like(torch.rand, t, generator, dtype, device, requires_grad)
 
 
 def randn_like(
-    t: Tensor | torch.Tensor,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: Dtype = None,
-    device: Place = None,
-    requires_grad: bool = False,
+    t: Like, *, generator: Randomness = None, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
     """Numbers drawn from the normal distribution of mean 0 and variance 1, with the axes of another tensor.
 
@@ -281,29 +232,16 @@ def randn_like(
         >>> mo.randn_like(mo.zeros(channel=["r", "g"])).shape
         torch.Size([2])
     """
-    t = as_tensor(t)
-    return finish(_draw_like(torch.randn, torch.randn_like, t._data, generator, dtype, device, requires_grad), t._axes)
+    return _draw_like(torch.randn, t, generator, dtype, device, requires_grad)
 
 
 def _draw_like(
-    draw: Callable[..., torch.Tensor],
-    draw_like: Callable[..., torch.Tensor],
-    data: torch.Tensor,
-    generator: torch.Generator | None,
-    dtype: Dtype,
-    device: Place,
-    requires_grad: bool,
-) -> torch.Tensor:
-    place = _place(device)
-    if generator is None:
-        return draw_like(data, dtype=dtype, device=place, requires_grad=requires_grad)
-    return draw(
-        data.shape,
-        generator=generator,
-        dtype=data.dtype if dtype is None else dtype,
-        device=data.device if place is None else place,
-        requires_grad=requires_grad,
-    )
+    draw: Callable[..., torch.Tensor], t: Like, generator: Randomness, dtype: Dtype, device: Place, requires_grad: bool
+) -> Tensor:
+    t = as_tensor(t)
+    dtype, place = dtype or t._data.dtype, _place(device) or t._data.device
+    made = draw(t._data.shape, generator=generator, dtype=dtype, device=place, requires_grad=requires_grad)
+    return finish(made, t._axes)
 
 
 def _like_rule(function: Callable[..., torch.Tensor]) -> Callable[..., Tensor]:
@@ -317,13 +255,5 @@ def _like_rule(function: Callable[..., torch.Tensor]) -> Callable[..., Tensor]:
     return rule
 
 
-for _known in (
-    torch.zeros_like,
-    torch.ones_like,
-    torch.full_like,
-    torch.empty_like,
-    torch.rand_like,
-    torch.randn_like,
-    torch.randint_like,
-):
-    RULES[_known] = _like_rule(_known)
+for _name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint"):
+    RULES[getattr(torch, f"{_name}_like")] = _like_rule(getattr(torch, f"{_name}_like"))

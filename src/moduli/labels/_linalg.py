@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._matrix import as_floating, check_hermitian, columns_to_rows, factors, round_to
-from ._pointwise import register
+from ._elementwise import register
+from ._matrix import decompose
 from ._solve import det, inv, matrix_exp, pinv, slogdet, solve, trace
-from ._tensor import RULES, Tensor, as_tensor, method, wrap
+from ._tensor import RULES, Tensor, method
 
 
 class Eigen(NamedTuple):
@@ -111,12 +111,7 @@ def eigh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Eigen:
         >>> values, vectors.names
         (Tensor(spectrum: [1., 2.]), ('row', 'spectrum'))
     """
-    t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "eigh")
-    if check:
-        check_hermitian(data, t._axes, "eigh")
-    values, vectors = torch.linalg.eigh(as_floating(data), UPLO=UPLO)
-    return Eigen(wrap(round_to(values, data.dtype), plan.values), wrap(round_to(vectors, data.dtype), plan.vectors))
+    return Eigen(*decompose(t, "eigh", "values", "left", check=check, UPLO=UPLO))
 
 
 @method
@@ -139,11 +134,7 @@ def eigvalsh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor:
         >>> mo.eigvalsh(mo.tensor([[0.0, 2.0], [1.0, 0.0]], row=["a", "b"], column=["b", "a"]))
         Tensor(spectrum: [1., 2.])
     """
-    t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "eigvalsh")
-    if check:
-        check_hermitian(data, t._axes, "eigvalsh")
-    return wrap(round_to(torch.linalg.eigvalsh(as_floating(data), UPLO=UPLO), data.dtype), plan.values)
+    return decompose(t, "eigvalsh", "values", check=check, UPLO=UPLO)[0]
 
 
 @method
@@ -164,13 +155,7 @@ def eig(t: Tensor) -> Eigen:
         >>> mo.eig(mo.tensor([[0.0, -1.0], [1.0, 0.0]], "row column")).values.data.tolist()
         [-1j, 1j]
     """
-    t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "eig")
-    values, vectors = torch.linalg.eig(as_floating(data))
-    order = _sort_by_parts(values)
-    values = values.gather(-1, order)
-    vectors = vectors.gather(-1, order.unsqueeze(-2).expand_as(vectors))
-    return Eigen(wrap(round_to(values, data.dtype), plan.values), wrap(round_to(vectors, data.dtype), plan.vectors))
+    return Eigen(*decompose(t, "eig", "values", "left", function=_sort_eigen))
 
 
 @method
@@ -191,10 +176,18 @@ def eigvals(t: Tensor) -> Tensor:
         >>> mo.eigvals(mo.tensor([[2.0, 0.0], [0.0, 1.0]])).data.tolist()
         [(1+0j), (2+0j)]
     """
-    t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "eigvals")
-    values = torch.linalg.eigvals(as_floating(data))
-    return wrap(round_to(values.gather(-1, _sort_by_parts(values)), data.dtype), plan.values)
+    return decompose(t, "eigvals", "values", function=_sort_eigenvalues)[0]
+
+
+def _sort_eigen(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, vectors = torch.linalg.eig(data)
+    order = _sort_by_parts(values)
+    return values.gather(-1, order), vectors.gather(-1, order.unsqueeze(-2).expand_as(vectors))
+
+
+def _sort_eigenvalues(data: torch.Tensor) -> torch.Tensor:
+    values: torch.Tensor = torch.linalg.eigvals(data)
+    return values.gather(-1, _sort_by_parts(values))
 
 
 def _sort_by_parts(values: torch.Tensor) -> torch.Tensor:
@@ -224,11 +217,8 @@ def svd(t: Tensor, full_matrices: bool = False) -> SVD:
         >>> S, U.names, Vh.names
         (Tensor(singular: [4., 3.]), ('row', 'singular'), ('singular', 'column'))
     """
-    t = as_tensor(t)
-    left, values, right, _ = factors(t._axes, "svd", "singular")
-    U, S, Vh = torch.linalg.svd(as_floating(t._data), full_matrices=full_matrices)
-    dtype = t._data.dtype
-    return SVD(wrap(round_to(U, dtype), left), wrap(round_to(S, dtype), values), wrap(round_to(Vh, dtype), right))
+    roles = ("left", "values", "right")
+    return SVD(*decompose(t, "svd", *roles, operator=False, name="singular", full_matrices=full_matrices))
 
 
 @method
@@ -249,9 +239,7 @@ def svdvals(t: Tensor) -> Tensor:
         >>> mo.svdvals(mo.tensor([[3.0, 0.0], [0.0, -4.0]]))
         Tensor([4., 3.])
     """
-    t = as_tensor(t)
-    _, values, _, _ = factors(t._axes, "svdvals", "singular")
-    return wrap(round_to(torch.linalg.svdvals(as_floating(t._data)), t._data.dtype), values)
+    return decompose(t, "svdvals", "values", operator=False, name="singular")[0]
 
 
 @method
@@ -275,10 +263,7 @@ def qr(t: Tensor) -> QR:
         >>> Q.shape, R.names
         (torch.Size([2, 1]), (None, 'column'))
     """
-    t = as_tensor(t)
-    left, _, right, _ = factors(t._axes, "qr", None)
-    Q, R = torch.linalg.qr(as_floating(t._data), mode="reduced")
-    return QR(wrap(round_to(Q, t._data.dtype), left), wrap(round_to(R, t._data.dtype), right))
+    return QR(*decompose(t, "qr", "left", "right", operator=False, name=None, mode="reduced"))
 
 
 @method
@@ -304,9 +289,7 @@ def cholesky(t: Tensor, *, upper: bool = False) -> Tensor:
         >>> mo.cholesky(t).data.tolist()
         [[2.0, 0.0], [0.0, 3.0]]
     """
-    t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "cholesky")
-    return wrap(round_to(torch.linalg.cholesky(as_floating(data), upper=upper), data.dtype), plan.aligned)
+    return decompose(t, "cholesky", "aligned", upper=upper)[0]
 
 
 # -- rules for torch's own functions -----------------------------------------------------------------------------------

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 
-from ._elementwise import apply_with_policy, as_number, elementwise
+from ._elementwise import as_number, elementwise, register
 from ._errors import OwnTransposeError
 from ._join import join as scope
-from ._pointwise import make_paired_rule, register, unary_rule
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 
 class Unary(Protocol):
     """A function of one tensor."""
-
-    __name__: str
 
     def __call__(self, t: Tensor) -> Tensor: ...
 
@@ -26,14 +24,11 @@ class Unary(Protocol):
 class Binary(Protocol):
     """A function of two tensors or numbers, with a join policy for this call."""
 
-    __name__: str
-
     def __call__(self, a: Any, b: Any, *, join: str | None = None, fill: complex = 0.0) -> Tensor: ...
 
 
 def _unary(name: str, what: str) -> Unary:
     function: Callable[..., torch.Tensor] = getattr(torch, name)
-    register(function, unary_rule(function))
 
     def apply(t: Tensor) -> Tensor:
         t = as_tensor(t)
@@ -56,12 +51,12 @@ def _unary(name: str, what: str) -> Unary:
 
 def _binary(name: str, what: str) -> Binary:
     function: Callable[..., torch.Tensor] = getattr(torch, name)
-    register(function, make_paired_rule(function, 2))
 
     def apply(a: Any, b: Any, *, join: str | None = None, fill: complex = 0.0) -> Tensor:
         if name in _ARITHMETIC and any_axes(a) != any_axes(b):
             return elementwise(function, a, b)
-        return apply_with_policy(function, _operand(a, b), _operand(b, a), join=join, fill=fill)
+        with contextlib.nullcontext() if join is None else scope(join, fill):
+            return elementwise(function, _operand(a, b), _operand(b, a))
 
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"""{what}, element by element, with axes and labels paired.
@@ -97,17 +92,8 @@ def _operand(value: Any, other: Any) -> Any:
     if not any_axes(other):
         return torch.as_tensor(number)
     beside = other if isinstance(other, torch.Tensor) else as_tensor(other)._data
-    return torch.as_tensor(number, dtype=_promote(beside.dtype, number), device=beside.device)
-
-
-def _promote(dtype: torch.dtype, number: Any) -> torch.dtype:
-    """The dtype of a tensor and a number together: `torch.result_type`, which compiled code can't call."""
-    real = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
-    if isinstance(number, complex):
-        return torch.promote_types(real, torch.complex32)
-    if isinstance(number, float):
-        return real
-    return torch.int64 if dtype is torch.bool and not isinstance(number, bool) else dtype
+    dtype = (torch.zeros(1, dtype=beside.dtype) + number).dtype  # torch.result_type, which compiled code can't call
+    return torch.as_tensor(number, dtype=dtype, device=beside.device)
 
 
 abs: Final = _unary("abs", "The magnitude")

@@ -7,72 +7,53 @@ the order of the rows first. Only labels count here: the names of the two axes a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from .._torch import has_dispatch_mode, in_transform
-from ._axes import Axes, cache_by_axes, intern_pairs
+from ._axes import Axes, Pair, cache_by_axes, intern_pairs
 from ._gather import Gather, index_of
-from ._pairing import PairingPlan, pair
-from ._space import Space, show_labels
+from ._pairing import describe_difference
+from ._tensor import Tensor, as_tensor, finish
 
-_NEVER = ", which stands for any size and is never expanded into rows or columns"
+NEVER = ", which stands for any size and is never expanded into rows or columns"
 _LOW = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
-class Operator(NamedTuple):
-    """What becomes of the axes of an operator; ``order`` brings its columns to the order of its rows."""
+class MatrixAxes(NamedTuple):
+    """What becomes of the axes of a matrix; k is a new positional axis."""
 
     order: Gather | None
+    """What brings the columns of an operator to the order of its rows."""
     aligned: Axes
-    """(..., row, column), the columns in the order of the rows."""
+    """(..., row, column), the columns of an operator in the order of its rows."""
     exchanged: Axes
     """(..., column, row)."""
     batch: Axes
     """(...)."""
     values: Axes
-    """(..., spectrum)."""
-    vectors: Axes
-    """(..., row, spectrum)."""
+    """(..., k)."""
+    left: Axes
+    """(..., row, k)."""
+    right: Axes
+    """(..., k, column)."""
 
 
 @cache_by_axes
-def operator(axes: Axes, what: str) -> Operator:
-    """The plan for an operator, or an error that says why the matrix is none."""
-    check_matrix(axes, what)
-    row, column = axes.spaces[-2:]
-    axes.refuse_broadcast(
-        (axes.ndim - 2, axes.ndim - 1), f"{what} needs a matrix, but ", f"{_NEVER}; {_describe_both(axes)}"
-    )
-    order = order_of(row, column, f"{what} needs the same labels on rows and columns, in any order, but those of", axes)
-    pairs = axes.pairs()
-    if order is not None:
-        pairs[-1] = (axes.names[-1], row)
-    lead = pairs[:-2]
-    spectrum = (new_name(axes, "spectrum"), None)
-    return Operator(
-        order,
-        intern_pairs(pairs),
-        intern_pairs([*lead, axes.pairs()[-1], axes.pairs()[-2]]),
-        intern_pairs(lead),
-        intern_pairs([*lead, spectrum]),
-        intern_pairs([*lead, pairs[-2], spectrum]),
-    )
-
-
-@cache_by_axes
-def factors(axes: Axes, what: str, name: str | None) -> tuple[Axes, Axes, Axes, Axes]:
-    """The axes of (..., row, k), (..., k), (..., k, column) and (..., column, row) for a new positional axis k."""
+def plan_matrix(axes: Axes, what: str, operator: bool, name: str | None) -> MatrixAxes:
+    """The plan for a matrix, or an error that says why it is none, or not that of an operator."""
     check_matrix(axes, what)
     *lead, row, column = axes.pairs()
-    k = (new_name(axes, name), None)
-    return (
-        intern_pairs([*lead, row, k]),
-        intern_pairs([*lead, k]),
-        intern_pairs([*lead, k, column]),
-        intern_pairs([*lead, column, row]),
-    )
+    order, aligned = None, column
+    if operator:
+        axes.refuse_broadcast((axes.ndim - 2, axes.ndim - 1), f"{what} needs a matrix, but ", NEVER)
+        order = order_of(axes, -2, -1, f"{what} needs")
+        aligned = column if order is None else (column[0], row[1])
+    k: Pair = (name if axes.named and name not in axes.names else None, None)
+    tails: tuple[list[Pair], ...] = ([row, aligned], [column, row], [], [k], [row, k], [k, column])
+    return MatrixAxes(order, *(intern_pairs([*lead, *tail]) for tail in tails))
 
 
 def check_matrix(axes: Axes, what: str) -> None:
@@ -81,31 +62,15 @@ def check_matrix(axes: Axes, what: str) -> None:
         raise ValueError(f"{what} works on the last two axes, but the tensor has {axes.ndim}: {axes.listing()}")
 
 
-def new_name(axes: Axes, name: str | None) -> str | None:
-    """The name for a new axis: only where all axes have one, and not this one."""
-    return name if axes.named and name not in axes.names else None
-
-
-def order_of(left: Space | None, right: Space | None, sentence: str, axes: Axes) -> Gather | None:
-    """For each label of the left its position on the right, where the order differs; both must have the same labels."""
+def order_of(axes: Axes, at0: int, at1: int, what: str) -> Gather | None:
+    """How the labels of the second of two axes get the order of the first; None if they have it."""
+    left, right = axes.spaces[at0], axes.spaces[at1]
     if left is None or right is None or left.labels == right.labels:
         return None
-    if right.has_labels_of(left):
-        return Gather(right.locate(left))
-    only_left = [label for label in left if label not in right]
-    only_right = [label for label in right if label not in left]
-    raise ValueError(
-        f"{sentence} {left!r} and {right!r} differ; only in the first: {show_labels(only_left)}, "
-        f"only in the second: {show_labels(only_right)} ({axes.listing()}). Select the labels you mean first"
-    )
-
-
-def _describe_both(axes: Axes) -> str:
-    row, column = (
-        f"{axes.describe(at)} is {'positional' if axes.spaces[at] is None else repr(axes.spaces[at])}"
-        for at in (axes.ndim - 2, axes.ndim - 1)
-    )
-    return f"of the last two, {row} and {column}"
+    if not right.has_labels_of(left):
+        what = f"{what} the same labels on both axes ({axes.listing()}), in any order, but they have"
+        raise ValueError(describe_difference(left, right, what))
+    return Gather(right.locate(left))
 
 
 # -- on data -----------------------------------------------------------------------------------------------------------
@@ -121,7 +86,7 @@ def check_square(data: torch.Tensor, axes: Axes, what: str) -> None:
         )
 
 
-def check_hermitian(data: torch.Tensor, axes: Axes, what: str) -> None:
+def _check_hermitian(data: torch.Tensor, axes: Axes, what: str) -> None:
     """Refuse a matrix that differs from its adjoint beyond rounding, where its numbers can be looked at."""
     if torch.compiler.is_compiling() or not data.is_cpu or in_transform() or has_dispatch_mode() or not data.numel():
         return
@@ -141,13 +106,32 @@ def check_hermitian(data: torch.Tensor, axes: Axes, what: str) -> None:
             )
 
 
-def columns_to_rows(data: torch.Tensor, axes: Axes, what: str) -> tuple[torch.Tensor, Operator]:
-    """The operator with its columns in the order of its rows, and the plan for its axes."""
-    plan = operator(axes, what)
-    check_square(data, axes, what)
-    if plan.order is None:
-        return data, plan
-    return data.index_select(-1, index_of(plan.order, data)), plan
+def decompose(
+    t: Tensor,
+    what: str,
+    *roles: str,
+    function: Callable[..., Any] | None = None,
+    operator: bool = True,
+    align: bool = True,
+    check: bool = False,
+    name: str | None = "spectrum",
+    **options: Any,
+) -> list[Tensor]:
+    """The results of a function of torch.linalg, each with the axes of its role in `MatrixAxes`.
+
+    The matrix of an operator is square, and has its columns in the order of its rows unless ``align`` is False.
+    """
+    t = as_tensor(t)
+    data, plan = t._data, plan_matrix(t._axes, what, operator, name)
+    if operator:
+        check_square(data, t._axes, what)
+    if align and plan.order is not None:
+        data = data.index_select(-1, index_of(plan.order, data))
+    if check:
+        _check_hermitian(data, t._axes, what)
+    found = (function or getattr(torch.linalg, what))(as_floating(data), **options)
+    parts = [found] if isinstance(found, torch.Tensor) else found
+    return [finish(round_to(part, data.dtype), getattr(plan, role)) for part, role in zip(parts, roles, strict=True)]
 
 
 def as_floating(data: torch.Tensor) -> torch.Tensor:
@@ -164,39 +148,3 @@ def round_to(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if result.is_complex():
         return result.to(dtype) if dtype.is_complex else result
     return result.to(torch.float16 if dtype.is_complex else dtype)
-
-
-# -- two matrices ------------------------------------------------------------------------------------------------------
-
-
-class Solution(NamedTuple):
-    """How ``a x = b`` is brought together: the batch plan, the order of b's rows, and the axes of x."""
-
-    batch: PairingPlan
-    order: Gather | None
-    axes: Axes
-
-
-@cache_by_axes
-def solution(axes: Axes, other: Axes, vector: bool, how: str, fill: complex) -> Solution:
-    """The plan for a solve."""
-    check_matrix(axes, "solve")
-    tail = 1 if vector else 2
-    if other.ndim < tail:
-        raise ValueError(f"solve(a, b) needs at least one axis in b, but {other.listing()}")
-    row_at = other.ndim - tail
-    axes.refuse_broadcast((axes.ndim - 2, axes.ndim - 1), "solve(a, b) needs a matrix a, but its ", _NEVER)
-    other.refuse_broadcast([row_at], "solve(a, b) needs right hand sides b of the size of a, but their ", _NEVER)
-    row, b_row = axes.spaces[-2], other.spaces[row_at]
-    name = axes.names[-2]
-    if name is not None and name in other.names and other.names.index(name) != row_at:
-        kind = "a vector, as it has one axis fewer than a" if vector else "a matrix"
-        raise ValueError(
-            f"solve(a, b) takes b for {kind}, so that the rows of a meet {other.describe(row_at)} of b, "
-            f"but b has an axis {name!r}, the name of a's rows, elsewhere; {other.listing()}. "
-            "Permute b, or give it a column axis with b.unsqueeze(-1)"
-        )
-    order = order_of(row, b_row, "solve(a, b) needs the same labels on the rows of a and b, in any order, but", axes)
-    batch = pair(axes.take(range(axes.ndim - 2)), (other.take(range(row_at)),), how, fill)
-    result = [*batch.axes.pairs(), axes.pairs()[-1], *other.pairs()[row_at + 1 :]]
-    return Solution(batch, order, intern_pairs(result))

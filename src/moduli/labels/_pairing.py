@@ -7,66 +7,41 @@ axes of size one, rearrange labels. Nothing here looks at a value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import NamedTuple
 
 import torch
 
 from .._torch import has_dispatch_mode, in_transform, is_wrapped
-from ._axes import Axes, cache_by_axes, intern, intern_pairs
-from ._constant import constant
+from ._axes import Axes, Pair, cache_by_axes, intern, intern_pairs
 from ._errors import OwnTransposeError, UnknownLabelError
 from ._gather import Gather, gather, index_of
 from ._join import policy
 from ._space import Space, show_labels
 
-Step = tuple[tuple[int, ...] | None, tuple[int, ...], tuple[tuple[int, Gather], ...]]
-"""What one operand goes through: permute, insert axes of size one at these places, rearrange labels along axes."""
+Moves = tuple[tuple[int, Gather], ...]
+"""How labels are rearranged along axes of one operand."""
 
+Step = tuple[Moves, tuple[int, ...] | None, tuple[int, ...]]
+"""What one operand goes through: rearrange labels, permute, insert axes of size one at these places."""
 
 Check = tuple[str | None, tuple[tuple[int, int], ...]]
 """The name of an axis of the result, and the axes that meet in it, as (operand, axis), whose sizes must agree."""
 
+Meeting = tuple[str | None, list[tuple[int, int]]]
+"""The same before it is known whether there is anything to check."""
 
-@final
-@constant()
-class PairingPlan:
+
+class PairingPlan(NamedTuple):
     """The axes of the result, the step of each operand, and the sizes that must agree before anything runs."""
 
-    __slots__ = ("__weakref__", "axes", "checks", "fill", "permutes", "reorder", "steps")
-
-    def __init__(
-        self,
-        axes: Axes,
-        steps: tuple[Step | None, ...],
-        checks: tuple[Check, ...],
-        fill: complex,
-        reorder: tuple[int, Gather] | None,
-    ) -> None:
-        self.axes = axes
-        self.steps = steps
-        self.checks = checks
-        self.fill = fill
-        self.permutes = any(step is not None and step[0] is not None for step in steps)
-        # Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan.
-        self.reorder = reorder
-
-    def __reduce__(self) -> tuple[type[PairingPlan], tuple[Any, ...]]:
-        return PairingPlan, (self.axes, self.steps, self.checks, self.fill, self.reorder)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
-
-
-class _PairedAxis:
-    """One axis of the result and the operands' axes that meet in it, as (operand, axis)."""
-
-    __slots__ = ("name", "parts")
-
-    def __init__(self, name: str | None) -> None:
-        self.name = name
-        self.parts: list[tuple[int, int]] = []
+    axes: Axes
+    steps: tuple[Step | None, ...]
+    checks: tuple[Check, ...]
+    fill: complex
+    permutes: bool
+    """Whether the axes of an operand come in another order."""
+    reorder: tuple[int, Gather] | None
+    """Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan."""
 
 
 def current_plan(axes: Axes, others: tuple[Axes, ...]) -> PairingPlan:
@@ -74,65 +49,31 @@ def current_plan(axes: Axes, others: tuple[Axes, ...]) -> PairingPlan:
     return pair(axes, others, policy.how, policy.fill)
 
 
-def _exact_plan(self: Axes, other: Axes) -> PairingPlan:
-    """The plan for two operands under the default policy, in one look-up."""
-    plan: PairingPlan | None = self._plans.get(other)
-    if plan is None:
-        plan = pair(self, (other,), "exact", 0.0)
-        # Kept under the operand itself too: `pair` above has made room if there was none.
-        self._plans[other] = plan
-    return plan
-
-
-Axes.exact_plan = _exact_plan  # type: ignore[method-assign]
-
-
 def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[Axes, torch.Tensor, torch.Tensor]:
     """Bring two operands together: the axes of the result, and both aligned."""
-    how = policy.how
-    plan = first.exact_plan(second) if how == "exact" else pair(first, (second,), how, policy.fill)
-    reorder = plan.reorder
-    if reorder is not None:
-        axis, order = reorder
+    plan = current_plan(first, (second,))
+    if plan.reorder is not None:
         if plan.checks and x.shape != y.shape:
             check_sizes(plan.checks, (x, y))
+        axis, order = plan.reorder
         return plan.axes, x, y.index_select(axis, index_of(order, y))
     if plan.permutes:
         refuse_itself(plan, (x, y))
-    if plan.checks:
-        check_sizes(plan.checks, (x, y))
-    left, right = plan.steps
-    if left is not None:
-        x = apply_step(x, left, plan.fill)
-    if right is not None:
-        y = apply_step(y, right, plan.fill)
-    return plan.axes, x, y
+    return plan.axes, *align_all(plan, (x, y))  # type: ignore[return-value]
 
 
 @cache_by_axes
 def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> PairingPlan:
     """Pair the axes of several operands, then the labels of each axis."""
     operands = (axes, *others)
-    entries = _pair_by_name(operands) if all(each.named for each in operands) else _pair_by_position(operands)
-    pairs: list[tuple[str | None, Space | None]] = []
-    checks: list[Check] = []
-    gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
-    for at, entry in enumerate(entries):
-        spaces = [operands[operand].spaces[axis] for operand, axis in entry.parts]
-        result, rearranged = pair_spaces(spaces, how, entry.name, at)
-        pairs.append((entry.name, result))
-        for (operand, _), plan in zip(entry.parts, rearranged, strict=True):
-            if plan is not None:
-                gathers[operand].append((at, plan))
-        firm = [part for part, space in zip(entry.parts, spaces, strict=True) if space is None or not space.broadcast]
-        if len(firm) > 1 and any(operands[operand].spaces[axis] is None for operand, axis in firm):
-            checks.append((entry.name, tuple(firm)))
-    steps = tuple(_step(i, operand, entries, gathers[i]) for i, operand in enumerate(operands))
+    meetings = pair_axes(operands)
+    pairs, moves, checks = pair_labels(operands, meetings, how)
+    steps = tuple(_step(i, operand, meetings, moves[i]) for i, operand in enumerate(operands))
     reorder = None
-    if len(steps) == 2 and steps[0] is None and steps[1] is not None and axes.ndim == others[0].ndim:
-        permute, insert, moved = steps[1]
-        if permute is None and not insert and len(moved) == 1 and not moved[0][1].missing:
-            reorder = moved[0]
+    if len(steps) == 2 and steps[0] is None and steps[1] is not None and steps[1][1:] == (None, ()):
+        ((axis, plan), *more) = steps[1][0]
+        if not more and not plan.missing and axes.ndim == others[0].ndim:
+            reorder = (axis, plan)
     made = intern_pairs(pairs)
     told = {each.told: each for each in operands if each.told is not None}
     if len(told) == 1:
@@ -140,109 +81,105 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Pairi
         ((what, source),) = told.items()
         if (made.names, made.spaces) == (source.names, source.spaces):
             made = intern(made.names, made.spaces, what)
-    return PairingPlan(made, steps, tuple(checks), fill, reorder)
+    permutes = any(step is not None and step[1] is not None for step in steps)
+    return PairingPlan(made, steps, checks, fill, permutes, reorder)
 
 
-def _pair_by_name(operands: Sequence[Axes]) -> list[_PairedAxis]:
-    entries: dict[str | None, _PairedAxis] = {}
-    for i, operand in enumerate(operands):
-        for axis, name in enumerate(operand.names):
-            entries.setdefault(name, _PairedAxis(name)).parts.append((i, axis))
-    return list(entries.values())
-
-
-def _pair_by_position(operands: Sequence[Axes]) -> list[_PairedAxis]:
+def pair_axes(operands: Sequence[Axes]) -> list[Meeting]:
+    """Which axes meet: by name where every axis has one, otherwise by position from the right."""
+    if all(each.named for each in operands):
+        by_name: dict[str | None, list[tuple[int, int]]] = {}
+        for i, operand in enumerate(operands):
+            for axis, name in enumerate(operand.names):
+                by_name.setdefault(name, []).append((i, axis))
+        return list(by_name.items())
     rank = max(operand.ndim for operand in operands)
-    entries = [_PairedAxis(None) for _ in range(rank)]
+    names: list[str | None] = [None] * rank
+    parts: list[list[tuple[int, int]]] = [[] for _ in names]
     for i, operand in enumerate(operands):
         for axis, name in enumerate(operand.names):
-            entry = entries[rank - operand.ndim + axis]
-            if name is not None:
-                if entry.name is not None and entry.name != name:
-                    raise ValueError(
-                        f"axes that meet by position have different names, {entry.name!r} and {name!r} "
-                        f"(axis {axis - operand.ndim} of each, because not every axis has a name); "
-                        "rename one of them, or name all axes so that they pair by name: "
-                        + " against ".join(str(list(each.names)) for each in operands)
-                    )
-                entry.name = name
-            entry.parts.append((i, axis))
-    return entries
+            at = rank - operand.ndim + axis
+            parts[at].append((i, axis))
+            if None not in (name, names[at]) and name != names[at]:
+                raise ValueError(
+                    f"axes that meet by position have different names, {names[at]!r} and {name!r} "
+                    f"(axis {axis - operand.ndim} of each, because not every axis has a name); "
+                    "rename one of them, or name all axes so that they pair by name: "
+                    + " against ".join(str(list(each.names)) for each in operands)
+                )
+            names[at] = names[at] if name is None else name
+    return list(zip(names, parts, strict=True))
 
 
-def _step(number: int, operand: Axes, entries: Sequence[_PairedAxis], gathers: list[tuple[int, Gather]]) -> Step | None:
-    """How one operand gets the axes of the result: reorder its own, insert the absent ones, rearrange labels."""
-    where = {axis: at for at, entry in enumerate(entries) for i, axis in entry.parts if i == number}
+def pair_labels(
+    operands: Sequence[Axes], meetings: Sequence[Meeting], how: str
+) -> tuple[list[Pair], list[Moves], tuple[Check, ...]]:
+    """The axes of the result, how each operand gets to their labels, and the sizes that must agree."""
+    pairs: list[Pair] = []
+    checks: list[Check] = []
+    moves: list[list[tuple[int, Gather]]] = [[] for _ in operands]
+    for at, (name, parts) in enumerate(meetings):
+        spaces = [operands[operand].spaces[axis] for operand, axis in parts]
+        result, rearranged = _pair_spaces(spaces, how, name, at)
+        pairs.append((name, result))
+        for (operand, axis), plan in zip(parts, rearranged, strict=True):
+            if plan is not None:
+                moves[operand].append((axis, plan))
+        firm = [part for part, space in zip(parts, spaces, strict=True) if space is None or not space.broadcast]
+        if len(firm) > 1 and None in spaces:
+            checks.append((name, tuple(firm)))
+    return pairs, [tuple(each) for each in moves], tuple(checks)
+
+
+def _step(number: int, operand: Axes, meetings: Sequence[Meeting], moves: Moves) -> Step | None:
+    """How one operand gets the axes of the result: rearrange labels, reorder its own, insert the absent ones."""
+    where = {axis: at for at, (_, parts) in enumerate(meetings) for i, axis in parts if i == number}
     order = tuple(sorted(range(operand.ndim), key=where.__getitem__))
-    present = sorted(where.values())
     # Leading axes are added by torch itself.
-    first = min(present, default=len(entries))
-    absent = tuple(at for at in range(first, len(entries)) if at not in present)
-    # A gather's axis counts from the front of the full result; leading absent axes are not there yet.
-    lead = len(entries) - len(order) - len(absent)
-    moved = tuple((at - lead, plan) for at, plan in gathers)
-    insert = tuple(at - lead for at in absent)
-    if order == tuple(range(operand.ndim)) and not insert and not moved:
-        return None
-    return None if order == tuple(range(operand.ndim)) else order, insert, moved
+    first = min(where.values(), default=len(meetings))
+    insert = tuple(at - first for at in range(first, len(meetings)) if at not in where.values())
+    permute = None if order == tuple(range(operand.ndim)) else order
+    return (moves, permute, insert) if moves or permute or insert else None
 
 
-def pair_spaces(
+def _pair_spaces(
     spaces: Sequence[Space | None], how: str, name: str | None, at: int
 ) -> tuple[Space | None, list[Gather | None]]:
     """The labels of one result axis, and for each operand how to get there."""
-    result: Space | None = None
-    broadcast: Space | None = None
-    firm = False
-    for space in spaces:
-        if space is not None and space.broadcast:
-            broadcast = space
-            continue
-        firm = True
-        if space is not None:
-            if result is None:
-                result = space
-            elif how in ("inner", "outer") and result.labels != space.labels:
-                left, right = result.rename(None), space.rename(None)
-                result = left & right if how == "inner" and not left.has_labels_of(right) else left | right
-    if not firm:
-        return broadcast, [None] * len(spaces)
-    if result is None:
-        return None, [None] * len(spaces)
+    firm = [space for space in spaces if space is None or not space.broadcast]
+    labelled = [space for space in firm if space is not None]
+    if not labelled:
+        return (None if firm else spaces[-1]), [None] * len(spaces)
+    called = f"axis {at}" if name is None else f"axis {name!r}"
+    result = labelled[0]
+    for space in labelled[1:] if how in ("inner", "outer") else ():
+        left, right = result.rename(None), space.rename(None)
+        if left.labels != right.labels:
+            result = left & right if how == "inner" and not left.has_labels_of(right) else left | right
+    if how != "exact" and None in firm and any(len(space) != len(result) for space in labelled):
+        raise ValueError(
+            f"{called} is positional in one operand, and the {how} join of the others changes its size: "
+            "positions have no labels to join by; give the axis labels first"
+        )
     plans: list[Gather | None] = []
-    for space in spaces:
-        if (
-            space is None
-            and how != "exact"
-            and any(other is not None and not other.broadcast and len(other) != len(result) for other in spaces)
-        ):
-            raise ValueError(
-                f"{_axis(name, at)} is positional in one operand, and the {how} join of the others changes its size: "
-                "positions have no labels to join by; give the axis labels first"
-            )
-        if space is None or space.broadcast or space.labels == result.labels:
-            plans.append(None)
-        else:
-            plan = Gather(space.locate(result))
-            if how == "exact" and (plan.missing or len(space) != len(result)):
-                raise ValueError(describe_difference(result, space, _axis(name, at)))
-            plans.append(plan)
+    for each in spaces:
+        plan = None
+        if each is not None and not each.broadcast and each.labels != result.labels:
+            plan = Gather(each.locate(result))
+            if how == "exact" and (plan.missing or len(each) != len(result)):
+                policies = ", or choose a policy: with mo.join('inner'), mo.join('left') or mo.join('outer', fill=0.0)"
+                raise ValueError(describe_difference(result, each, f"the labels of {called} differ:") + policies)
+        plans.append(plan)
     return result.rename(name), plans
 
 
-def _axis(name: str | None, at: int) -> str:
-    return f"axis {at}" if name is None else f"axis {name!r}"
-
-
-def describe_difference(left: Space, right: Space, axis: str) -> str:
+def describe_difference(left: Space, right: Space, what: str) -> str:
     """The sentence for two axes whose labels differ."""
     only_left = [label for label in left if label not in right]
     only_right = [label for label in right if label not in left]
     return (
-        f"the labels of {axis} differ: {left!r} on the left, {right!r} on the right; "
-        f"only on the left: {show_labels(only_left)}, only on the right: {show_labels(only_right)}. "
-        "Select the labels you mean first, or choose a policy: with mo.join('inner'), mo.join('left') or "
-        "mo.join('outer', fill=0.0)"
+        f"{what} {left!r} on the left, {right!r} on the right; only on the left: {show_labels(only_left)}, only on the "
+        f"right: {show_labels(only_right)}. Select the labels you mean first"
     )
 
 
@@ -252,29 +189,16 @@ def describe_difference(left: Space, right: Space, axis: str) -> str:
 def check_sizes(checks: Sequence[Check], operands: Sequence[torch.Tensor]) -> None:
     """Refuse sizes that disagree, also 1 against n, which torch would stretch."""
     for name, parts in checks:
-        operand, axis = parts[0]
-        size = operands[operand].shape[axis]
-        for other, other_axis in parts[1:]:
-            different = operands[other].shape[other_axis]
-            if different != size:
-                shapes = " and ".join(str(tuple(each.shape)) for each in operands)
+        sizes = [operands[operand].shape[axis] for operand, axis in parts]
+        for (_, axis), size in zip(parts, sizes, strict=True):
+            if size != sizes[0]:
+                first, other = ("", "") if name is not None else (f" (axis {parts[0][1]})", f" (axis {axis})")
                 raise ValueError(
-                    f"the sizes of paired axes differ: {describe_sizes((size, name, axis), (different, name, other_axis))} "
-                    f"in shapes {shapes}"
-                    + ("; only BROADCAST stretches: index with None, or use unsqueeze, to make such an axis")
-                    * (1 in (size, different))
+                    f"the sizes of paired axes differ: {'' if name is None else f'{name!r}: '}{sizes[0]}{first} and "
+                    f"{size}{other} in shapes {' and '.join(str(tuple(each.shape)) for each in operands)}"
+                    + "; only BROADCAST stretches: index with None, or use unsqueeze, to make such an axis"
+                    * (1 in (sizes[0], size))
                 )
-
-
-def describe_sizes(first: tuple[int, str | None, int], second: tuple[int, str | None, int]) -> str:
-    """Two sizes that differ, each with the name and the position of its axis: by name where there is one."""
-    (size, name, axis), (other, other_name, other_axis) = first, second
-    if name is not None and name == other_name:
-        return f"{name!r}: {size} and {other}"
-    words = [
-        f"axis {at}" if called is None else repr(called) for called, at in ((name, axis), (other_name, other_axis))
-    ]
-    return f"{size} ({words[0]}) and {other} ({words[1]})"
 
 
 def align_all(plan: PairingPlan, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -300,13 +224,13 @@ def align_to_fixed(axes: Axes, its: Axes, value: torch.Tensor, what: str, like: 
 
 def apply_step(data: torch.Tensor, step: Step, fill: complex) -> torch.Tensor:
     """Bring one operand to the axes of the result."""
-    permute, insert, gathers = step
+    moves, permute, insert = step
+    for axis, plan in moves:
+        data = gather(data, axis, plan, fill)
     if permute is not None:
         data = data.permute(*permute, *range(len(permute), data.ndim))
     for at in insert:
         data = data.unsqueeze(at)
-    for axis, plan in gathers:
-        data = gather(data, axis, plan, fill)
     return data
 
 
@@ -326,7 +250,7 @@ def refuse_itself(plan: PairingPlan, operands: Sequence[torch.Tensor]) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    permutes = [None if step is None else step[0] for step in plan.steps]
+    permutes = [None if step is None else step[1] for step in plan.steps]
     for i, x in enumerate(operands):
         for j, y in enumerate(operands[:i]):
             if permutes[i] == permutes[j] or x.ndim != y.ndim:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _WIDTH: Final = 110
 _LABEL: Final = 18
 _MOST: Final = 8
-_ELEMENTS: Final = 400
 
 
 def text(t: Tensor) -> str:
@@ -144,11 +143,13 @@ def _extras(data: torch.Tensor) -> list[str]:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
+def _has_values(data: torch.Tensor) -> bool:
+    return type(data) in (torch.Tensor, torch.nn.Parameter) and not data.is_meta and not is_wrapped(data)
+
+
 def _format_values(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> Any:
     """The values at the ends of the axes as text, nested as the axes are, with None for a gap; None for no values."""
-    if type(data) not in (torch.Tensor, torch.nn.Parameter) or data.is_meta:
-        return None
-    if is_wrapped(data):
+    if not _has_values(data):
         return None
     try:
         # What is looked at must not be recorded by a tracer that happens to be active.
@@ -233,29 +234,11 @@ def _table(data: torch.Tensor, axes: Axes) -> str | None:
 
 
 def _brackets(data: torch.Tensor) -> str | None:
-    """More than two axes: nested brackets as torch prints them, the ends of every axis."""
-    for lead in (6, 4, 2, 1):
-        positions = tuple(_ends(n, 6 if axis >= data.ndim - 2 else lead) for axis, n in enumerate(data.shape))
-        if math.prod(map(len, positions)) <= _ELEMENTS:
-            break
-    shown = _format_values(data, positions)
-    if shown is None:
+    """More than two axes: nested brackets as torch prints them."""
+    if not _has_values(data):
         return None
-    width = max(map(len, _leaves(shown)))
-    return _bracket(shown, width, 0, data.ndim)
-
-
-def _leaves(cells: Any) -> list[str]:
-    if isinstance(cells, str):
-        return [cells]
-    return [leaf for cell in cells if cell is not None for leaf in _leaves(cell)]
-
-
-def _bracket(cells: Any, width: int, depth: int, ndim: int) -> str:
-    if depth == ndim - 1:
-        return "[" + ", ".join("..." if cell is None else cell.rjust(width) for cell in cells) + "]"
-    inner = ["..." if cell is None else _bracket(cell, width, depth + 1, ndim) for cell in cells]
-    return "[" + ("," + "\n" * min(ndim - 1 - depth, 2) + " " * (depth + 1)).join(inner) + "]"
+    shown = run_outside(str, data.detach())
+    return shown[len("tensor(") : shown.rindex("]") + 1].replace("\n       ", "\n")
 
 
 # -- HTML --------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from . import _rank as rank
 from . import _reduce as reduce
 from ._axes import SCALAR, Axes, DimLike, DimsLike, cache_by_axes
-from ._elementwise import elementwise
-from ._matmul import matmul
+from ._elementwise import elementwise, register
 from ._pairing import align
-from ._pointwise import register
+from ._products import matmul
 from ._tensor import RULES, Tensor, as_tensor, finish
 
 for _name in ("sum", "mean", "prod", "amin", "amax", "any", "all", "logsumexp", "nansum", "nanmean", "count_nonzero"):
@@ -106,14 +105,10 @@ def _loss(name: str) -> None:
     """A loss is elementwise, then reduced over all axes: mean, sum or none."""
     function: Callable[..., torch.Tensor] = getattr(F, name)
 
-    def rule(input: Any, target: Any, *args: Any, reduction: str = "mean", **given: Any) -> Tensor:
-        if len(args) > 2:  # size_average, reduce, reduction
-            reduction = args[2]
-        for old in ("size_average", "reduce"):
-            if given.pop(old, None) is not None:
-                raise TypeError(f"{name} of labelled tensors takes reduction=, not {old}=")
-        if given.pop("weight", None) is not None:
-            raise TypeError(f"{name} of labelled tensors takes no weight; use reduction='none' and multiply")
+    def rule(input: Any, target: Any, *, reduction: str = "mean", **given: Any) -> Tensor:
+        for other in ("size_average", "reduce", "weight"):
+            if given.pop(other, None) is not None:
+                raise TypeError(f"{name} of labelled tensors takes no {other}; use reduction='none' and multiply")
         losses = elementwise(lambda a, b: _compute_unreduced(function, a, b, given), input, target)
         return _total(losses, reduction)
 
@@ -151,25 +146,12 @@ for _name in (
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def _cross_entropy(
-    input: Tensor,
-    target: Any,
-    weight: Any = None,
-    size_average: None = None,
-    ignore_index: int = -100,
-    reduce: None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
+def _cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean", **options: Any) -> Tensor:
     """Classes along the second axis (the only one, if there is one), as in torch.
 
     A target of integers gives the class of every other position; one of floats, paired with the input, probabilities. A
     weight is paired with the classes.
     """
-    if size_average is not None or reduce is not None:
-        raise TypeError("cross_entropy of labelled tensors takes reduction=, not size_average= or reduce=")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
     if not isinstance(input, Tensor):
         raise TypeError("cross_entropy takes labelled logits; label them like the target, or use target.data")
     target = as_tensor(target)
@@ -185,15 +167,8 @@ def _cross_entropy(
     if weight is not None:
         weight = as_tensor(weight)
         _, _, weight = align(classes, weight._axes, logits.select(at, 0).new_empty(logits.shape[at]), weight._data)
-    losses = F.cross_entropy(
-        logits,
-        aim.expand(whole.shape),
-        weight,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
-    return finish(losses, rest if reduction == "none" else SCALAR)
+    losses = F.cross_entropy(logits, aim.expand(whole.shape), weight, reduction=reduction, **options)
+    return finish(losses, rest if losses.ndim else SCALAR)
 
 
 @cache_by_axes

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import numbers
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,19 +109,14 @@ def _freeze(given: Any, *lists: type[Iterable[Any]]) -> tuple[bool, Any]:
 
 @cache_by_axes
 def _locate_labels(axes: Axes, axis: int, several: bool, labels: Any) -> int | Space:
-    space = axes.spaces[axis]
+    if several:
+        return Space(labels)
     # How many positions there are is the data's business; here it only matters that they are positions.
-    known = space if space is not None else Space(sys.maxsize, axes.names[axis])
-    try:
-        if several:
-            for label in labels:
-                known.index(label)
-            return labels if isinstance(labels, Space) else Space(labels)
-        return known.index(labels)
-    except UnknownLabelError as error:
-        if space is None:
-            raise UnknownLabelError(f"{axes.describe(axis)} is positional and has no position {labels!r}") from None
-        raise UnknownLabelError(f"{axes.describe(axis)}: {error}") from None
+    known = axes.spaces[axis] or Space(sys.maxsize)
+    if labels not in known:
+        listed = "positional" if axes.spaces[axis] is None else show_labels(known.labels)
+        raise UnknownLabelError(f"{axes.describe(axis)} has no label {labels!r}; its labels are {listed}")
+    return known.index(labels)
 
 
 # -- between labels ------------------------------------------------------------------------------------------------------
@@ -171,59 +167,41 @@ def _plan_points(
     axes: Axes, axis: int, several: bool, wanted: Any, fills: bool
 ) -> tuple[Gather, Gather, tuple[float, ...], tuple[bool, ...], Axes]:
     """The positions below and above each point, the weight of the one above, whether it is outside, and the axes left."""
-    known = _sort_labels(axes, axis, "interp")
+    sorted_labels, order = _sort_labels(axes, axis, "interp")
     wanted = tuple(wanted) if several else (wanted,)
-    try:
-        labels, points = np.array(known.labels, np.float64), np.array(wanted, np.float64)
-    except (TypeError, ValueError):
+    if not all(isinstance(each, numbers.Real) for each in (*sorted_labels, *wanted)):
         raise TypeError(
-            f"interp needs numbers, but the labels of {axes.describe(axis)} are {show_labels(known.labels)} and the points "
-            f"{list(wanted)}"
-        ) from None
+            f"interp needs numbers, unlike the labels of {axes.describe(axis)} or the points {list(wanted)}"
+        )
+    labels, points = np.array(sorted_labels, np.float64), np.array(wanted, np.float64)
     if not len(labels):
         raise ValueError(f"{axes.describe(axis)} has no labels to interpolate between")
     outside = ~((points >= labels[0]) & (points <= labels[-1]))
     if outside.any() and not fills:
         raise ValueError(
-            f"{wanted[int(outside.argmax())]!r} is outside of the labels of {axes.describe(axis)}, from {known.labels[0]!r} to "
-            f"{known.labels[-1]!r}; give fill= for such points"
+            f"{wanted[int(outside.argmax())]!r} is outside of the labels of {axes.describe(axis)}, from "
+            f"{sorted_labels[0]!r} to {sorted_labels[-1]!r}; give fill= for such points"
         )
     below = np.clip(np.searchsorted(labels, points, side="right") - 1, 0, len(labels) - 1)
     # On a label itself, its neighbour has no part in the value, not even as a NaN.
     above = np.where((labels[below] == points) | outside, below, np.minimum(below + 1, len(labels) - 1))
     width = labels[above] - labels[below]
     weights = np.where(width > 0, (points - labels[below]) / np.where(width > 0, width, 1.0), 0.0)
-    positions = np.array(known.positions)
+    positions = np.array(order)
     left = axes.put(axis, (axes.names[axis], Space(wanted))) if several else axes.drop(axis)
-    return (
-        Gather(positions[below]),
-        Gather(positions[above]),
-        tuple(weights.tolist()),
-        tuple(outside.tolist()),
-        left,
-    )
+    low, high = Gather(positions[below]), Gather(positions[above])
+    return low, high, tuple(weights.tolist()), tuple(outside.tolist()), left
 
 
 # -- labels that have an order -------------------------------------------------------------------------------------------
 
 
-class _Ascending(NamedTuple):
-    """The labels of an axis in ascending order, and the position of each on the axis."""
-
-    labels: tuple[Any, ...]
-    positions: tuple[int, ...]
-
-
 @cache_by_axes
-def _sort_labels(axes: Axes, axis: int, what: str) -> _Ascending:
-    """The labels of an axis by size, or an error that says why they have none."""
-    space = _require_labels(axes, axis, what)
-    labels: Sequence[Any] = space.labels
-    try:
-        order = sorted(range(len(labels)), key=labels.__getitem__)
-    except TypeError as error:
-        raise TypeError(f"{what} compares labels, but those of {axes.describe(axis)} have no order: {error}") from None
-    return _Ascending(tuple(labels[at] for at in order), tuple(order))
+def _sort_labels(axes: Axes, axis: int, what: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """The labels of an axis in ascending order, and their positions."""
+    labels: Sequence[Any] = _require_labels(axes, axis, what).labels
+    order = sorted(range(len(labels)), key=labels.__getitem__)
+    return tuple(labels[at] for at in order), tuple(order)
 
 
 def _require_labels(axes: Axes, axis: int, what: str) -> Space:
@@ -235,75 +213,50 @@ def _require_labels(axes: Axes, axis: int, what: str) -> Space:
 
 @cache_by_axes
 def _locate_slice(axes: Axes, axis: int, start: Hashable, stop: Hashable, step: int | None) -> slice:
-    """The positions of a slice of labels, both ends included.
-
-    An end that the axis does not have is placed between its neighbours, if the labels ascend or descend along the axis.
-    """
+    """Both ends belong to a slice of labels; between labels that are in order, an end need not be one of them."""
     space = _require_labels(axes, axis, "a slice of labels")
     if step is not None and (not isinstance(step, int) or step < 1):
         raise ValueError(f"the step of a slice of labels is a positive number of positions, not {step!r}")
-    first = 0 if start is None else _end(axes, axis, space, start, last=False)
-    last = len(space) if stop is None else _end(axes, axis, space, stop, last=True)
+    first = 0 if start is None else _locate_end(axes, axis, space, start, last=False)
+    last = len(space) if stop is None else _locate_end(axes, axis, space, stop, last=True)
     return slice(first, max(first, last), step)
 
 
-def _end(axes: Axes, axis: int, space: Space, label: Hashable, last: bool) -> int:
+def _locate_end(axes: Axes, axis: int, space: Space, label: Any, last: bool) -> int:
     if label in space:
         return space.index(label) + last
-    known = _sort_labels(axes, axis, "a slice that ends between labels")
-    upwards = tuple(range(len(known.positions)))
-    falls = known.positions != upwards
-    if falls and known.positions != upwards[::-1]:
+    labels, order = _sort_labels(axes, axis, "a slice that ends between labels")
+    upwards = tuple(range(len(order)))
+    if order not in (upwards, upwards[::-1]):
         raise UnknownLabelError(
             f"{axes.describe(axis)} has no label {label!r} for a slice to end at, and its labels are not in order, so that it "
             f"has no place between them; they are {show_labels(space.labels)}"
         )
     # The label itself is not there, so both sides give the same place.
-    at = _place(axes, axis, known.labels, label)
-    return len(space) - at if falls else at
-
-
-def _place(axes: Axes, axis: int, labels: tuple[Any, ...], label: Any) -> int:
-    try:
-        return bisect.bisect_left(labels, label)
-    except TypeError as error:
-        raise TypeError(f"{label!r} can't be compared with the labels of {axes.describe(axis)}: {error}") from None
+    at = bisect.bisect_left(labels, label)
+    return at if order == upwards else len(space) - at
 
 
 @cache_by_axes
 def _locate_neighbours(axes: Axes, axis: int, several: bool, wanted: Any, method: str, tolerance: Any) -> Any:
-    """For each label, or for one, the label of the axis that stands for it."""
+    """The labels that stand for those wanted, which need not be labels themselves."""
     method = {"ffill": "pad", "bfill": "backfill"}.get(method, method)
     if method not in ("nearest", "pad", "backfill"):
         raise ValueError(f"the method of sel is 'nearest', 'pad' or 'backfill', not {method!r}")
-    known = _sort_labels(axes, axis, f"sel with method={method!r}").labels
-    if not several:
-        return _neighbour(axes, axis, known, wanted, method, tolerance)
-    found = tuple(_neighbour(axes, axis, known, label, method, tolerance) for label in wanted)
-    if len(set(found)) != len(found):
-        twice = next(label for label in found if found.count(label) > 1)
-        raise ValueError(
-            f"{twice!r} would be selected more than once from {axes.describe(axis)}, whose labels must be distinct; select one "
-            "label at a time, or use interp"
-        )
-    return found
-
-
-def _neighbour(axes: Axes, axis: int, known: tuple[Any, ...], label: Any, method: str, tolerance: Any) -> Any:
-    at = _place(axes, axis, known, label)
-    here = at < len(known) and known[at] == label
-    below = known[at] if here else known[at - 1] if at else None
-    above = known[at] if at < len(known) else None
-    if method == "pad":
-        above = None
-    elif method == "backfill":
-        below = None
-    elif below is not None and above is not None:
-        below, above = (below, None) if label - below < above - label else (None, above)
-    found = below if above is None else above
-    if found is None or (tolerance is not None and abs(found - label) > tolerance):
-        within = "" if tolerance is None else f" within {tolerance!r}"
-        raise UnknownLabelError(
-            f"{axes.describe(axis)} has no label for {label!r} by method {method!r}{within}; its labels are {show_labels(known)}"
-        )
-    return found
+    known, _ = _sort_labels(axes, axis, f"sel with method={method!r}")
+    found = []
+    for label in wanted if several else (wanted,):
+        at = bisect.bisect_left(known, label)
+        near = [each for each in known[max(at - 1, 0) : at + 1] if method != "backfill" or each >= label]
+        if method == "pad":
+            near = [each for each in near if each <= label][-1:]
+        elif method == "nearest":  # of two that are as near, the one above
+            near.sort(key=lambda each: (abs(each - label), each < label))
+        if not near or (tolerance is not None and abs(near[0] - label) > tolerance):
+            within = "" if tolerance is None else f" within {tolerance!r}"
+            raise UnknownLabelError(
+                f"{axes.describe(axis)} has no label for {label!r} by method {method!r}{within}; its labels are "
+                f"{show_labels(known)}"
+            )
+        found.append(near[0])
+    return tuple(found) if several else found[0]

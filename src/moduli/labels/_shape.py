@@ -56,8 +56,6 @@ def _rename_axes(axes: Axes, changes: tuple[tuple[DimLike, str | None], ...]) ->
     names = list(axes.names)
     for old, name in changes:
         names[axes.axis(old)] = name
-    for name in names:
-        Space(0, name)  # refuses what can't be a name
     return intern(names, axes.spaces)
 
 

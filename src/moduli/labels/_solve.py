@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._assign import diagonal
 from ._axes import Axes, cache_by_axes, intern_pairs
-from ._gather import index_of
+from ._gather import gather, index_of
 from ._join import policy
-from ._matrix import as_floating, check_matrix, check_square, columns_to_rows, factors, operator, round_to, solution
-from ._pairing import align_all
-from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
+from ._matrix import NEVER, as_floating, check_matrix, check_square, decompose, plan_matrix, round_to
+from ._pairing import Check, Moves, PairingPlan, align_all, check_sizes, pair, pair_labels
+from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
 
 class Slogdet(NamedTuple):
@@ -58,27 +59,43 @@ def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
     a, b = as_tensor(a), as_tensor(b)
     x, y = a._data, b._data
     vector = y.ndim == 1 or y.ndim == x.ndim - 1
-    plan = solution(a._axes, b._axes, vector, policy.how, policy.fill)
+    moves, checks, batch, axes = _plan_solution(a._axes, b._axes, vector, policy.how, policy.fill)
     check_square(x, a._axes, "solve")
+    check_sizes(checks, (x, y))
     dtype = torch.promote_types(x.dtype, y.dtype)
-    row_at = y.ndim - (1 if vector else 2)
-    if y.shape[row_at] != x.shape[-2]:
-        rows, b_rows = a.dims[-2], b.dims[row_at]
-        raise ValueError(
-            f"the rows of a, {rows!r} of size {len(rows)}, can't meet those of b, {b_rows!r} of size {len(b_rows)}"
-        )
-    if plan.order is not None:
-        y = y.index_select(row_at, index_of(plan.order, y))
+    for axis, move in moves:
+        y = gather(y, axis, move, 0.0)
     if vector:
         y = y.unsqueeze(-1)
-    x, y = align_all(plan.batch, (as_floating(x.to(dtype)), as_floating(y.to(dtype))))
-    found = torch.linalg.solve(x, _full_batch(x, y))
-    return finish(round_to(found.squeeze(-1) if vector else found, dtype), plan.axes)
-
-
-def _full_batch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x, y = align_all(batch, (as_floating(x.to(dtype)), as_floating(y.to(dtype))))
     # torch takes b for a vector where its shape happens to be that of a without the last axis: full rank rules it out.
-    return y.expand(*(1,) * (x.ndim - y.ndim), *y.shape) if y.ndim < x.ndim else y
+    found = torch.linalg.solve(x, y.expand(*(1,) * (x.ndim - y.ndim), *y.shape))
+    return finish(round_to(found.squeeze(-1) if vector else found, dtype), axes)
+
+
+@cache_by_axes
+def _plan_solution(
+    axes: Axes, other: Axes, vector: bool, how: str, fill: complex
+) -> tuple[Moves, tuple[Check, ...], PairingPlan, Axes]:
+    """How the rows of b get to those of a, sizes that must agree, how batch axes are paired, and the axes of x."""
+    check_matrix(axes, "solve")
+    row, b_row = axes.ndim - 2, other.ndim - (1 if vector else 2)
+    if b_row < 0:
+        raise ValueError(f"solve(a, b) needs at least one axis in b, but {other.listing()}")
+    axes.refuse_broadcast((row, row + 1), "solve(a, b) needs a matrix a, but its ", NEVER)
+    other.refuse_broadcast([b_row], "solve(a, b) needs right hand sides b of the size of a, but their ", NEVER)
+    name = axes.names[row]
+    if name is not None and name in other.names and other.names.index(name) != b_row:
+        kind = "a vector, as it has one axis fewer than a" if vector else "a matrix"
+        raise ValueError(
+            f"solve(a, b) takes b for {kind}, so that the rows of a meet {other.describe(b_row)} of b, "
+            f"but b has an axis {name!r}, the name of a's rows, elsewhere; {other.listing()}. "
+            "Permute b, or give it a column axis with b.unsqueeze(-1)"
+        )
+    _, moves, checks = pair_labels((axes, other), [(name or "rows", [(0, row), (1, b_row)])], "exact")
+    batch = pair(axes.take(range(row)), (other.take(range(b_row)),), how, fill)
+    result = [*batch.axes.pairs(), axes.pairs()[-1], *other.pairs()[b_row + 1 :]]
+    return moves[1], checks, batch, intern_pairs(result)
 
 
 @method
@@ -105,11 +122,8 @@ def inv(t: Tensor) -> Tensor:
         >>> mo.inv(t).names, mo.inv(t).data.tolist()
         (('column', 'row'), [[0.5, 0.0], [0.0, 0.25]])
     """
-    t = as_tensor(t)
-    plan = operator(t._axes, "inv")
-    check_square(t._data, t._axes, "inv")
     # A permutation of columns in is one of rows out, which the labels of the result record: nothing to align.
-    return wrap(round_to(torch.linalg.inv(as_floating(t._data)), t._data.dtype), plan.exchanged)
+    return decompose(t, "inv", "exchanged", align=False)[0]
 
 
 @method
@@ -137,10 +151,7 @@ def pinv(t: Tensor, *, atol: float | None = None, rtol: float | None = None) -> 
         >>> mo.pinv(t).dims, mo.pinv(t).data.tolist()
         ((Space(['a'], name='column'), Space(['u', 'v'], name='row')), [[0.5, 0.0]])
     """
-    t = as_tensor(t)
-    *_, exchanged = factors(t._axes, "pinv", "singular")
-    found = torch.linalg.pinv(as_floating(t._data), atol=atol, rtol=rtol)
-    return wrap(round_to(found, t._data.dtype), exchanged)
+    return decompose(t, "pinv", "exchanged", operator=False, atol=atol, rtol=rtol)[0]
 
 
 @method
@@ -163,9 +174,7 @@ def det(t: Tensor) -> Tensor:
         >>> mo.det(mo.tensor([[0.0, 2.0], [3.0, 0.0]], row=["a", "b"], column=["b", "a"]))
         Tensor(6.)
     """
-    t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "det")
-    return finish(round_to(torch.linalg.det(as_floating(data)), data.dtype), plan.batch)
+    return decompose(t, "det", "batch")[0]
 
 
 @method
@@ -187,10 +196,7 @@ def slogdet(t: Tensor) -> Slogdet:
         >>> sign, logabsdet
         (Tensor(-1.), Tensor(0.))
     """
-    t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "slogdet")
-    sign, logabsdet = torch.linalg.slogdet(as_floating(data))
-    return Slogdet(finish(round_to(sign, data.dtype), plan.batch), finish(round_to(logabsdet, data.dtype), plan.batch))
+    return Slogdet(*decompose(t, "slogdet", "batch", "batch"))
 
 
 @method
@@ -212,9 +218,7 @@ def matrix_exp(t: Tensor) -> Tensor:
         >>> mo.matrix_exp(t).data.tolist()
         [[1.0, 1.0], [0.0, 1.0]]
     """
-    t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "matrix_exp")
-    return wrap(round_to(torch.linalg.matrix_exp(as_floating(data)), data.dtype), plan.aligned)
+    return decompose(t, "matrix_exp", "aligned")[0]
 
 
 @method
@@ -236,8 +240,9 @@ def trace(t: Tensor) -> Tensor:
         Tensor(5.)
     """
     t = as_tensor(t)
-    data, plan = columns_to_rows(t._data, t._axes, "trace")
-    return finish(data.diagonal(dim1=-2, dim2=-1).sum(-1), plan.batch)
+    plan_matrix(t._axes, "trace", True, None)
+    check_square(t._data, t._axes, "trace")
+    return diagonal(t).sum(-1)
 
 
 @method
@@ -272,7 +277,7 @@ def add_identity(t: Tensor, c: Any) -> Tensor:
     elif not isinstance(amount, (int, float, complex)):
         raise TypeError(f"add_identity adds a number times the identity, but c is a {type(c).__name__}")
     data = t._data
-    plan = operator(t._axes, "add_identity")
+    plan = plan_matrix(t._axes, "add_identity", True, None)
     check_square(data, t._axes, "add_identity")
     diagonal = torch.eye(data.shape[-1], dtype=torch.bool, device=data.device)
     if plan.order is not None:
@@ -338,3 +343,72 @@ Tensor.mH = property(adjoint)  # type: ignore[assignment, method-assign]
 Tensor.mT = property(transpose_labels)  # type: ignore[assignment, method-assign]
 
 RULES[torch.adjoint] = adjoint
+
+
+# -- orthonormal columns -----------------------------------------------------------------------------------------------
+
+
+@method
+def lowdin(t: Tensor, tolerance: float | None = None) -> Tensor:
+    """Symmetric orthonormalisation: the matrix with orthonormal columns that is nearest to ``t``.
+
+    With the reduced decomposition ``t = U S Vh`` it is ``U Vh = t (th t)^(-1/2)`` (P.-O. Löwdin, J. Chem. Phys. 18,
+    365, 1950); a matrix with more columns than rows gets orthonormal rows. Derivatives up to the third order are exact,
+    also where singular values coincide.
+
+    Args:
+        t: Matrices on the last two axes; rows and columns may be any spaces.
+        tolerance: A matrix is rank deficient if its smallest singular value is at most this times its largest. By
+            default the larger size times the precision of the dtype.
+
+    Returns:
+        The orthonormal matrices, with the axes of ``t``.
+
+    Raises:
+        ValueError: If the tensor has fewer than two axes.
+        RuntimeError: If a matrix is rank deficient: its direction is then undetermined. Where values can't be looked at
+            (inside `torch.compile` or a function transform) its result is NaN instead.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.lowdin(mo.tensor([[2.0, 0.0], [0.0, 5.0]], row=["u", "v"], column=["a", "b"])).data.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    t = as_tensor(t)
+    check_matrix(t._axes, "lowdin")
+    data = as_floating(t._data)
+    U, S, Vh = torch.linalg.svd(data.detach(), full_matrices=False)
+    found = U @ Vh
+    if S.shape[-1]:
+        if tolerance is None:
+            tolerance = max(data.shape[-2:]) * torch.finfo(S.dtype).eps
+        deficient = S[..., -1] <= tolerance * S[..., 0]
+        if torch.compiler.is_compiling() or _in_transform() or data.is_meta:
+            found = torch.where(deficient[..., None, None], torch.nan, found)
+        elif bool(deficient.any()):
+            ratio = float((S[..., -1] / S[..., 0]).nan_to_num().min())
+            raise RuntimeError(
+                f"lowdin can't orthonormalise a rank deficient matrix: the smallest singular value is {ratio:.3g} of "
+                f"the largest, the tolerance {tolerance:.3g}"
+            )
+    if data.requires_grad or _in_transform():
+        tall = data.shape[-2] >= data.shape[-1]
+        moved = _polar(data, S, Vh) if tall else _polar(data.mH, S, U.mH).mH
+        found = found + (moved - moved.detach())
+    return wrap(round_to(found, t._data.dtype), t._axes)
+
+
+def _polar(a: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> torch.Tensor:
+    """The product a P^-1 with P = (ah a)^(1/2), differentiable without the gaps between singular values.
+
+    The derivative of the svd divides by differences of singular values, which vanish for the very matrices that are
+    orthonormal already. Instead P solves P P = G = ah a by Newton's method from the known root P0 = V S Vh, whose
+    linear equation P0 X + X P0 = R divides by sums: k steps have the derivatives up to order k right.
+    """
+    G = a.mH @ a
+    P = Vh.mH @ (S.unsqueeze(-1) * Vh)
+    sums = S.unsqueeze(-1) + S.unsqueeze(-2)
+    for _ in range(3):
+        P = P + Vh.mH @ ((Vh @ (G - P @ P) @ Vh.mH) / sums) @ Vh
+    found: torch.Tensor = torch.linalg.solve(P, a, left=False)
+    return found

@@ -6,7 +6,7 @@ import itertools
 import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Final, final, overload
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -171,9 +171,6 @@ class Space:
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"a Space is immutable: make another one instead of setting {attribute!r}")
 
-    def __delattr__(self, attribute: str) -> None:
-        raise AttributeError(f"a Space is immutable: {attribute!r} can't be deleted")
-
     def __copy__(self) -> Space:
         return self
 
@@ -262,11 +259,7 @@ class Space:
             object.__setattr__(self, "_index", dict(zip(self._labels, range(len(self._labels)), strict=True)))
         return self._index  # type: ignore[return-value]
 
-    @overload
-    def __getitem__(self, at: int) -> Hashable: ...
-    @overload
-    def __getitem__(self, at: slice | Sequence[int]) -> Space: ...
-    def __getitem__(self, at: Any) -> Hashable | Space:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             labels: Sequence[Hashable] = self._labels[at]
         elif hasattr(at, "__index__") and not getattr(at, "ndim", 0):
@@ -390,9 +383,8 @@ def _make_labelled(labels: Iterable[Hashable], name: str | None) -> Space:
     try:
         # Looking a label up takes this table anyway, and it tells whether one occurs twice.
         index = dict(zip(known, range(len(known)), strict=True))
-    except TypeError:
-        wrong = next(label for label in known if not _hashable(label))
-        raise TypeError(f"labels must be hashable, but {wrong!r} is a {type(wrong).__name__}") from None
+    except TypeError as error:
+        raise TypeError(f"labels must be hashable, unlike some of {show_labels(known)}: {error}") from None
     if len(index) != len(known):
         seen: set[Hashable] = set()
         twice = next(label for label in known if label in seen or seen.add(label))  # type: ignore[func-returns-value]
@@ -413,14 +405,6 @@ def _as_range(labels: tuple[int, ...]) -> range | None:
         return None
     candidate = range(labels[0], labels[0] + step * len(labels), step)
     return candidate if all(map(operator.eq, candidate, labels)) else None
-
-
-def _hashable(label: object) -> bool:
-    try:
-        hash(label)
-    except TypeError:
-        return False
-    return True
 
 
 def _as_integer(label: object) -> int | None:

@@ -311,9 +311,9 @@ class Tensor(Methods):
     ) -> Any:
         if len(types) > 1 and not all(issubclass(kind, (Tensor, torch.Tensor)) for kind in types):
             return NotImplemented  # another kind of tensor may know what to do with ours
-        rule = SCALAR.rule(func) if is_dynamo_compiling() else RULES.get(func)
+        rule = None if is_dynamo_compiling() else RULES.get(func)
         if rule is None:
-            return refuse(func)
+            rule = SCALAR.run(_find_rule, func)
         if not kwargs:
             return rule(*args)
         options = dict(kwargs)
@@ -386,23 +386,21 @@ def refuse_out(function: Callable[..., Any], options: dict[str, Any]) -> None:
         )
 
 
-def _rule(self: Axes, func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The rule of a torch function. A member of Axes, so that compiled code does not guard the whole table."""
-    return RULES.get(func)
-
-
-Axes.rule = _rule  # type: ignore[method-assign]
-
-
-def refuse(func: Callable[..., Any]) -> Any:
-    """Raise for a torch function that has no rule."""
+def _find_rule(anchor: Axes, func: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a torch function; found at trace time by compiled code, so that it does not guard the whole table."""
     from torch.overrides import resolve_name
 
-    name = resolve_name(func) or getattr(func, "__qualname__", None) or repr(func)
-    raise TypeError(
-        f"{name} has no rule for labelled tensors, so it can't say what becomes of the axes; "
-        "apply it to t.data and label the result with mo.tensor or moduli.Tensor(data, dims)"
-    )
+    from ._elementwise import derive_rule
+
+    rule = RULES.get(func) or derive_rule(func)
+    if rule is None:
+        name = resolve_name(func) or getattr(func, "__qualname__", None) or repr(func)
+        raise TypeError(
+            f"{name} has no rule for labelled tensors, so it can't say what becomes of the axes; "
+            "apply it to t.data and label the result with mo.tensor or moduli.Tensor(data, dims)"
+        )
+    RULES[func] = rule
+    return rule
 
 
 def method(function: F) -> F:

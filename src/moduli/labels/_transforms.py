@@ -16,8 +16,8 @@ import torch
 from .._torch import batch_axis, mark_constant, pytree, register_collate, transform_level
 from ._axes import Axes, UnfitAxes, cache_by_axes, drop_axis, intern_pairs, make_unnamed, put_in_front
 from ._concat import stack
-from ._gather import Gather, gather
-from ._pairing import pair_spaces
+from ._gather import gather
+from ._pairing import Check, Moves, check_sizes, pair_labels
 from ._space import Space
 from ._tensor import Tensor, as_tensor, wrap
 
@@ -148,13 +148,20 @@ def vmap(
         places = [i for i, leaf in enumerate(leaves) if _is_labelled(leaf) and over in leaf._axes.names]
         if not places:
             raise ValueError(f"no argument has an axis named {over!r} to map over")
-        data, dims, inner, space = _map_operands([leaves[i] for i in places], over)
+        space, checks, plans = _map_labels(leaves[places[0]]._axes, tuple(leaves[i]._axes for i in places[1:]), over)
+        data: list[torch.Tensor] = [leaves[i]._data for i in places]
+        check_sizes(checks, data)
+        for number, (at, _, moves, stretches) in enumerate(plans):
+            for axis, move in moves:
+                data[number] = gather(data[number], axis, move, 0.0)
+            if stretches:
+                data[number] = data[number].squeeze(at)
         returned: list[tuple[Any, list[Axes]]] = []
 
         def one(*slices: torch.Tensor) -> list[Any]:
             filled = list(leaves)
-            for place, part, axes in zip(places, slices, inner, strict=True):
-                filled[place] = wrap(part, axes)
+            for place, part, plan in zip(places, slices, plans, strict=True):
+                filled[place] = wrap(part, plan[1])
             called_args, called_kwargs = pytree.tree_unflatten(filled, spec)
             results, out_spec = pytree.tree_flatten(function(*called_args, **called_kwargs), is_leaf=_is_labelled)
             plain = [result._data if _is_labelled(result) else result for result in results]
@@ -164,7 +171,9 @@ def vmap(
             returned.append((out_spec, [as_tensor(result)._axes for result in results]))
             return plain
 
-        results = torch.vmap(one, tuple(dims), 0, randomness, chunk_size=chunk_size)(*data)
+        results = torch.vmap(
+            one, tuple(None if plan[3] else plan[0] for plan in plans), 0, randomness, chunk_size=chunk_size
+        )(*data)
         out_spec, out_axes = returned[-1]
         labelled = [
             wrap(result, put_in_front(axes, over, space)) for result, axes in zip(results, out_axes, strict=True)
@@ -178,33 +187,23 @@ def _is_labelled(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _map_operands(tensors: list[Tensor], over: str) -> tuple[list[torch.Tensor], list[int], list[Axes], Space | None]:
-    """The data, the axis to take, the axes left, and the labels of the mapped axis."""
-    space, plans = _map_labels(tensors[0]._axes, tuple(t._axes for t in tensors[1:]), over)
-    data: list[torch.Tensor] = []
-    dims: list[int] = []
-    inner: list[Axes] = []
-    for t, (at, plan, left) in zip(tensors, plans, strict=True):
-        data.append(t._data if plan is None else gather(t._data, at, plan, 0.0))
-        dims.append(at)
-        inner.append(left)
-    wide = [t._axes.stretches(at) for t, at in zip(tensors, dims, strict=True)]
-    sizes = [part.shape[at] for part, at, stretch in zip(data, dims, wide, strict=True) if not stretch]
-    if any(size != sizes[0] for size in sizes):
-        raise ValueError(f"the axis {over!r} to map over has different sizes in the arguments: {sizes}")
-    for i, (at, stretch) in enumerate(zip(dims, wide, strict=True)):
-        if stretch and sizes:
-            data[i] = data[i].expand(*data[i].shape[:at], sizes[0], *data[i].shape[at + 1 :])
-    return data, dims, inner, space
-
-
 @cache_by_axes
 def _map_labels(
     axes: Axes, others: tuple[Axes, ...], over: str
-) -> tuple[Space | None, tuple[tuple[int, Gather | None, Axes], ...]]:
-    operands = [(each, each.axis(over)) for each in (axes, *others)]
-    space, plans = pair_spaces([each.spaces[at] for each, at in operands], "exact", over, 0)
-    return space, tuple((at, plan, each.drop(at)) for (each, at), plan in zip(operands, plans, strict=True))
+) -> tuple[Space | None, tuple[Check, ...], tuple[tuple[int, Axes, Moves, bool], ...]]:
+    """The labels of the mapped axis, and for each operand its place, the axes left, and how to get there.
+
+    What is BROADCAST is the same for all, unless everything is.
+    """
+    operands = (axes, *others)
+    places = [each.axis(over) for each in operands]
+    ((_, space),), moves, checks = pair_labels(operands, [(over, list(enumerate(places)))], "exact")
+    stretched = space is not None and space.broadcast
+    plans = tuple(
+        (at, each.drop(at), move, each.stretches(at) and not stretched)
+        for at, each, move in zip(places, operands, moves, strict=True)
+    )
+    return space, checks, plans
 
 
 # -- where torch looks for tensors ---------------------------------------------------------------------------------------

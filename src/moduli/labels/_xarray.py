@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -44,10 +44,6 @@ class _Told:
         return hash(self.name)
 
 
-@overload
-def to_xarray(t: Tensor, name: str | None = None) -> xarray.DataArray: ...
-@overload
-def to_xarray(t: Mapping[str, Tensor]) -> xarray.Dataset: ...
 @method
 def to_xarray(t: Any, name: str | None = None) -> Any:
     """The tensor as an `xarray.DataArray`, with its own copy of the values; several tensors as a `Dataset`.
@@ -130,10 +126,6 @@ def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
     return made
 
 
-@overload
-def from_xarray(array: xarray.DataArray) -> Tensor: ...
-@overload
-def from_xarray(array: xarray.Dataset) -> dict[str, Tensor]: ...
 def from_xarray(array: Any) -> Any:
     """An `xarray.DataArray` as a labelled tensor, with its own copy of the values; a `Dataset` as a dict of tensors.
 

@@ -28,55 +28,37 @@ Example:
     bias (2,) 6
 """
 
-from ._difference import Difference, diff
-from ._layout import BufferEntry, Entry, Group, Layout, LayoutError
-from ._nested import map_tensors
-from ._pieces import (
-    Box,
-    any_sharded,
-    cut,
-    cut_like,
-    find_box,
-    find_group,
-    gather_objects,
-    is_sharded,
-    make_whole,
-    memory_of,
-    piece_like,
-    piece_of,
-    show_pieces,
-)
-from ._scan import Source, addresses, layout_and_tensors, layout_of
-from ._structure import ModuleEntry, Reading, Structure, read
+import typing as _typing
 
-__all__ = [
-    "Layout",
-    "Entry",
-    "BufferEntry",
-    "Group",
-    "LayoutError",
-    "Source",
-    "layout_of",
-    "layout_and_tensors",
-    "addresses",
-    "read",
-    "Reading",
-    "Structure",
-    "ModuleEntry",
-    "Difference",
-    "diff",
-    "map_tensors",
-    "Box",
-    "any_sharded",
-    "cut",
-    "cut_like",
-    "find_box",
-    "find_group",
-    "gather_objects",
-    "is_sharded",
-    "make_whole",
-    "memory_of",
-    "piece_like",
-    "piece_of",
-    "show_pieces",
-]
+from ._difference import Difference as Difference
+from ._difference import diff as diff
+from ._layout import BufferEntry as BufferEntry
+from ._layout import Entry as Entry
+from ._layout import Group as Group
+from ._layout import Layout as Layout
+from ._layout import LayoutError as LayoutError
+from ._pieces import Box as Box
+from ._pieces import any_sharded as any_sharded
+from ._pieces import cut as cut
+from ._pieces import cut_like as cut_like
+from ._pieces import find_box as find_box
+from ._pieces import find_group as find_group
+from ._pieces import gather_objects as gather_objects
+from ._pieces import is_sharded as is_sharded
+from ._pieces import make_whole as make_whole
+from ._pieces import memory_of as memory_of
+from ._pieces import piece_like as piece_like
+from ._pieces import piece_of as piece_of
+from ._pieces import show_pieces as show_pieces
+from ._scan import Source as Source
+from ._scan import addresses as addresses
+from ._scan import layout_and_tensors as layout_and_tensors
+from ._scan import layout_of as layout_of
+from ._scan import map_tensors as map_tensors
+from ._structure import ModuleEntry as ModuleEntry
+from ._structure import Reading as Reading
+from ._structure import Structure as Structure
+from ._structure import read as read
+
+if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+    __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -164,20 +164,13 @@ class Layout:
                 members.append([])
             members[entry.group].append(position)
         firsts = [entries[indices[0]] for indices in members]
-        assign = object.__setattr__
-        assign(self, "entries", entries)
-        assign(self, "buffers", buffers)
-        assign(self, "numel", sum(entry.numel for entry in entries))
-        assign(
-            self,
-            "groups",
-            tuple(
-                Group(first.dtype, first.device, sum(entries[i].numel for i in indices), tuple(indices))
-                for first, indices in zip(firsts, members, strict=True)
-            ),
+        self.entries, self.buffers, self._fingerprint = entries, buffers, None
+        self.numel = sum(entry.numel for entry in entries)
+        self.groups = tuple(
+            Group(first.dtype, first.device, sum(entries[i].numel for i in indices), tuple(indices))
+            for first, indices in zip(firsts, members, strict=True)
         )
-        assign(self, "_index", {name: entry for entry in entries for name in entry.names})
-        assign(self, "_fingerprint", None)
+        self._index = {name: entry for entry in entries for name in entry.names}
         _INTERNED[(entries, buffers)] = self
         return self
 
@@ -207,8 +200,8 @@ class Layout:
         if self._fingerprint is None:
             rows = [[e.name, e.shape, str(e.dtype), sorted(e.ties)] for e in self.entries]
             text = json.dumps(["moduli layout 1", rows], separators=(",", ":"), ensure_ascii=True)
-            object.__setattr__(self, "_fingerprint", hashlib.sha256(text.encode("ascii")).hexdigest())
-        return self._fingerprint  # type: ignore[return-value]
+            self._fingerprint = hashlib.sha256(text.encode("ascii")).hexdigest()
+        return self._fingerprint
 
     def views(self, vectors: Tensor | Sequence[Tensor]) -> list[Tensor]:
         """See flat vectors as the parameters they hold: one view per entry, in the order of the entries.
@@ -228,7 +221,7 @@ class Layout:
             tensor([6., 7.])
         """
         vectors = self._vectors(vectors)
-        parts: list[Tensor] = [_NOTHING] * len(self.entries)
+        parts: dict[int, Tensor] = {}
         for group, vector in zip(self.groups, vectors, strict=True):
             if torch.is_grad_enabled():
                 # Autograd refuses in-place operations on what torch.split returns.
@@ -239,8 +232,8 @@ class Layout:
                 for i, part in zip(group.indices, split, strict=True):
                     parts[i] = part
         return [
-            part if len(entry.shape) == 1 else part.view((*part.shape[:-1], *entry.shape))
-            for entry, part in zip(self.entries, parts, strict=True)
+            parts[i] if len(entry.shape) == 1 else parts[i].view((*parts[i].shape[:-1], *entry.shape))
+            for i, entry in enumerate(self.entries)
         ]
 
     def pack(self, tensors: Sequence[Tensor], out: Tensor | Sequence[Tensor] | None = None) -> list[Tensor]:
@@ -303,7 +296,7 @@ class Layout:
         try:
             return self._index[name]
         except KeyError:
-            raise KeyError(f"no parameter is called {name!r}; the layout has {_list_names(self._index)}") from None
+            raise KeyError(f"no parameter is called {name!r}; the first ones are {list(self._index)[:8]}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._index
@@ -318,21 +311,19 @@ class Layout:
         # A layout without parameters is still a layout; only its length is zero.
         return True
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Layout is immutable; {name!r} cannot be set")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Layout is immutable; {name!r} cannot be deleted")
-
     def __reduce__(self) -> tuple[Callable[..., "Layout"], tuple[Any, ...]]:
         return Layout, (self.entries, self.buffers)
 
     def __repr__(self) -> str:
-        parts = [_format_count(len(self.entries), "parameter"), _format_count(self.numel, "element")]
-        ties = sum(len(entry.ties) for entry in self.entries)
-        for count, noun in ((ties, "tie"), (len(self.buffers), "buffer")):
-            if count:
-                parts.append(_format_count(count, noun))
+        counts = {
+            "parameter": len(self.entries),
+            "element": self.numel,
+            "tie": sum(len(entry.ties) for entry in self.entries),
+            "buffer": len(self.buffers),
+        }
+        parts = [
+            f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if n or noun in ("parameter", "element")
+        ]
         return f"Layout({', '.join(parts)})"
 
 
@@ -341,20 +332,6 @@ class Layout:
 _INTERNED: WeakValueDictionary[tuple[tuple[Entry, ...], tuple[BufferEntry, ...]], Layout] = WeakValueDictionary()
 
 
-# Holds a place in a list until the tensor that belongs there is known.
-_NOTHING = torch.empty(0)
-
-
 def _describe(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """A tensor's shape and dtype, for an error."""
     return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
-
-
-def _format_count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _list_names(names: dict[str, Entry], limit: int = 8) -> str:
-    """The first few names, for an error."""
-    shown = ", ".join(repr(name) for name, _ in zip(names, range(limit), strict=False))
-    return (shown + (", ..." if len(names) > limit else "")) or "none"

@@ -1,7 +1,8 @@
-"""Layouts of modules and of given tensors."""
+"""Layouts of modules and of given tensors, and what is done to all tensors of a nested value."""
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
@@ -91,7 +92,7 @@ def _name_tensors(source: object) -> list[tuple[str, Tensor]]:
         name, tensor = item if isinstance(item, tuple) and len(item) == 2 else (str(position), item)
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise TypeError(
-                f"item {position} is {_kind(item)}; each must be a tensor, or a pair of a name and a tensor"
+                f"item {position} is a {type(item).__name__}; each must be a tensor, or a pair of a name and a tensor"
             )
         if name in taken:
             raise LayoutError(f"two parameters are called {name!r}; names must be distinct")
@@ -102,8 +103,26 @@ def _name_tensors(source: object) -> list[tuple[str, Tensor]]:
     return pairs
 
 
-def _kind(item: object) -> str:
-    """The type of an item, for an error."""
-    if isinstance(item, tuple):
-        return f"({', '.join(type(part).__name__ for part in item)})"
-    return type(item).__name__
+def map_tensors(value: Any, act: Callable[[Tensor], Any], other: Callable[[Any], Any] | None = None) -> Any:
+    """A nested value with every tensor in it replaced; its containers are new, of the same kinds.
+
+    Args:
+        value: A tensor, or lists, tuples, deques and dictionaries of values.
+        act: What becomes of a tensor.
+        other: What becomes of anything else; None keeps it.
+
+    Example:
+        >>> import torch
+        >>> from moduli.layout import map_tensors
+        >>> map_tensors({"history": [torch.ones(2), 3]}, torch.neg)
+        {'history': [tensor([-1., -1.]), 3]}
+    """
+    if isinstance(value, Tensor):
+        return act(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, act, other) for key, item in value.items()}
+    if isinstance(value, deque):
+        return deque((map_tensors(item, act, other) for item in value), value.maxlen)
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, act, other) for item in value)
+    return value if other is None else other(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ class ModuleEntry(NamedTuple):
     children: tuple[tuple[str, int], ...]
 
 
+@dataclass(eq=False)
 class Structure:
     """What a module tree looks like: its layout, and every module in it. Two trees that look alike have the same one.
 
@@ -70,17 +72,12 @@ class Structure:
         ['', '0', '1']
     """
 
-    __slots__ = ("__weakref__", "_key", "_limit", "_pick", "layout", "modules", "notes")
-
     layout: Layout
     modules: tuple[ModuleEntry, ...]
-    notes: dict[str, Any]
-    _key: _Key
-    _limit: int
-    _pick: tuple[Callable[[list[Any]], list[Any]], ...]
-
-    def __repr__(self) -> str:
-        return f"Structure({len(self.modules)} modules, {self.layout!r})"
+    _key: _Key = field(repr=False)
+    _limit: int = field(repr=False)
+    _pick: list[Callable[[list[Any]], list[Any]]] = field(repr=False)
+    notes: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def _pick_from(self, scan: _Scan) -> Reading:
         parameters, buffers, modules = self._pick
@@ -275,18 +272,8 @@ def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     parameters, buffers = [order[i] for i in chosen], [buffer_order[i] for i in kept]
     firsts = key.module_ties or range(len(scan.modules))
     modules = [p for p, first in enumerate(firsts) if first == p and scan.modules[p] is not None]
-    structure = Structure()
-    structure.notes = {}
-    structure._key, structure._limit, structure.layout = key, len(scan.modules), layout
-    structure._pick = (
-        _picker(parameters, len(scan.parameters)),
-        _picker(buffers, len(scan.buffers)),
-        _picker(modules, len(scan.modules)),
-    )
-    at = [
-        {id(held[p]): i for i, p in enumerate(places)} | {_NONE: -1}
-        for held, places in ((scan.parameters, parameters), (scan.buffers, buffers), (scan.modules, modules))
-    ]
+    found = ((scan.parameters, parameters), (scan.buffers, buffers), (scan.modules, modules))
+    at = [{id(held[p]): i for i, p in enumerate(places)} | {_NONE: -1} for held, places in found]
     entries = []
     for place in modules:
         module = scan.modules[place]
@@ -295,8 +282,8 @@ def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
         ]
         transient = frozenset(module._non_persistent_buffers_set)
         entries.append(ModuleEntry(type(module), paths[place], held[0], held[1], transient, held[2]))
-    structure.modules = tuple(entries)
-    return structure
+    pick = [_picker(places, len(held)) for held, places in found]
+    return Structure(layout, tuple(entries), key, len(scan.modules), pick)
 
 
 def _slots(root: nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str, bool]], list[str]]:

@@ -14,39 +14,29 @@ The nouns, and what is built from them:
 * A **Device** is where tensors live; a Module is **DeviceBounded**: it knows where it is and moves in place.
 """
 
-from moduli.device import Device, DeviceBounded
+import typing as _typing
 
-from ._containers import TensorDict, TensorList
-from ._frozen import FrozenDict
-from ._functional import Functional
-from ._module import Module, ModuleType
-from ._nograd import nograd_tensors
-from ._ownership import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
-from ._scope import cached, invalidate
-from ._state import align_labels, labels_of, load_all_or_nothing
-from ._tie import tie
-from ._virtual import virtual
-from ._virtual_tensor import VirtualTensor, VirtualTensorAttributes
+from moduli.device import Device as Device
+from moduli.device import DeviceBounded as DeviceBounded
 
-__all__ = [
-    "Module",
-    "nograd_tensors",
-    "ModuleType",
-    "TENSOR_PARAM_PREFIX",
-    "TENSOR_BUFFER_PREFIX",
-    "tie",
-    "labels_of",
-    "align_labels",
-    "TensorList",
-    "TensorDict",
-    "FrozenDict",
-    "virtual",
-    "cached",
-    "invalidate",
-    "VirtualTensor",
-    "VirtualTensorAttributes",
-    "Functional",
-    "Device",
-    "DeviceBounded",
-    "load_all_or_nothing",
-]
+from ._containers import TensorDict as TensorDict
+from ._containers import TensorList as TensorList
+from ._declarations import nograd_tensors as nograd_tensors
+from ._declarations import tie as tie
+from ._frozen import FrozenDict as FrozenDict
+from ._functional import Functional as Functional
+from ._module import Module as Module
+from ._module import ModuleType as ModuleType
+from ._ownership import TENSOR_BUFFER_PREFIX as TENSOR_BUFFER_PREFIX
+from ._ownership import TENSOR_PARAM_PREFIX as TENSOR_PARAM_PREFIX
+from ._scope import cached as cached
+from ._scope import invalidate as invalidate
+from ._state import align_labels as align_labels
+from ._state import labels_of as labels_of
+from ._state import load_all_or_nothing as load_all_or_nothing
+from ._virtual import virtual as virtual
+from ._virtual_tensor import VirtualTensor as VirtualTensor
+from ._virtual_tensor import VirtualTensorAttributes as VirtualTensorAttributes
+
+if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+    __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -27,12 +27,6 @@ class _Container(Module):
     def _get(self, key: str) -> Tensor:
         return self.__getattr__(key)  # type: ignore[no-any-return]
 
-    def export(self, name: str) -> Tensor:
-        """A detached copy of one tensor, by its key written as text."""
-        if name not in self._labelled:
-            return super().export(name)
-        return self._get(name).detach().clone()
-
 
 class TensorList(_Container, MutableSequence[Tensor]):
     """A list of labelled tensors that a module owns, each a parameter of its own.
@@ -65,9 +59,6 @@ class TensorList(_Container, MutableSequence[Tensor]):
 
     def __len__(self) -> int:
         return len(self._labelled)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self._get(str(at)) for at in range(len(self)))
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
@@ -104,12 +95,6 @@ class TensorList(_Container, MutableSequence[Tensor]):
             tensors = list(self)
             tensors.insert(index, _check_value(self, value))
             self._fill(tensors)
-
-    def pop(self, index: int = -1) -> Tensor:
-        """Remove a tensor and return it as an independent copy."""
-        tensor = self[index].detach().clone()
-        del self[index]
-        return tensor
 
     def _check_position(self, index: int) -> int:
         size = len(self)
@@ -172,18 +157,16 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._labelled))
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._labelled
-
     def __getitem__(self, key: str) -> Tensor:
-        self._check_present(key)
+        if key not in self._labelled:
+            raise KeyError(f"there is no tensor {key!r}; the keys are {list(self._labelled)}")
         return self._get(key)
 
     def __setitem__(self, key: str, value: Tensor) -> None:
         self._put(_check_key(key), value)
 
     def __delitem__(self, key: str) -> None:
-        self._check_present(key)
+        _ = self[key]  # which says that there is none
         drop(self, key)
 
     def update(self, other: Any = (), /, **named: Tensor) -> None:
@@ -194,18 +177,6 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
             _check_value(self, value)
         for key, value in entries.items():
             self[key] = value
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """Remove a tensor and return it as an independent copy; the default, if given, when there is none."""
-        if default and key not in self:
-            return default[0]
-        tensor = self[key].detach().clone()
-        del self[key]
-        return tensor
-
-    def _check_present(self, key: str) -> None:
-        if key not in self._labelled:
-            raise KeyError(f"there is no tensor {key!r}; the keys are {list(self._labelled)}")
 
 
 def _check_key(key: Any) -> str:

@@ -1,7 +1,7 @@
 """An immutable, ordered mapping: what `Module.export_all` returns."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar, overload
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,12 +39,8 @@ class FrozenDict(Mapping[K, V]):
 
     _items: dict[K, V]
 
-    @overload
-    def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ..., /) -> None: ...
-    @overload
-    def __init__(self: "FrozenDict[str, V]", items: Mapping[str, V] = ..., /, **named: V) -> None: ...
     def __init__(self, items: Any = (), /, **named: Any) -> None:
-        object.__setattr__(self, "_items", dict(items, **named))
+        self._items = dict(items, **named)
 
     def __getitem__(self, key: K) -> V:
         return self._items[key]
@@ -62,13 +58,9 @@ class FrozenDict(Mapping[K, V]):
         return f"{type(self).__name__}({self._items!r})"
 
     def __or__(self, other: Mapping[K, Any]) -> "FrozenDict[K, Any]":
-        if not isinstance(other, Mapping):
-            return NotImplemented
         return FrozenDict({**self._items, **other})
 
     def __ror__(self, other: Mapping[K, Any]) -> "FrozenDict[K, Any]":
-        if not isinstance(other, Mapping):
-            return NotImplemented
         return FrozenDict({**other, **self._items})
 
     def __eq__(self, other: object) -> bool:
@@ -85,12 +77,6 @@ class FrozenDict(Mapping[K, V]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._items,)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} cannot change; make a new one with `frozen | {{...}}`")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} cannot change; make a new one without that item")
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -6,48 +6,28 @@ action, it is the method that was written. Classes without actions are left exac
 """
 
 import functools
-import inspect
 import itertools
 import threading
 import types
 import typing
 import weakref
 from abc import get_cache_token
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from moduli._torch import has_global_module_hooks
-
 Action: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Action)
-_Resolved: TypeAlias = tuple[weakref.ref[type], str | None, Action | None]
 
-# A registration on any class may change what its subclasses resolve, so resolved answers are valid for one generation.
-_generation = 0
 _numbers = itertools.count()
-
-
-class _Actions:
-    """The registrations of one functional class, and what was resolved for it.
-
-    It lives in that class's own `__dict__` and holds the types of objects weakly: a class made for one test or one
-    request can be collected together with everything registered on it.
-    """
-
-    __slots__ = ("__weakref__", "generation", "registered", "resolved", "token")
-
-    def __init__(self) -> None:
-        # The functions are attributes of the functional class, and this holds their names: a compiler that traces a
-        # call can treat a name as a constant, but not a function that it did not see coming from somewhere.
-        self.registered: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-        # By id, because looking a class up in a weak dictionary costs more than the rest of a dispatched call. The
-        # reference tells whether the id still belongs to the class it was stored for.
-        self.resolved: dict[int, _Resolved] = {}
-        self.generation = -1
-        self.token: object = None
+# The names of the actions registered on each functional class, by the type of the object.
+_registered: Final[weakref.WeakKeyDictionary[type, weakref.WeakKeyDictionary[type, str]]] = weakref.WeakKeyDictionary()
+# What was found for a functional class and the type of an object; a registration on any class may change it. By id,
+# because a weak dictionary costs more than the rest of a dispatched call; the references tell whether it is still theirs.
+_resolved: Final[dict[tuple[int, int], tuple[weakref.ref[type], weakref.ref[type], str | None]]] = {}
+_token: object = None
 
 
 class Functional:
@@ -57,7 +37,7 @@ class Functional:
     for each of its classes, that of the functional's class; the first registration met is used. So the object's own
     type counts before its bases, whichever functional class the registration was made on, and what is registered on a
     base functional holds for its subclasses until they register their own. An abstract base class matches what is
-    registered as its virtual subclass, right after the last class of the object's order that it covers.
+    registered as its virtual subclass, as in `functools.singledispatch`.
 
     Example:
         >>> class Describe(Functional):
@@ -74,6 +54,9 @@ class Functional:
     @classmethod
     def register(cls, obj_type: Any) -> Callable[[F], F]:
         """Register a function as the action of this class on objects of a type.
+
+        A call of a module whose first argument is of that type runs it instead of `forward`, with hooks and `compile()`
+        honoured.
 
         Args:
             obj_type: A class, an abstract base class, or a union of such (`int | str`), which registers each member.
@@ -93,18 +76,19 @@ class Functional:
             >>> Double()("ab")
             'abab'
         """
-        members = tuple(_members(obj_type))
+        members = _list_members(obj_type)
 
         def decorator(function: F) -> F:
-            global _generation
             if not callable(function):
                 raise TypeError(f"{cls.__name__}.register decorates a function, not {function!r}")
-            registered = _actions(cls).registered
+            # The function is an attribute of the functional class, and the table holds its name: a compiler that traces
+            # a call can treat a name as a constant, but not a function that it did not see coming from somewhere.
             name = f"_action_{next(_numbers)}"
             type.__setattr__(cls, name, function)
-            for member in members:
-                registered[member] = name
-            _generation += 1
+            _registered.setdefault(cls, weakref.WeakKeyDictionary()).update(dict.fromkeys(members, name))
+            _resolved.clear()
+            if issubclass(cls, nn.Module):
+                install(cls)
             return function
 
         return decorator
@@ -133,8 +117,7 @@ class Functional:
         target = cls if functional is None else functional
         if not (isinstance(target, type) and issubclass(target, Functional)):
             raise TypeError(f"get_applicable_types takes a subclass of Functional, not {target!r}")
-        actions = target.__dict__.get("_functional_actions")
-        return () if actions is None else tuple(actions.registered)
+        return tuple(_registered.get(target, ()))
 
     def allows(self, obj: Any) -> bool:
         """Whether `invoke` would find an action for this object.
@@ -181,33 +164,33 @@ class Functional:
 
 
 def resolve(functional: type, obj_type: type) -> Action | None:
-    """The action of a functional class on a type of objects, or None."""
-    if is_dynamo_compiling():
-        name = _resolve_name(functional, obj_type)
-        return None if name is None else getattr(functional, name)
-    return _resolve(functional, obj_type)[2]
-
-
-def _resolve(functional: type, obj_type: type) -> _Resolved:
-    actions: _Actions | None = functional.__dict__.get("_functional_actions")
-    if actions is None:
-        actions = _actions(functional)
-    if actions.generation != _generation or (actions.token is not None and actions.token != get_cache_token()):
-        actions.resolved = {}
-        actions.generation = _generation
-        # Only classes that register abstract bases depend on who else is registered with those.
-        actions.token = get_cache_token() if any(map(_is_abstract, _list_registered(functional))) else None
-    key, resolved = id(obj_type), actions.resolved
-    known = resolved.get(key)
-    if known is None or known[0]() is not obj_type:
-        name = _search(functional, obj_type)
-        home = weakref.ref(obj_type, lambda _: resolved.pop(key, None))
-        known = resolved[key] = (home, name, None if name is None else getattr(functional, name))
-    return known
+    """The action of a functional class on a type of object, or None."""
+    name = _resolve_name(functional, obj_type)
+    return None if name is None else getattr(functional, name)
 
 
 def _resolve_name(functional: type, obj_type: type) -> str | None:
-    return _resolve(functional, obj_type)[1]
+    global _token
+    if _token != get_cache_token():  # a class was registered with an abstract one
+        _resolved.clear()
+        _token = get_cache_token()
+    key = (id(functional), id(obj_type))
+    known = _resolved.get(key)
+    if known is None or known[0]() is not functional or known[1]() is not obj_type:
+        dispatcher: Any = functools.singledispatch(lambda obj: None)
+        nothing = dispatcher.dispatch(object)
+        for each, name in _gather_actions(functional).items():
+            dispatcher.register(each, name)
+        try:
+            found = dispatcher.dispatch(obj_type)
+        except RuntimeError as error:
+            raise TypeError(
+                f"{functional.__name__} cannot decide how to act on {obj_type.__name__}: {error}. "
+                f"Register {obj_type.__name__} itself"
+            ) from None
+        known = weakref.ref(functional), weakref.ref(obj_type), None if found is nothing else found
+        _resolved[key] = known
+    return known[2]
 
 
 # In a compiled graph the class and the type of the argument are constants, and so is the action they lead to;
@@ -216,9 +199,14 @@ def _resolve_name(functional: type, obj_type: type) -> str | None:
 _resolve_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _gather_actions(functional: type) -> dict[type, str]:
+    """All that is registered on a class and its bases, its own before theirs."""
+    return {each: name for klass in reversed(functional.__mro__) for each, name in _registered.get(klass, {}).items()}
+
+
 def describe_unregistered(functional: type, obj_type: type) -> str:
     """The sentence for a pair of types without an action."""
-    known = sorted({klass.__name__ for klass in _list_registered(functional)})
+    known = sorted({each.__name__ for each in _gather_actions(functional)})
     listing = f"registered types: {', '.join(known)}" if known else "no type is registered yet"
     return (
         f"{functional.__name__} has no action on {obj_type.__name__}; {listing}. "
@@ -226,121 +214,43 @@ def describe_unregistered(functional: type, obj_type: type) -> str:
     )
 
 
-def _actions(functional: type) -> _Actions:
-    actions = functional.__dict__.get("_functional_actions")
-    if actions is None:
-        actions = _Actions()
-        type.__setattr__(functional, "_functional_actions", actions)
-    return actions
-
-
-def _list_registered(functional: type) -> Iterator[type]:
-    for klass in functional.__mro__:
-        actions = klass.__dict__.get("_functional_actions")
-        if actions is not None:
-            yield from list(actions.registered)
-
-
-def _search(functional: type, obj_type: type) -> str | None:
-    for candidates in _order(functional, obj_type):
-        for klass in functional.__mro__:
-            actions = klass.__dict__.get("_functional_actions")
-            if actions is None:
-                continue
-            found = [candidate for candidate in candidates if candidate in actions.registered]
-            if len(found) > 1:
-                names = " and ".join(candidate.__name__ for candidate in found)
-                raise TypeError(
-                    f"{functional.__name__} cannot decide how to act on {obj_type.__name__}: {names} both cover it and "
-                    f"neither derives from the other. Register {obj_type.__name__} itself"
-                )
-            if found:
-                return typing.cast(str, actions.registered[found[0]])
-    return None
-
-
-def _order(functional: type, obj_type: type) -> Iterator[list[type]]:
-    """Groups of object classes, most specific first; within a group nothing tells which is more specific."""
-    lineage = obj_type.__mro__
-    virtual = dict.fromkeys(
-        klass
-        for klass in _list_registered(functional)
-        if _is_abstract(klass) and klass not in lineage and issubclass(obj_type, klass)
-    )
-    after: dict[type, list[type]] = {}
-    for abstract in virtual:
-        last = next(klass for klass in reversed(lineage) if issubclass(klass, abstract))
-        after.setdefault(last, []).append(abstract)
-    for klass in lineage:
-        yield [klass]
-        rest = after.get(klass, [])
-        while rest:
-            most = [one for one in rest if not any(other is not one and issubclass(other, one) for other in rest)]
-            yield most
-            rest = [one for one in rest if one not in most]
-
-
-def _is_abstract(klass: type) -> bool:
-    # A metaclass that answers issubclass itself can cover types outside the inheritance tree.
-    return type(klass).__subclasscheck__ is not type.__subclasscheck__
-
-
-def _members(obj_type: Any) -> Iterator[type]:
-    if isinstance(obj_type, types.UnionType) or typing.get_origin(obj_type) is typing.Union:
-        for member in typing.get_args(obj_type):
-            yield from _members(member)
-        return
-    # A parametrised generic passes for a class in some Python versions, hence the first test.
-    if typing.get_origin(obj_type) is not None or not inspect.isclass(obj_type) or obj_type is Any:
-        raise TypeError(_explain_unusable(obj_type, "it is not a class"))
-    try:
-        issubclass(object, obj_type)
-    except TypeError as error:
-        raise TypeError(_explain_unusable(obj_type, f"membership cannot be decided by class ({error})")) from error
-    yield obj_type
-
-
-def _explain_unusable(obj_type: Any, why: str) -> str:
-    origin = typing.get_origin(obj_type)
-    remedy = f"register {origin.__name__} instead" if inspect.isclass(origin) else "register a class or a union of them"
-    return f"cannot register {obj_type!r}: {why}; {remedy}"
+def _list_members(obj_type: Any) -> tuple[type, ...]:
+    """The classes that a registration is for: a union registers each of its members."""
+    union = isinstance(obj_type, types.UnionType) or typing.get_origin(obj_type) is typing.Union
+    members = typing.get_args(obj_type) if union else (obj_type,)
+    for member in members:
+        try:
+            if not isinstance(member, type) or member is Any:
+                raise TypeError("it is not a class")
+            issubclass(object, member)
+        except TypeError as error:
+            raise TypeError(f"cannot register {obj_type!r}: {error}; register a class or a union of them") from error
+    return members
 
 
 # -- calls of modules -------------------------------------------------------------------------------------------------
 
-_MARK: Final = "_moduli_forward"
+_MARK: Final = "_moduli_dispatches"
 
-# The module whose call is under way and has not reached `forward` yet, by thread. Nearly always empty: only calls with
-# hooks around them need it.
+# The module whose call is under way and has not reached `forward` yet, by thread.
 _pending: Final[dict[int, nn.Module]] = {}
 
 
 def install(cls: type) -> None:
-    """Let calls of a class, and of the classes derived from it, reach their registered actions."""
-    if next(_list_registered(cls), None) is None:
+    """Let calls of a class with actions, and of the classes derived from it, dispatch before `forward` runs."""
+    if not _gather_actions(cls):
         return
     for klass in (cls, *list_descendants(cls)):
-        forward = klass.__dict__.get("forward")
-        if callable(forward) and not hasattr(forward, _MARK):
-            type.__setattr__(klass, "forward", _make_dispatching(forward))
-        elif not hasattr(klass.forward, _MARK):  # type: ignore[attr-defined]
-            # Inherited from a class that has no actions itself, so its method must stay as it is.
-            type.__setattr__(klass, "forward", _make_dispatching(_make_inherited(klass)))
-        if klass._call_impl is not _call_impl:  # type: ignore[attr-defined]
-            type.__setattr__(klass, "_call_impl", _call_impl)
+        # A forward that is inherited from a class without actions must stay there as it is.
+        if not hasattr(klass.forward, _MARK):  # type: ignore[attr-defined]
+            type.__setattr__(klass, "forward", _make_dispatching(klass.forward))  # type: ignore[attr-defined]
+        type.__setattr__(klass, "_call_impl", _call_impl)
 
 
 def list_descendants(cls: type[Any]) -> list[type[Any]]:
     """The classes derived from a class, each once."""
     found = [each for child in cls.__subclasses__() for each in (child, *list_descendants(child))]
     return list(dict.fromkeys(found))
-
-
-def _make_inherited(cls: Any) -> Action:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return super(cls, self).forward(*args, **kwargs)
-
-    return forward
 
 
 def _make_dispatching(forward: Action) -> Action:
@@ -353,7 +263,7 @@ def _make_dispatching(forward: Action) -> Action:
                 return action(self, *args, **kwargs)
         return forward(self, *args, **kwargs)
 
-    setattr(dispatch, _MARK, forward)
+    setattr(dispatch, _MARK, True)
     return dispatch
 
 
@@ -363,20 +273,6 @@ def _thread() -> int:
 
 
 def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if args and not (
-        self._forward_hooks
-        or self._forward_pre_hooks
-        or self._backward_hooks
-        or self._backward_pre_hooks
-        or has_global_module_hooks()
-    ):
-        # Nothing to run around it, so the way through torch and back is not needed.
-        action = resolve(type(self), type(args[0]))
-        if action is not None:
-            return action(self, *args, **kwargs)
-        forward = self.forward
-        written = getattr(forward, _MARK, None)
-        return forward(*args, **kwargs) if written is None else written(self, *args, **kwargs)
     thread = _thread()
     outer = _pending.get(thread)
     _pending[thread] = self

@@ -9,24 +9,11 @@ from torch import nn
 from moduli.device import Device, DeviceBounded, DeviceLike
 from moduli.labels import Axes, Tensor, wrap, wrap_like
 
+from . import _ownership as ownership
 from ._frozen import FrozenDict
-from ._functional import F, Functional, describe_unregistered, install
-from ._ownership import (
-    check_initialised,
-    check_virtual,
-    describe,
-    device_of,
-    drop,
-    find_registered_target,
-    list_owned_names,
-    own,
-    register,
-    replace,
-    tensors_of,
-    warn_unassigned,
-)
+from ._functional import Functional, describe_unregistered, install
 from ._state import align_state, encode, find_tied_entries, load_all_or_nothing, reunite
-from ._virtual_tensor import VirtualTensor, adopt_virtual_tensors
+from ._virtual_tensor import VirtualTensor, replicate
 
 ModuleType = TypeVar("ModuleType", bound=type["Module"])
 """A subclass of `Module`, so that a class decorator is known to return the class it was given."""
@@ -78,10 +65,8 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
-        state = self.__dict__
         # Public name -> (registered name, axes). The tensors themselves are only ever in torch's own registries.
-        state["_labelled"] = {}
-        state["_device"] = _CPU
+        self.__dict__.update(_labelled={}, _device=_CPU)
 
     __call__ = nn.Module.__call__
 
@@ -95,41 +80,6 @@ class Module(Functional, nn.Module, DeviceBounded):
             describe_unregistered(type(self), type(args[0]) if args else type(None))
             + f", or define {type(self).__name__}.forward"
         )
-
-    @classmethod
-    def register(cls, obj_type: Any) -> Callable[[F], F]:
-        """Register a function as the action of this class of modules on objects of a type.
-
-        A call whose first argument is of that type runs it instead of `forward`, with hooks and `compile()` honoured.
-
-        Args:
-            obj_type: A class, an abstract base class, or a union of such.
-
-        Returns:
-            A decorator. The function it decorates is called `(module, obj, ...)` and returned unchanged.
-
-        Raises:
-            TypeError: If no object could be recognised as an instance of `obj_type` by its class alone.
-
-        Example:
-            >>> from moduli.nn import Module
-            >>> class Shout(Module):
-            ...     def forward(self, x):
-            ...         return x
-            >>> @Shout.register(str)
-            ... def _(shout, text):
-            ...     return text.upper()
-            >>> Shout()("hello"), Shout()(3)
-            ('HELLO', 3)
-        """
-        decorate: Callable[[F], F] = super().register(obj_type)
-
-        def decorator(function: F) -> F:
-            decorate(function)
-            install(cls)
-            return function
-
-        return decorator
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -162,27 +112,28 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            own(self, name, value)
+            ownership.own(self, name, value)
         elif isinstance(value, (nn.Module, nn.Parameter)):
-            register(self, name, value)
+            ownership.register(self, name, value)
         else:
             if isinstance(value, DeviceBounded):
-                check_initialised(self, name)
+                ownership.check_initialised(self, name)
                 value = value.to_device(self.device)
-            elif isinstance(value, VirtualTensor):
-                check_virtual(self, name, value)
+            elif isinstance(value, VirtualTensor) and (value.owner is not self or value.name != name):
+                raise ValueError(
+                    f"the virtual tensor {value.name!r} of a {type(value.owner).__name__} cannot become {name!r} of another "
+                    f"module or name, whose conversions it would not follow; write VirtualTensor.create(module, {name!r}, ...)"
+                )
             if name in self.__dict__.get("_labelled", ()):
-                replace(self, name, value)
+                ownership.replace(self, name, value)
             else:
                 nn.Module.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        state = self.__dict__
-        record = state.get("_labelled", {}).get(name)
-        if record is None:
-            nn.Module.__delattr__(self, name)
+        if name in self.__dict__.get("_labelled", ()):
+            ownership.drop(self, name)
         else:
-            drop(self, name)
+            nn.Module.__delattr__(self, name)
 
     # -- what is owned -----------------------------------------------------------------------------------------------
 
@@ -205,7 +156,8 @@ class Module(Functional, nn.Module, DeviceBounded):
             >>> m.export("w").requires_grad, m.export("w").dims == m.w.dims
             (False, True)
         """
-        tensor = getattr(self, name)
+        # Not by getattr alone: the key of a container may be the name of one of its methods.
+        tensor = self.__getattr__(name) if name in self._labelled else getattr(self, name)
         if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"{type(self).__name__}.{name} cannot be exported: it is a {type(tensor).__name__}, not a labelled Tensor"
@@ -227,8 +179,8 @@ class Module(Functional, nn.Module, DeviceBounded):
         exported = {}
         for prefix, module in self.named_modules():
             if isinstance(module, Module):
-                warn_unassigned(module)
-                for name in list_owned_names(module):
+                ownership.warn_unassigned(module)
+                for name in ownership.list_owned_names(module):
                     exported[f"{prefix}.{name}" if prefix else name] = module.export(name)
         return FrozenDict(exported)
 
@@ -283,7 +235,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             >>> Module().to_device("meta").device
             Device('meta')
         """
-        return Device.new(device_of(self))
+        return Device.new(ownership.device_of(self))
 
     def to_device(self, device: DeviceLike) -> Self:
         """Move this module and everything below it, in place, as `torch.nn.Module.to` does.
@@ -306,49 +258,19 @@ class Module(Functional, nn.Module, DeviceBounded):
         """
         return self.to(Device.new(device).torch_device())
 
-    def cpu(self) -> Self:
-        """Move this module and everything below it to the CPU, in place.
-
-        Example:
-            >>> from moduli.nn import Module
-            >>> Module().cpu().device
-            Device('cpu')
-        """
-        return self.to_device(_CPU)
-
-    def gpu(self, index: int | None = None) -> Self:
-        """Move this module and everything below it to a gpu, in place.
-
-        Args:
-            index: Which gpu; None is the one torch currently uses.
-
-        Raises:
-            RuntimeError: If this machine has no such gpu.
-
-        Example:
-            >>> import torch
-            >>> from moduli.nn import Module
-            >>> if torch.cuda.is_available():
-            ...     assert Module().gpu().device.name == "gpu"
-        """
-        return DeviceBounded.gpu(self, index)
-
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # Conversions may give every name a tensor of its own, where several names share one.
         shared = find_tied_entries(self)
         nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
         reunite(shared)
-        device = device_of(self)
-        if next(tensors_of(self), None) is None:
+        device = ownership.device_of(self)
+        if next(ownership.tensors_of(self), None) is None:
             # Without tensors nothing else tells where the module is moved to.
             device = fn(torch.empty(0, device=device)).device
         self.__dict__["_device"] = Device.new(device)
         return self
 
-    def _replicate_for_data_parallel(self) -> Self:
-        replica: Self = nn.Module._replicate_for_data_parallel(self)  # type: ignore[no-untyped-call]
-        adopt_virtual_tensors(replica)
-        return replica
+    _replicate_for_data_parallel = replicate
 
     # -- torch's own views -------------------------------------------------------------------------------------------
 
@@ -356,16 +278,16 @@ class Module(Functional, nn.Module, DeviceBounded):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters with their registered names, as in torch."""
-        warn_unassigned(self)
+        ownership.warn_unassigned(self)
         return nn.Module.named_parameters(self, prefix, recurse, remove_duplicate)
 
     def get_parameter(self, target: str) -> nn.Parameter:
         """The parameter of a dotted name; an owned tensor is found under its public and its registered name."""
-        return nn.Module.get_parameter(self, find_registered_target(self, target))
+        return nn.Module.get_parameter(self, ownership.find_registered_target(self, target))
 
     def get_buffer(self, target: str) -> torch.Tensor:
         """The buffer of a dotted name; an owned tensor is found under its public and its registered name."""
-        return nn.Module.get_buffer(self, find_registered_target(self, target))
+        return nn.Module.get_buffer(self, ownership.find_registered_target(self, target))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state dict, all of it or nothing.
@@ -403,41 +325,23 @@ class Module(Functional, nn.Module, DeviceBounded):
         )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        warn_unassigned(self)
+        ownership.warn_unassigned(self)
         nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
         labelled = self.__dict__["_labelled"]
         metadata = getattr(destination, "_metadata", None)
         if labelled and metadata is not None:
             where = prefix + type(self).__name__ if prefix else type(self).__name__
             metadata.setdefault(prefix[:-1], {})[_LABELS] = {
-                name: encode(labelled[name][1], f"{where}.{name}") for name in list_owned_names(self)
+                name: encode(labelled[name][1], f"{where}.{name}") for name in ownership.list_owned_names(self)
             }
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
         errors = align_state(self.__dict__["_labelled"], state_dict, prefix, local_metadata.get(_LABELS, {}))
         if errors:
-            error_msgs.extend(errors)
+            rest[-1].extend(errors)
             return
         shared = find_tied_entries(self)
-        nn.Module._load_from_state_dict(
-            self,
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
+        nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, *rest)
         reunite(shared)
 
     def __dir__(self) -> list[str]:
@@ -446,14 +350,9 @@ class Module(Functional, nn.Module, DeviceBounded):
         return sorted({*nn.Module.__dir__(self), *labelled} - hidden)  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
-        lines = self.extra_repr().splitlines()
-        alone = len(lines) == 1
-        for name in list_owned_names(self):
-            alone = False
-            lines.append(f"({name}): {describe(self, name)}")
-        for name, module in self._modules.items():
-            alone = False
-            lines.append(f"({name}): " + repr(module).replace("\n", "\n  "))
-        if not lines or alone:
-            return f"{self._get_name()}({''.join(lines)})"  # type: ignore[no-untyped-call]
-        return f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"  # type: ignore[no-untyped-call]
+        extra = self.extra_repr().splitlines()
+        parts = [f"({name}): {ownership.describe(self, name)}" for name in ownership.list_owned_names(self)]
+        parts += [f"({name}): " + repr(module).replace("\n", "\n  ") for name, module in self._modules.items()]
+        if not parts and len(extra) <= 1:
+            return f"{self._get_name()}({''.join(extra)})"  # type: ignore[no-untyped-call]
+        return f"{self._get_name()}(\n  " + "\n  ".join([*extra, *parts]) + "\n)"  # type: ignore[no-untyped-call]

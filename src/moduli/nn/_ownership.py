@@ -1,5 +1,6 @@
 """What a module holds, read when asked; assigning, replacing and deleting it, each of which happens or changes nothing."""
 
+import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any, Final
@@ -10,10 +11,8 @@ from torch import nn
 from moduli.labels import Tensor, wrap_like
 
 from ._virtual import virtual
-from ._virtual_tensor import VirtualTensor
 
 _MISSING: Final = object()
-_REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_labelled")
 
 
 def own(module: nn.Module, name: str, value: Tensor) -> None:
@@ -75,23 +74,17 @@ def register(module: nn.Module, name: str, value: nn.Module | nn.Parameter) -> N
 
 
 def replace(module: nn.Module, name: str, value: Any) -> None:
-    """Assign, as torch does, what may take the place of something registered."""
+    """Assign, as torch does, what may take the place of something registered; all or nothing."""
     state = module.__dict__
-    registries = [(state[key], dict(state[key])) for key in _REGISTRIES if key in state]
-    transient = set(state.get("_non_persistent_buffers_set", ()))
-    held = state.get(name, _MISSING)
+    before = [(held, copy.copy(held)) for held in (state, *state.values()) if isinstance(held, (dict, set))]
     try:
         if name in state.get("_labelled", ()):
             drop(module, name)
         nn.Module.__setattr__(module, name, value)
     except BaseException:
-        for registry, entries in registries:
-            registry.clear()
-            registry.update(entries)
-        if "_non_persistent_buffers_set" in state:
-            state["_non_persistent_buffers_set"] = transient
-        if held is not _MISSING:
-            state[name] = held
+        for held, entries in before:
+            held.clear()
+            held.update(entries)
         raise
 
 
@@ -144,28 +137,10 @@ def _check_free(module: nn.Module, name: str, declared: Any) -> None:
 
 
 def _check_computed(module: nn.Module, name: str, key: str, replacement: str | None) -> None:
-    """Refuse to replace or delete a tensor that pruning or a parametrization computes, where that has no meaning."""
-    if nn.utils.parametrize.is_parametrized(module, key):
-        if replacement == key:
-            return
-        remedy = f"torch.nn.utils.parametrize.remove_parametrizations(module, {key!r})"
-    else:
-        remedy = f"torch.nn.utils.prune.remove(module, {key!r})"
-    raise RuntimeError(
-        f"{type(module).__name__}.{name} is computed from other parameters and cannot be replaced or deleted; "
-        f"first call {remedy}"
-    )
-
-
-def check_virtual(module: nn.Module, name: str, value: VirtualTensor) -> None:
-    """Refuse a virtual tensor that would not follow the module it is assigned to."""
-    owner = value.owner
-    if owner is not module or value.name != name:
-        whose = "a lost module" if owner is None else type(owner).__name__
-        raise ValueError(
-            f"the virtual tensor {value.name!r} of {whose} cannot become {name!r} of "
-            f"{'the same' if owner is module else 'another'} module, whose conversions it would not follow; write "
-            f"VirtualTensor.create(module, {name!r}, materializer)"
+    if replacement != key or not nn.utils.parametrize.is_parametrized(module, key):
+        raise RuntimeError(
+            f"{type(module).__name__}.{name} is computed from other parameters and cannot be replaced or deleted; first call "
+            f"torch.nn.utils.parametrize.remove_parametrizations or torch.nn.utils.prune.remove, with {key!r}"
         )
 
 
@@ -201,10 +176,6 @@ def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
 
 def device_of(module: nn.Module) -> torch.device:
     """Where the tensors of a module are, or where it was last moved to if it has none."""
-    for registry in (module._parameters, module._buffers):
-        for tensor in registry.values():
-            if tensor is not None:
-                return tensor.device
     for tensor in tensors_of(module):
         return tensor.device
     return module.__dict__["_device"].torch_device()  # type: ignore[no-any-return]

@@ -6,7 +6,6 @@ attributes and containers: only then can a later look tell whether it was replac
 states (function transforms, tracing, modes) make a tensor mean something else than its storage, and nothing is reused.
 """
 
-import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -154,16 +153,15 @@ def attributes(module: nn.Module) -> Container:
     return _place(state, itemgetter(*(key for key in state if key not in _INTERNAL)))
 
 
-def locate(owner: nn.Module, before: Container, function: Any, recorder: Recorder) -> list[Container] | None:
+def locate(owner: nn.Module, before: Container, recorder: Recorder) -> list[Container] | None:
     """The containers that lead to the sources of a computation; None if a source is nowhere to be found.
 
-    Searched are the owner and the modules below it, what its attributes hold, and the variables that the function
-    refers to. A source counts as found in the first place met.
+    Searched are the owner and the modules below it, and what its attributes hold. A source counts as found in the first
+    place met.
 
     Args:
         owner: The module that the value belongs to.
         before: Its attributes before the computation, which may have set some.
-        function: What computed the value.
         recorder: What it read.
     """
     missing = dict(recorder.sources)
@@ -206,9 +204,6 @@ def locate(owner: nn.Module, before: Container, function: Any, recorder: Recorde
                 visit(entry, path, 0)
 
     visit(owner, (), 0)
-    for variables in _variables(function):
-        for entry in variables.held:
-            visit(entry, (variables,), 0)
     known = [recorder.places.get(key) for key in missing]
     if None in known:
         return None
@@ -217,19 +212,3 @@ def locate(owner: nn.Module, before: Container, function: Any, recorder: Recorde
 
 def _place(container: Collection[Any], read: Callable[[Any], Iterable[Any]]) -> Container:
     return Container(container, read, len(container), tuple(read(container)))
-
-
-def _variables(function: Any) -> Iterator[Container]:
-    """The variables of enclosing functions, and the global ones, that a function refers to."""
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        yield _place(function.__closure__ or (), lambda cells: map(_contents, cells))
-        yield _place(code.co_names, lambda names: map(function.__globals__.get, names))
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the enclosing function has not assigned it yet
-        return None

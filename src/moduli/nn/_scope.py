@@ -33,7 +33,8 @@ def cached() -> Iterator[None]:
     notice, that is through `.data`, NumPy, DLPack, a tensor given to `vector_to_parameters`, `torch.distributed`, or a
     fused step called without its optimizer.
 
-    Scopes nest, and belong to the thread that opened them. Nothing is reused under function transforms,
+    A value with a source that its module does not lead to, but only a closure, say, is computed at every read. Scopes nest,
+    and belong to the thread that opened them. Nothing is reused under function transforms,
     `functional_call`, modes that intercept operations, and compilation.
 
     Example:
@@ -115,19 +116,6 @@ Key: TypeAlias = tuple[int, object]
 class ReusedValue:
     """A value, and what it was made from."""
 
-    __slots__ = (
-        "aliases",
-        "ambient",
-        "looks_alike",
-        "owner",
-        "places",
-        "sources",
-        "spent",
-        "states",
-        "value",
-        "watched",
-    )
-
     def __init__(
         self,
         owner: weakref.ref[nn.Module],
@@ -168,12 +156,15 @@ class ReusedValue:
 class Scope:
     """The values of one outermost `with cached():`."""
 
-    __slots__ = ("entries", "recorders")
-
     def __init__(self) -> None:
         self.entries: dict[Key, ReusedValue] = {}
         # What records the computations under way, one inside the other.
         self.recorders: list[Recorder] = []
+
+    def pause(self, paused: bool) -> None:
+        """Look at tensors without being recorded, or go on recording."""
+        for recorder in self.recorders:
+            recorder.paused = paused
 
 
 scopes: Final[list[Scope]] = []
@@ -229,14 +220,13 @@ def compute(owner: nn.Module, token: object, name: str, call: Callable[[Any], An
     return value
 
 
-def reuse(owner: nn.Module, token: object, name: str, function: Any, call: Callable[[Any], Any]) -> Any:
+def reuse(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]) -> Any:
     """The value of this thread's scope if it still holds; otherwise compute it, and keep it if that can be told.
 
     Args:
         owner: The module it belongs to.
         token: What tells it from other derived values of the module.
         name: What to call it in errors.
-        function: What refers to its sources, if the owner does not.
         call: Computes it from the owner.
     """
     scope = _local.scope
@@ -244,31 +234,17 @@ def reuse(owner: nn.Module, token: object, name: str, function: Any, call: Calla
     if scope is None or surrounding is None:
         return compute(owner, token, name, call)
     key = (id(owner), token)
-    entry = scope.entries.get(key)
-    if entry is not None and entry.owner() is owner:
-        if not scope.recorders:
-            if entry.holds(surrounding):
-                return entry.value
-        else:
-            with _pause(scope.recorders):
-                if entry.holds(surrounding):
-                    _absorb(scope, entry)
-                    return entry.value
-    return _record(scope, owner, token, name, function, call, surrounding)
-
-
-def _record(
-    scope: Scope,
-    owner: nn.Module,
-    token: object,
-    name: str,
-    function: Any,
-    call: Callable[[Any], Any],
-    surrounding: Ambient,
-) -> Any:
-    """Compute a value, and keep it if it can be told when it no longer holds."""
     # Taken before the computation: what is dropped meanwhile is another dict.
-    entries, key = scope.entries, (id(owner), token)
+    entries = scope.entries
+    entry = entries.get(key)
+    if entry is not None and entry.owner() is owner:
+        scope.pause(True)
+        holds = entry.holds(surrounding)
+        if holds:
+            _absorb(scope, entry)
+        scope.pause(False)
+        if holds:
+            return entry.value
     before, recorder = attributes(owner), Recorder()
     scope.recorders.append(recorder)
     try:
@@ -276,15 +252,16 @@ def _record(
             value = _compute_countable(owner, token, name, call)
     finally:
         scope.recorders.pop()
-    with _pause(scope.recorders):
-        places = locate(owner, before, function, recorder) if recorder.conclude(_leaf(value)) else None
-        if places is None:
-            entries.pop(key, None)
-        else:
-            home = weakref.ref(owner, lambda _: scope.entries.pop(key, None))
-            sources = [tensor for tensor, _ in recorder.sources.values()]
-            entries[key] = ReusedValue(home, value, sources, places, surrounding)
-            _absorb(scope, entries[key])
+    scope.pause(True)
+    places = locate(owner, before, recorder) if recorder.conclude(_leaf(value)) else None
+    if places is None:
+        entries.pop(key, None)
+    else:
+        home = weakref.ref(owner, lambda _: scope.entries.pop(key, None))
+        sources = [tensor for tensor, _ in recorder.sources.values()]
+        entries[key] = ReusedValue(home, value, sources, places, surrounding)
+        _absorb(scope, entries[key])
+    scope.pause(False)
     return value
 
 
@@ -300,18 +277,6 @@ def _compute_countable(owner: nn.Module, token: object, name: str, call: Callabl
         with torch.inference_mode(False), torch.no_grad():
             return compute(owner, token, name, call)
     return compute(owner, token, name, call)
-
-
-@contextmanager
-def _pause(recorders: list[Recorder]) -> Iterator[None]:
-    """Look at tensors without being recorded."""
-    for recorder in recorders:
-        recorder.paused = True
-    try:
-        yield
-    finally:
-        for recorder in recorders:
-            recorder.paused = False
 
 
 def _leaf(value: Any) -> torch.Tensor:

@@ -69,11 +69,6 @@ def _class_name(label: object) -> str:
     return f"{type(label).__module__}.{type(label).__qualname__}"
 
 
-def same_labels(labelled: Mapping[str, tuple[str, Axes]], saved: Mapping[str, Any], prefix: str) -> bool:
-    """Whether the labels saved for a module, where there are any, are those it has, in the same order."""
-    return all(saved[name] == encode(axes, f"{prefix}.{name}") for name, (_, axes) in labelled.items() if name in saved)
-
-
 def align_state(
     labelled: Mapping[str, tuple[str, Axes]], state_dict: dict[str, Any], prefix: str, saved: Mapping[str, Any]
 ) -> list[str]:
@@ -155,21 +150,10 @@ def _hashable(label: Any) -> Hashable:
 
 
 def _show(labels: Sequence[Hashable], others: Sequence[Hashable]) -> str:
-    extra = set(labels) - set(others)
-    shown = [_text(label) for label in labels if label in extra]
-    more = len(shown) - _MOST_SHOWN
-    return "[" + ", ".join(shown[:_MOST_SHOWN]) + (f", and {more} more" if more > 0 else "") + "]"
-
-
-def _text(label: Any) -> str:
-    if not isinstance(label, tuple):
-        return repr(label)
-    kind, *rest = label
-    if kind == "tuple":
-        return "(" + ", ".join(map(_text, rest[0])) + ")"
-    if kind == "frozenset":
-        return "{" + ", ".join(map(_text, rest[0])) + "}"
-    return f"{rest[0].rpartition('.')[2]}.{rest[1]}" if kind == "enum" else str(rest[0])
+    """The labels, as they are encoded, that only one side has."""
+    known = set(others)
+    extra = [label for label in labels if label not in known]
+    return f"{extra}" if len(extra) <= _MOST_SHOWN else f"{extra[:_MOST_SHOWN]} and {len(extra) - _MOST_SHOWN} more"
 
 
 def labels_of(module: nn.Module) -> dict[str, Axes]:
@@ -258,8 +242,10 @@ def _is_certain(module: nn.Module, state_dict: Mapping[str, Any]) -> bool:
     for prefix, each in module.named_modules():
         if each._load_state_dict_pre_hooks or each._load_state_dict_post_hooks:
             return False
-        if not same_labels(each.__dict__.get("_labelled", {}), metadata.get(prefix, {}).get("labels", {}), prefix):
-            return False
+        saved = metadata.get(prefix, {}).get("labels", {})
+        for name, (_, axes) in each.__dict__.get("_labelled", {}).items():
+            if name in saved and saved[name] != encode(axes, f"{prefix}.{name}"):
+                return False
         transient.update(f"{prefix}.{name}" if prefix else name for name in each._non_persistent_buffers_set)
     held = {name: registry[key] for name, (registry, key) in places(module).items() if name not in transient}
     return held.keys() == state_dict.keys() and all(

@@ -1,6 +1,7 @@
 """The `virtual` decorator: an attribute that is derived, not stored."""
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Generic, Self, TypeVar, overload
 
 import torch
@@ -74,7 +75,7 @@ class virtual(Generic[T]):
         if name is None or not isinstance(instance, nn.Module):
             raise TypeError("a virtual tensor is declared in the body of a class derived from torch.nn.Module")
         if scopes:
-            return reuse(instance, self, name, function, function)  # type: ignore[no-any-return]
+            return reuse(instance, self, name, function)  # type: ignore[no-any-return]
         return compute(instance, self, name, function)  # type: ignore[no-any-return]
 
     def __set__(self, instance: nn.Module, value: Any) -> None:
@@ -126,32 +127,16 @@ class virtual(Generic[T]):
 
 def _write(instance: nn.Module, name: str | None, sources: Mapping[str, Any]) -> None:
     """Write new values into the sources of a virtual tensor: first check all of them, then copy."""
-    where = f"{type(instance).__name__}.{name}"
-    if not isinstance(sources, Mapping):
-        raise TypeError(
-            f"the right inverse of {where} returns a mapping from source names to values, or None after setting them "
-            f"itself; it returned a {type(sources).__name__}"
-        )
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for source, value in sources.items():
-        target = instance
-        *path, last = source.split(".")
-        for step in path:
-            target = getattr(target, step)
-        held = getattr(target, last)
-        if isinstance(held, Tensor):
-            value = value.align_to(held.dims).data if isinstance(value, Tensor) else value
-            held = held.data
-        elif isinstance(value, Tensor):
-            value = value.data
-        if not isinstance(held, torch.Tensor) or not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"the right inverse of {where} can only set tensors; {source!r} is or receives another value"
-            )
+        held = attrgetter(source)(instance)
+        if isinstance(held, Tensor) and isinstance(value, Tensor):
+            value = value.align_to(held.dims)
+        held, value = (each.data if isinstance(each, Tensor) else each for each in (held, value))
         if held.shape != value.shape:
             raise ValueError(
-                f"the right inverse of {where} gives {source!r} the shape {tuple(value.shape)}, but it has "
-                f"the shape {tuple(held.shape)}"
+                f"the right inverse of {type(instance).__name__}.{name} gives {source!r} the shape {tuple(value.shape)}, "
+                f"but it has the shape {tuple(held.shape)}"
             )
         pairs.append((held, value))
     # Values may be views of the very sources that are about to change.

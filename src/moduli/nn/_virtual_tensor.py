@@ -1,7 +1,7 @@
 """VirtualTensor: a derived tensor made at run time, with a dtype and device of its own."""
 
 import copy
-import keyword
+import copyreg
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -68,16 +68,7 @@ class VirtualTensor:
         (torch.float64, torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_materializer", "_name", "_owner", "_persist", "_ref", "_token")
-
     LinkedAttributes: Final = VirtualTensorAttributes
-
-    _owner: weakref.ref[nn.Module]
-    _name: str
-    _ref: str
-    _materializer: Materializer
-    _persist: bool
-    _token: object
 
     def __init__(
         self,
@@ -88,16 +79,23 @@ class VirtualTensor:
         device: torch.device | None = None,
         persist: bool = False,
     ) -> None:
-        _check(owner, name, materializer)
+        if isinstance(materializer, str):
+            if not hasattr(owner, materializer):
+                raise AttributeError(
+                    f"{type(owner).__name__} has no attribute {materializer!r} to compute {name!r} with"
+                )
+            if not isinstance(getattr(owner, materializer), types.MethodType):
+                raise TypeError(
+                    f"{type(owner).__name__}.{materializer} must be a method to compute the virtual tensor {name!r}; for "
+                    "another kind of function pass the function itself, called (owner, dtype, device)"
+                )
         reference = torch.empty(0, dtype=dtype, device=device)
-        ref = f"_{name}_ref"
-        taken = ref in owner._parameters or ref in owner._modules or ref in owner.__dict__
-        if taken or (ref in owner._buffers and ref not in _registry.get(owner, {})):
+        if hasattr(owner, f"_{name}_ref") and f"_{name}_ref" not in _registry.get(owner, {}):
             raise AttributeError(
-                f"{type(owner).__name__} already has an attribute {ref!r}, which a VirtualTensor named {name!r} needs "
+                f"{type(owner).__name__} already has an attribute '_{name}_ref', which a VirtualTensor named {name!r} needs "
                 "for its reference; choose another name"
             )
-        owner.register_buffer(ref, reference, persistent=persist)
+        owner.register_buffer(f"_{name}_ref", reference, persistent=persist)
         if persist:
             _restore_dtypes_on_load(owner)
         self._bind(owner, name, materializer, persist)
@@ -205,10 +203,7 @@ class VirtualTensor:
             return self._materialize(owner)
         if not scopes:
             return compute(owner, self._token, self._name, self._materialize)
-        function: Any = self._materializer
-        if isinstance(function, str):
-            function = getattr(type(owner), function, None)
-        return reuse(owner, self._token, self._name, function, self._materialize)
+        return reuse(owner, self._token, self._name, self._materialize)
 
     def _materialize(self, owner: nn.Module) -> Any:
         reference = self._reference()
@@ -225,19 +220,13 @@ class VirtualTensor:
         owner = self._alive()
         reference = getattr(owner, self._ref, None)
         if reference is None:
-            raise RuntimeError(
-                f"{type(owner).__name__} no longer has the buffer {self._ref!r} that carries the dtype and device of "
-                f"its virtual tensor {self._name!r}; create the virtual tensor again"
-            )
+            raise RuntimeError(f"{type(owner).__name__} has lost {self._ref!r}; create {self._name!r} again")
         return reference  # type: ignore[no-any-return]
 
     def _alive(self) -> nn.Module:
         owner = self._owner()
         if owner is None:
-            raise RuntimeError(
-                f"the module that owned the virtual tensor {self._name!r} no longer exists; a VirtualTensor does not "
-                "keep its owner alive"
-            )
+            raise RuntimeError(f"the module that owned the virtual tensor {self._name!r} no longer exists")
         return owner
 
     # -- copies ------------------------------------------------------------------------------------------------------
@@ -274,7 +263,8 @@ class VirtualTensor:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (type(self),), (self._alive(), self._name, self._materializer, self._persist)
+        state = (self._alive(), self._name, self._materializer, self._persist)
+        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
 
     def __setstate__(self, state: tuple[nn.Module, str, Materializer, bool]) -> None:
         self._bind(*state)
@@ -347,11 +337,13 @@ def _values(tree: Any) -> Any:
     return tree
 
 
-def adopt_virtual_tensors(replica: nn.Module) -> None:
-    """Give a replica, whose attributes were copied one by one, virtual tensors that read from it."""
-    for name, held in list(replica.__dict__.items()):
+def replicate(owner: nn.Module) -> Any:
+    """A replica for `DataParallel` whose virtual tensors read the replica."""
+    replica: nn.Module = nn.Module._replicate_for_data_parallel(owner)  # type: ignore[no-untyped-call]
+    for name, held in list(vars(replica).items()):
         if isinstance(held, VirtualTensor):
             replica.__dict__[name] = held.rebind(replica)
+    return replica
 
 
 class _Replicator:
@@ -362,11 +354,8 @@ class _Replicator:
     def __init__(self, owner: nn.Module) -> None:
         self._owner = weakref.ref(owner)
 
-    def __call__(self) -> nn.Module:
-        owner = cast(nn.Module, self._owner())
-        replica: nn.Module = type(owner)._replicate_for_data_parallel(owner)  # type: ignore[no-untyped-call]
-        adopt_virtual_tensors(replica)
-        return replica
+    def __call__(self) -> Any:
+        return replicate(cast(nn.Module, self._owner()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Replicator":
         owner = self._owner()
@@ -374,10 +363,6 @@ class _Replicator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Replicator, (self._owner(),)
-
-
-def _unpickle(cls: type[VirtualTensor]) -> VirtualTensor:
-    return object.__new__(cls)
 
 
 # Who registered which reference buffer. Kept beside the modules: a converted buffer is another tensor, so the buffer
@@ -392,27 +377,6 @@ def _release(owner_ref: weakref.ref[nn.Module], ref: str, token: object) -> None
     del _registry[owner][ref]
     if ref in owner._buffers:
         delattr(owner, ref)
-
-
-def _check(owner: Any, name: Any, materializer: Any) -> None:
-    if not isinstance(owner, nn.Module):
-        raise TypeError(f"the owner of a VirtualTensor is a torch.nn.Module, not a {type(owner).__name__}")
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a VirtualTensor is a string, not {name!r}")
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise ValueError(f"the name of a VirtualTensor is an identifier, which {name!r} is not")
-    if isinstance(materializer, str):
-        if not hasattr(owner, materializer):
-            raise AttributeError(
-                f"{type(owner).__name__} has no attribute {materializer!r} to compute the virtual tensor {name!r} with"
-            )
-        if not isinstance(getattr(owner, materializer), types.MethodType):
-            raise TypeError(
-                f"{type(owner).__name__}.{materializer} must be a method to compute the virtual tensor {name!r}; for "
-                "another kind of function pass the function itself, called (owner, dtype, device)"
-            )
-    elif not callable(materializer):
-        raise TypeError(f"a materializer is the name of a method or a function, not {materializer!r}")
 
 
 def _restore_dtypes_on_load(owner: nn.Module) -> None:

@@ -1,27 +1,30 @@
-"""einsum and dot: contraction by axis name or by letter."""
+"""Products: einsum and dot contract by axis name or by letter, ``a @ b`` as matrices. All are one kind of plan."""
 
 from __future__ import annotations
 
+import functools
+import string
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ._axes import Axes, DimsLike, as_key, cache_by_axes, intern_pairs, split_names
-from ._gather import Gather, gather
+from ._gather import gather
 from ._join import policy
-from ._pairing import Check, check_sizes, pair_spaces
-from ._space import Space
+from ._pairing import Check, Meeting, Moves, check_sizes, pair_axes, pair_labels
 from ._tensor import RULES, Tensor, as_tensor, finish, method
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 # What identifies an index of the contraction: a name, a letter, or a place within "...".
 _Index = Hashable
 
 
-# The equation for torch, what is rearranged in each operand, the sizes that must agree, and the axes of the result.
-_Contraction = tuple[str, tuple[tuple[tuple[int, Gather], ...], ...], tuple[Check, ...], Axes]
+# The equation for torch (None for its matmul), what is rearranged in each operand, the sizes that must agree, and the
+# axes of the result.
+_Contraction = tuple[str | None, list[Moves], tuple[Check, ...], Axes]
+
+
+_AS_IT_IS: Final = (None, [(), ()], ())
 
 
 def einsum(equation: str, *tensors: Tensor) -> Tensor:
@@ -87,19 +90,110 @@ def dot(a: Tensor, b: Tensor, over: DimsLike = None) -> Tensor:
     return _contract(plan, [a._data, b._data])
 
 
+@method
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product, as torch's: the last axis of ``a`` with the second-last of ``b``.
+
+    The labels of the contracted axes are aligned whichever side has them in another order; leading axes are paired as in
+    arithmetic. Contracted axes have one name, or are the columns and the rows of an operator: a matrix with the same
+    labels on both, so that ``h @ h`` and ``h @ v`` are defined for ``h`` with axes ("orb", "bra") and ``v`` with "orb".
+    The same as ``a @ b``, which `torch.compile` can't trace for anything but plain tensors: use this function inside
+    compiled code.
+
+    Args:
+        a: A vector, a matrix, or a batch of matrices.
+        b: Likewise.
+
+    Raises:
+        ValueError: If the contracted axes have different names, labels or sizes, or an operand has no axes.
+
+    Example:
+        >>> import moduli as mo
+        >>> a = mo.tensor([[1.0, 2.0]], row=["r"], k=["x", "y"])
+        >>> b = mo.tensor([[10.0], [100.0]], k=["y", "x"], column=["c"])
+        >>> mo.matmul(a, b).item()
+        120.0
+    """
+    a, b = as_tensor(a), as_tensor(b)
+    plan = a._axes.run(_plan_product, b._axes, policy.how)
+    if plan[:3] == _AS_IT_IS and a._data.dtype is b._data.dtype:
+        return finish(torch.matmul(a._data, b._data), plan[3])
+    return _contract(plan, [a._data, b._data])
+
+
+@method
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """All products of an entry of one vector with an entry of another.
+
+    Args:
+        a: A tensor with one axis, the first of the result.
+        b: A tensor with one axis, the second of the result.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.outer(mo.tensor([1.0, 2.0], "x"), mo.tensor([3.0, 4.0], "y")).data
+        tensor([[3., 4.],
+                [6., 8.]])
+    """
+    a, b = as_tensor(a), as_tensor(b)
+    if a._data.ndim != 1 or b._data.ndim != 1:
+        raise ValueError(f"outer takes two tensors with one axis each, got {a._data.ndim} and {b._data.ndim} axes")
+    return einsum("i,j->ij", a, b)
+
+
 def _contract(plan: _Contraction, data: list[torch.Tensor]) -> Tensor:
-    equation, gathers, checks, axes = plan
-    check_sizes(checks, data)
+    equation, moves, checks, axes = plan
+    if checks:
+        check_sizes(checks, data)
     fill = policy.fill if policy.how != "exact" else 0.0
-    for number, moves in enumerate(gathers):
-        for axis, move in moves:
+    for number, its in enumerate(moves):
+        for axis, move in its:
             data[number] = gather(data[number], axis, move, fill)
     if any(each.dtype != data[0].dtype for each in data):
-        dtype = data[0].dtype
-        for each in data[1:]:
-            dtype = torch.promote_types(dtype, each.dtype)
+        dtype = functools.reduce(torch.promote_types, [each.dtype for each in data])
         data = [each.to(dtype) for each in data]
-    return finish(torch.einsum(equation, *data), axes)
+    return finish(torch.matmul(*data) if equation is None else torch.einsum(equation, *data), axes)
+
+
+def _plan_product(axes: Axes, other: Axes, how: str) -> _Contraction:
+    if not axes.ndim or not other.ndim:
+        raise ValueError("matmul needs at least one axis on both sides; multiply numbers with *")
+    last, row = axes.ndim - 1, max(other.ndim - 2, 0)
+    name, second = axes.names[-1], other.names[row]
+    if None not in (name, second) and name != second and not _meet(axes, other, row):
+        raise ValueError(
+            f"matmul would sum {name!r}, the last axis of {axes!r}, against {second!r}, the axis of {other!r} it meets; "
+            "permute or rename one of them, or contract by name with mo.dot(a, b, over=...)"
+        )
+    meetings = pair_axes([each.take(range(each.ndim - 2)) for each in (axes, other)])
+    free = [(axes.names[-2], [(0, last - 1)])] if axes.ndim > 1 else []
+    free += [(other.names[-1], [(1, row + 1)])] if other.ndim > 1 else []
+    kept = [*meetings, *free]
+    plan = _plan_contraction((axes, other), [*kept, (name or second, [(0, last), (1, row)])], len(kept), how)
+    # Leading axes that meet by position, or do not have to be moved, are what torch's matmul pairs itself.
+    batch = len(meetings)
+    plain = all(
+        parts
+        == [(k, at - batch + each.ndim - 2) for k, each in enumerate((axes, other)) if at >= batch - each.ndim + 2]
+        for at, (_, parts) in enumerate(meetings)
+    )
+    return (None, *plan[1:]) if plain and axes.stretches(last) == other.stretches(row) else plan
+
+
+def _meet(axes: Axes, other: Axes, row: int) -> bool:
+    """Whether the contracted axes are the columns and the rows of one kind of operator, such as "bra" and "ket".
+
+    An operator has the same labels on both; with its names told apart, its columns meet what has the name of its rows.
+    """
+    name, second = axes.names[-1], other.names[row]
+    left = axes.ndim > 1 and axes.names[-2] == second and _is_operator(axes)
+    right = other.ndim > 1 and other.names[-1] == name and _is_operator(other)
+    return left or right
+
+
+def _is_operator(axes: Axes) -> bool:
+    row, column = axes.spaces[-2:]
+    return row is not None and column is not None and row.labelled and column.labelled and row.has_labels_of(column)
 
 
 @cache_by_axes
@@ -107,7 +201,7 @@ def _plan_dot(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction
     if over is None and not any(axes.names) and not any(other.names):
         if axes.ndim != 1 or other.ndim != 1:
             raise ValueError(f"dot needs the names of the axes to sum over; {axes.listing()} and {other.listing()}")
-        return _plan_contraction((axes, other), [["sum"], ["sum"]], [], how)
+        return _plan_terms((axes, other), [["sum"], ["sum"]], [], how)
     shared = [name for name in axes.names if name is not None and name in other.names]
     if isinstance(over, int):
         raise TypeError(f"dot sums over axes by name, not by {over!r}")
@@ -121,7 +215,7 @@ def _plan_dot(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction
         [n if n is not None else (k, i) for i, n in enumerate(each.names)] for k, each in enumerate((axes, other))
     ]
     result = [index for index in dict.fromkeys([*terms[0], *terms[1]]) if index not in names]
-    return _plan_contraction((axes, other), terms, result, how)
+    return _plan_terms((axes, other), terms, result, how)
 
 
 @cache_by_axes
@@ -146,7 +240,7 @@ def _parse_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: st
         if not letters:
             raise ValueError(f"{equation!r} has no '->': with axis names, write the axes of the result after it")
         once = [index for index in known if sum(term.count(index) for term in terms) == 1 and isinstance(index, str)]
-        return _plan_contraction(operands, terms, [*inner, *sorted(once)], how)
+        return _plan_terms(operands, terms, [*inner, *sorted(once)], how)
     tokens = right.split()
     if len(tokens) == 1 and letters and tokens[0] not in known:
         tokens = _spell(tokens[0])
@@ -160,7 +254,7 @@ def _parse_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: st
             result.append(token)
     if len(set(result)) != len(result):
         raise ValueError(f"an axis occurs twice in the result of {equation!r}")
-    return _plan_contraction(operands, terms, result, how)
+    return _plan_terms(operands, terms, result, how)
 
 
 def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_Index], bool]:
@@ -207,20 +301,15 @@ def _pair_dots(operands: Sequence[Axes], terms: list[list[_Index]]) -> None:
             term[i] = ("...", order - len(places) if None in names else operand.names[i])
 
 
-def _plan_contraction(
+def _plan_terms(
     operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result: list[_Index], how: str
 ) -> _Contraction:
-    known = list(dict.fromkeys(index for term in terms for index in term))
-    if len(known) > len(_LETTERS):
-        raise ValueError(f"einsum can tell {len(_LETTERS)} axes apart, got {len(known)}")
-    letter = dict(zip(known, _LETTERS, strict=False))
-    gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
-    checks: list[Check] = []
-    pairs: dict[_Index, tuple[str | None, Space | None]] = {}
+    """Pair the axes that have the same index in the terms."""
+    known = dict.fromkeys([*result, *(index for term in terms for index in term)])
+    meetings: list[Meeting] = []
     for index in known:
         parts = [(k, i) for k, term in enumerate(terms) for i, each in enumerate(term) if each == index]
-        spaces = [operands[k].spaces[i] for k, i in parts]
-        own = [operands[k].names[i] for k, i in parts if operands[k].names[i] is not None]
+        own = [name for name in (operands[k].names[i] for k, i in parts) if name is not None]
         if isinstance(index, tuple) and len(set(own)) > 1:
             raise ValueError(
                 f"axes that meet by position within '...' have different names: {own}; rename one of them, "
@@ -228,23 +317,20 @@ def _plan_contraction(
             )
         # A letter may meet axes of different names: it says on purpose that they are the same index.
         name = index if isinstance(index, str) and index in own else (own[0] if own else None)
-        space, plans = pair_spaces(spaces, how, name, parts[0][1])
-        for (k, i), plan in zip(parts, plans, strict=True):
-            if plan is not None:
-                gathers[k].append((i, plan))
-        firm = [part for part, s in zip(parts, spaces, strict=True) if s is None or not s.broadcast]
-        if len(firm) > 1 and any(operands[k].spaces[i] is None for k, i in firm):
-            checks.append((name, tuple(firm)))
-        repeated = [k for k, _ in parts]
-        if len(set(repeated)) != len(repeated) and len(firm) != len(parts):
-            raise ValueError(
-                f"index {index!r} occurs twice in one term, and one of its axes is BROADCAST; squeeze it first"
-            )
-        pairs[index] = (name, space)
-    left = ",".join("".join(letter[index] for index in term) for term in terms)
-    right = "".join(letter[index] for index in result)
-    axes = intern_pairs(pairs[index] for index in result)
-    return f"{left}->{right}", tuple(tuple(moves) for moves in gathers), tuple(checks), axes
+        meetings.append((name, parts))
+    return _plan_contraction(operands, meetings, len(result), how)
+
+
+def _plan_contraction(operands: Sequence[Axes], meetings: Sequence[Meeting], kept: int, how: str) -> _Contraction:
+    """Multiply what meets, and sum over all but the first so many."""
+    if len(meetings) > len(string.ascii_letters):
+        raise ValueError(f"einsum can tell {len(string.ascii_letters)} axes apart, got {len(meetings)}")
+    letters = {
+        part: letter for (_, parts), letter in zip(meetings, string.ascii_letters, strict=False) for part in parts
+    }
+    pairs, moves, checks = pair_labels(operands, meetings, how)
+    terms = ["".join(letters[k, i] for i in range(operand.ndim)) for k, operand in enumerate(operands)]
+    return f"{','.join(terms)}->{string.ascii_letters[:kept]}", moves, checks, intern_pairs(pairs[:kept])
 
 
 def _einsum_rule(equation: Any, *operands: Any) -> Tensor:
@@ -253,4 +339,20 @@ def _einsum_rule(equation: Any, *operands: Any) -> Tensor:
     return einsum(equation, *operands)
 
 
-RULES[torch.einsum] = _einsum_rule
+def _matmul(self: Any, other: Any) -> Any:
+    if not isinstance(other, (Tensor, torch.Tensor)) and not hasattr(other, "__array__"):
+        return NotImplemented
+    return matmul(self, other)
+
+
+def _exchange(self: Any, other: Any) -> Any:
+    if not isinstance(other, torch.Tensor) and not hasattr(other, "__array__"):
+        return NotImplemented
+    return matmul(other, self)
+
+
+Tensor.__matmul__ = _matmul  # type: ignore[method-assign]
+Tensor.__rmatmul__ = _exchange  # type: ignore[method-assign]
+RULES.update({torch.einsum: _einsum_rule, torch.outer: outer, torch.Tensor.__rmatmul__: lambda x, y: matmul(y, x)})
+for _known in (torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__):
+    RULES[_known] = matmul
