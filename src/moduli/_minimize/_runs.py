@@ -114,7 +114,7 @@ class RunRecord:
             falls = torch.zeros_like(self.active)
         if self.probing:
             values = torch.where(falls, values, math.inf)
-        self.lowest = torch.minimum(self.lowest, values.nan_to_num(nan=math.inf))
+        self.lowest = torch.fmin(self.lowest, values)
         noise = 32 * eps * torch.maximum(values.abs(), self.values.abs()).nan_to_num(posinf=0.0)
         # A value that is lower by rounding only does not outweigh a gradient that is known to be small.
         taken = values < self.values - torch.where(self.norms.isfinite(), noise, 0.0)

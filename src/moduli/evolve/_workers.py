@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ._base import Search
-from ._chosen import ModuleFitness
 from ._executor import EvaluationWarning, Executor, Faults, KnownValues, Listener, RowFitness, Rows, answer
+from ._search import ModuleFitness
 
 
 class Workers(Executor):
