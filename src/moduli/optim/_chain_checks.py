@@ -96,30 +96,18 @@ def explain(optimizer: Optimizer) -> str:
         lines[0] += f", {optimizer.binding.members} members"
     width = max(len(type(link).__name__) for link in optimizer.modules)
     over = None if optimizer.rows is None else optimizer.rows.describe()
+    fusing, where = optimizer.binding.fuse, "" if over is None else f" over {over}"
     for segment in _fusion.segments(optimizer, optimizer.modules):
         if isinstance(segment, _fusion.FusedRun):
-            lines += _run(segment, optimizer.binding.fuse, over, width)
+            forms = segment.explain_forms() if fusing else []
+            names = ", ".join(sorted({each.form for each in forms}))
+            how = f"one pass{where}{f' ({names})' if names else ''}" if fusing else f"one by one{where} (fuse=False)"
+            lines.append(f"{how}{', which also moves the parameters' if fusing and segment.tail else ''}:")
+            lines += [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in segment.links]
+            lines += dict.fromkeys(f"  {line}" for each in forms for line in each.slow)
         else:
-            name = type(segment).__name__
-            where = "" if over is None else f", {_members.describe(segment, over)}"
+            apart = "" if over is None else f", {_members.describe(segment, over)}"
             why = _fusion.explain_unfused(segment, over is not None)
-            lines.append(f"{name:<{width + 2}}  {_needs(segment)}; on its own{where}: {why}")
+            lines.append(f"{type(segment).__name__:<{width + 2}}  {_needs(segment)}; on its own{apart}: {why}")
             lines += [f"  {path}, inside it" for path, _ in segment.links() if path]
     return "\n".join(lines)
-
-
-def _run(run: _fusion.FusedRun, fusing: bool, over: str | None, width: int) -> list[str]:
-    """What a run of pointwise links does: as one pass, unless its last step was something else, with the form that ran."""
-    where = "" if over is None else f" over {over}"
-    slow: dict[str, None] = {}
-    if not fusing:
-        first = f"one by one{where} (fuse=False):"
-    else:
-        forms = run.explain_forms()
-        names = ", ".join(sorted({each.form for each in forms}))
-        first = (
-            f"one pass{where}{f' ({names})' if names else ''}{', which also moves the parameters' if run.tail else ''}:"
-        )
-        slow = dict.fromkeys(f"  {line}" for each in forms for line in each.slow)
-    links = [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in run.links]
-    return [first, *links, *slow]

@@ -268,11 +268,7 @@ class FusedRun:
         return [each for each in found if each is not None]
 
     def _measure(
-        self,
-        objective: Objective,
-        tensors: Sequence[Tensor],
-        grads: Sequence[Tensor] | None,
-        now: list[list[Mapping[str, Any]]],
+        self, objective: Objective, tensors: Sequence[Tensor], grads: Any, now: list[list[Mapping[str, Any]]]
     ) -> None:
         """Add to the settings what the first link finds over all tensors for which it has the same."""
         lists: list[Any] = [tensors, objective.params, grads]

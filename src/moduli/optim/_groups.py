@@ -16,6 +16,7 @@ from ._settings import Binding, check_members, check_number, is_per_member, same
 
 if TYPE_CHECKING:
     from .module import Module
+    from .optimizer import Optimizer
 
 
 # What torch, its schedulers and its averaging helpers write into a group for themselves.
@@ -284,14 +285,10 @@ class GroupWatch:
         self._options = found
 
 
-def prepare_group(
-    given: Mapping[str, Any],
-    others: Sequence[Mapping[str, Any]],
-    links: Sequence[Module],
-    shown: Mapping[str, Any],
-    model: torch.nn.Module | None,
-) -> ParamGroup:
+def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
     """A group as torch takes it, checked against the links and the groups that are there already."""
+    links, others = [link for _, link in optimizer._links], optimizer.param_groups
+    model, shown = optimizer.model, optimizer._watch.shown
     group = ParamGroup(given)
     group.missing = explain_missing(links)
     check_keys(group, links)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..layout import map_tensors
 from ._groups import clean_name
+from ._settings import Binding
 
 
 class MemberValues(dict[int, Any]):
@@ -98,8 +99,7 @@ class Vector:
         saved: A saved optimizer.
         parts: The parameters that the vector was made of, as `describe_params`; None where the link had not stepped.
         active: The parameters here.
-        names: Their names.
-        members: How many members a population's parameters are stacked over; each member then has a vector.
+        binding: Has their names, and how many members they are stacked over; each member then has a vector.
 
     Attributes:
         first: The parameter that the link's state is kept for.
@@ -107,15 +107,10 @@ class Vector:
     """
 
     def __init__(
-        self,
-        saved: Mapping[str, Any],
-        parts: list[str] | None,
-        active: Sequence[Tensor],
-        names: Mapping[Tensor, str],
-        members: int | None,
+        self, saved: Mapping[str, Any], parts: list[str] | None, active: Sequence[Tensor], binding: Binding
     ) -> None:
-        self.stacked = 0 if members is None else 1
-        here = {f"{names.get(param, '?')}:{param.shape[self.stacked :].numel()}": param for param in active}
+        self.stacked = 0 if binding.members is None else 1
+        here = {f"{binding.names.get(param, '?')}:{param.shape[self.stacked :].numel()}": param for param in active}
         # A link in one branch of a chain has a vector of its own parameters, which others do not change.
         every = parts is not None and sorted(part.rpartition(":")[0] for part in parts) == sorted(saved["order"])
         gone = any(part not in here for part in parts or ())

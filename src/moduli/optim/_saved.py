@@ -114,7 +114,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
         parts = saved["links"].get(path, {"global": {}})["global"].get(VECTOR)
         # That of stand-ins has no names: who shows them to it keeps their order.
         if link.vector_state and path in saved["links"] and not any(part.startswith("?:") for part in parts or ()):
-            vectors[path] = Vector(saved, parts, active, binding.names, binding.members)
+            vectors[path] = Vector(saved, parts, active, binding)
     rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in known}
     gone: set[str] = set()
     for name, entries in saved["state"].items():

@@ -204,8 +204,7 @@ class Optimizer(torch.optim.Optimizer):
             param_group: "params" (parameters, or the pattern of names of parameters of the optimizer's module that it
                 does not have yet) and settings.
         """
-        links = [link for _, link in self._links]
-        group = _groups.prepare_group(param_group, self.param_groups, links, self._watch.shown, self.model)
+        group = _groups.prepare_group(self, param_group)
         _add_param_group(self, group)
         group.pop("differentiable", None)  # one of the optimizer, not of its groups
         if not self._built:
