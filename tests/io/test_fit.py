@@ -167,7 +167,7 @@ def test_an_optimizer_by_itself_is_matched_by_position_and_shape(path):
     mio.load(path, optimizer=fresh)
     assert torch.equal(fresh.state[new.weight]["exp_avg"], optimizer.state[old.weight]["exp_avg"])
     for module in (nn.Linear(3, 2), nn.Linear(2, 3, bias=False)):
-        with pytest.raises(mio.CheckpointError, match="not those of the checkpoint"):
+        with pytest.raises(mio.CheckpointError, match="it has no state that fits|nothing here takes"):
             mio.load(path, optimizer=torch.optim.Adam(module.parameters()))
     with pytest.raises(mio.CheckpointError, match="is a torch.optim.adam.Adam, and a torch.optim.sgd.SGD"):
         mio.load(path, optimizer=torch.optim.SGD(new.parameters()))
@@ -306,7 +306,7 @@ def test_parts_that_are_not_there_are_refused(path):
         mio.TensorFile(path)
     for extra, match in [
         ({"b": 1}, "keys"),
-        ({"a": [1, 2]}, "2 entries"),
+        ({"a": [1, 2]}, "keys"),
         ({"a": torch.Generator()}, "is a generator"),
     ]:
         with pytest.raises(mio.CheckpointError, match=match):
@@ -318,7 +318,7 @@ def test_parts_that_are_not_there_are_refused(path):
     with pytest.raises(TypeError, match="no state_dict"):
         mio.save(path, optimizer=3)
     mio.save(path, optimizer={"a": optimizer})
-    with pytest.raises(mio.CheckpointError, match="several, by name"):
+    with pytest.raises(mio.CheckpointError, match="several, called"):
         mio.load(path, optimizer=optimizer)
     with pytest.raises(mio.CheckpointError, match="called \\['a'\\]"):
         mio.load(path, optimizer={"b": optimizer})

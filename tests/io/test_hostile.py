@@ -20,7 +20,8 @@ from torch import nn
 
 import moduli as mo
 import moduli.io as mio
-from moduli.io._header import _place, _unique
+from moduli.io._header import _PLACE
+from moduli.io._json import _unique
 
 
 class Fit(mo.Module):
@@ -84,7 +85,7 @@ def joined(header, body):
     """A file with a header of one's own, and the checksum that belongs to it."""
     text = (header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))).encode()
     head = bytearray(len(text).to_bytes(8, "little") + text)
-    at = _place(head)
+    at = _PLACE
     if head[:at].endswith(b'"moduli.header":"'):
         head[at : at + 8] = b"0" * 8
         head[at : at + 8] = f"{zlib.crc32(head):08x}".encode()

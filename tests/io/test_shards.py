@@ -92,8 +92,8 @@ def test_what_is_wrong_with_a_directory_is_told(tmp_path):
             mio.TensorFiles(good)
 
     for weight_map, match in [
-        ({**told["weight_map"], "more": "model-00001-of-00003.safetensors"}, "has 'more', which it does not"),
-        ({name: file for name, file in told["weight_map"].items() if name != NAMES[1]}, "does not list"),
+        ({**told["weight_map"], "more": "model-00001-of-00003.safetensors"}, "differ about 'more'"),
+        ({name: file for name, file in told["weight_map"].items() if name != NAMES[1]}, "differ about"),
         ({**told["weight_map"], "x": "../secret.safetensors"}, "no safetensors file beside it"),
         ({**told["weight_map"], "x": "gone.safetensors"}, "not there; is the download complete"),
         ([], "no weight_map"),
@@ -443,11 +443,10 @@ SLERP = "merge_method: slerp\nbase_model: base\nmodels:\n  - model: base/model.s
         ("models: []", "no merge_method"),
         ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("a: 1\n   b: 2", "mapping values are not allowed"),
-        ("a: 1\na: 2", "line 2 of .* has 'a' a second time"),
         ("\ta: 1", "cannot start any token"),
         ("just words", "no merge_method"),
         ("merge_method: [ties]\nmodels: []", r"method \['ties'\] is not here"),
-        ("merge_method: ties\nbase_model: [base]\nmodels:\n  - model: base", "base_model is"),
+        ("merge_method: ties\nbase_model: [base]\nmodels:\n  - model: base", "base_model"),
         ("merge_method: linear\nmodels:\n  - model: base\ndtype: [float16]", "dtype"),
         ("merge_method: linear\nmodels:\n  - model: base\nparameters: 3", "parameters"),
         ("merge_method: linear\nmodels:\n  - model: base\n    parameters: [1]", "parameters"),

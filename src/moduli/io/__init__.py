@@ -25,6 +25,7 @@ A file that does not fit or is damaged raises `CheckpointError`; `DamagedFileErr
 
 from ._checkpointer import Checkpointer
 from ._errors import CheckpointError, DamagedFileError
+from ._files import TensorFile, TensorFiles, parse_size
 from ._inspect import Description, TensorInfo, escape, inspect
 from ._load import Contents, Loaded, load, read
 from ._match import NameMap
@@ -32,8 +33,6 @@ from ._merge import RECIPES, merge_files
 from ._mergekit import MergeRecipe, merge_recipe, read_recipe
 from ._replace import make_directory, write_bytes
 from ._save import save
-from ._shards import TensorFiles, parse_size
-from ._tensor_file import TensorFile
 
 __all__ = [
     "save",

@@ -4,7 +4,6 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from ..layout import any_sharded
 from ._errors import CheckpointError, DamagedFileError
+from ._json import has_form
 from ._load import Loaded, load
 from ._match import NameMap
 from ._replace import PathLike, make_directory
@@ -43,6 +43,9 @@ class Checkpointer:
         rng: Whether random states are saved and restored.
         checksums: As for `save`.
         fsync: As for `save`.
+
+    Attributes:
+        loaded: What the last `resume` did: the `extra` that was saved, and what did not match; None if nothing was loaded.
 
     Raises:
         ValueError: If there is nothing to save, or it would never be saved.
@@ -85,22 +88,16 @@ class Checkpointer:
     ) -> None:
         if every is None and seconds is None:
             raise ValueError("a Checkpointer without every= and seconds= would never write; give one of them")
-        if (every is not None and every < 1) or (seconds is not None and not seconds >= 0):
-            raise ValueError(f"every={every} and seconds={seconds} must be positive")
-        if keep is not None and keep < 1:
-            raise ValueError(f"keep={keep} would keep nothing; give at least 1, or None to keep all")
+        if not all(number is None or number >= 1 for number in (every, keep)) or not (seconds is None or seconds >= 0):
+            raise ValueError(f"every={every}, seconds={seconds} and keep={keep} must be positive, or None")
         if seconds is not None and module is not None and any_sharded(module.parameters()):
             raise ValueError(
                 f"seconds={seconds} comes at another step in each process, and all that hold pieces of the model save "
                 "together; give every="
             )
-        self._objects: dict[str, Any] = {
-            "module": module,
-            "optimizer": optimizer,
-            "population": population,
-            "scheduler": scheduler,
-        }
-        if all(each is None for each in self._objects.values()) and extra is None:
+        objects = {"module": module, "optimizer": optimizer, "population": population, "scheduler": scheduler}
+        self._objects: dict[str, Any] = {name: value for name, value in objects.items() if value is not None}
+        if not self._objects and extra is None:
             raise ValueError("a Checkpointer needs something to save: a module, an optimizer, a population or extra=")
         self.path = Path(path)
         self.every, self.seconds, self.keep = every, seconds, keep
@@ -109,6 +106,7 @@ class Checkpointer:
         self._last, self._time = 0, time.monotonic()
         # The checkpoints of this run, oldest first; None as long as the run has neither resumed nor written.
         self._own: list[Path] | None = None
+        self.loaded: Loaded | None = None
 
     def files(self) -> list[Path]:
         """The checkpoints that are there, oldest first.
@@ -221,14 +219,13 @@ class Checkpointer:
             >>> io.Checkpointer(directory, torch.nn.Linear(1, 1), every=10).resume()
             7
         """
-        given = {name: value for name, value in self._objects.items() if value is not None}
         damaged: list[DamagedFileError] = []
         files = self.files()
         for at, path in reversed(list(enumerate(files))):
             try:
                 found = load(
                     path,
-                    **given,
+                    **self._objects,
                     extra=None if self.extra is None else {"extra": self.extra},
                     mapping=mapping,
                     strict=strict,
@@ -238,8 +235,10 @@ class Checkpointer:
                 damaged.append(error)
                 warnings.warn(f"passed over a checkpoint: {error}", RuntimeWarning, stacklevel=2)
                 continue
-            self._loaded = found
-            self._last, self._time = self._step(found.extra, path), time.monotonic()
+            if not has_form(found.extra, {"step": int}) or not {"step", "extra"} <= found.extra.keys():
+                raise DamagedFileError(f"{str(path)!r} does not say at which step it was written")
+            self.loaded = replace(found, extra=found.extra["extra"])
+            self._last, self._time = found.extra["step"], time.monotonic()
             # Those that were passed over are not counted or deleted; the run may write over them.
             self._own = files[: at + 1]
             return self._last
@@ -247,16 +246,3 @@ class Checkpointer:
             raise damaged[0]
         self._own = []
         return 0
-
-    _loaded: Loaded | None = None
-
-    @property
-    def loaded(self) -> Loaded | None:
-        """What the last `resume` did: the `extra` that was saved, and what did not match; None if nothing was loaded."""
-        found = self._loaded
-        return None if found is None else replace(found, extra=found.extra["extra"])
-
-    def _step(self, extra: Any, path: Path) -> int:
-        if not isinstance(extra, Mapping) or type(extra.get("step")) is not int or "extra" not in extra:
-            raise DamagedFileError(f"{str(path)!r} does not say at which step it was written")
-        return int(extra["step"])

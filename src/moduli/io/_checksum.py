@@ -23,8 +23,7 @@ _ROW: Final = 8 * _COLUMNS
 BLOCK: Final = 256 * _ROW
 _WORDS: Final = np.dtype("<u8")
 
-# What one thread takes at a time, and from how many bytes on threads are worth starting.
-_SPAN: Final = 2 * BLOCK
+# From how many bytes on threads are worth starting.
 _THREADED: Final = 1 << 24
 _MOST_THREADS: Final = 4
 
@@ -44,13 +43,15 @@ class Checksum:
         """Take the next bytes. Every piece but the last has a whole number of blocks."""
         if self._small:
             self._crc = zlib.crc32(piece, self._crc)
-        else:
-            self.add(*_summary(piece))
-
-    def add(self, marks: bytes, total: int) -> None:
-        """Take the summary of the next bytes."""
-        self._crc = zlib.crc32(marks, self._crc)
-        self._sum = (self._sum + total) % 2**64
+            return
+        raw = np.frombuffer(piece, np.uint8)
+        for begin in range(0, len(raw), BLOCK):
+            block = raw[begin : begin + BLOCK]
+            if len(block) % _ROW:
+                block = np.concatenate([block, np.zeros(-len(block) % _ROW, np.uint8)])
+            columns = np.add.reduce(block.view(_WORDS).reshape(-1, _COLUMNS), axis=0)
+            self._crc = zlib.crc32(columns.astype(_WORDS, copy=False), self._crc)
+            self._sum = (self._sum + int(np.add.reduce(columns))) % 2**64
 
     @property
     def value(self) -> int:
@@ -59,41 +60,16 @@ class Checksum:
 
 
 def checksums_of(parts: Sequence[Any]) -> list[int]:
-    """The checksums of buffers. Large ones are shared out to threads."""
-    buffers = [memoryview(part).cast("B") for part in parts]
-    found = [Checksum(len(buffer)) for buffer in buffers]
-    owners: list[Checksum] = []
-    spans: list[memoryview] = []
-    for buffer, checksum in zip(buffers, found, strict=True):
-        if len(buffer) < _SMALL:
-            checksum.update(buffer)
-            continue
-        pieces = [buffer[at : at + _SPAN] for at in range(0, len(buffer), _SPAN)]
-        spans += pieces
-        owners += [checksum] * len(pieces)
+    """The checksums of buffers. Many bytes are shared out to threads, buffer by buffer."""
     # More threads than the cores that this process may use only take them from each other.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = 1 if sum(map(len, spans)) < _THREADED else min(_MOST_THREADS, cores)
-    if threads == 1:
-        summaries = list(map(_summary, spans))
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            summaries = list(pool.map(_summary, spans))
-    for checksum, summary in zip(owners, summaries, strict=True):
-        checksum.add(*summary)
-    return [checksum.value for checksum in found]
+    if sum(map(len, parts)) < _THREADED or cores == 1:
+        return list(map(_checksum, parts))
+    with ThreadPoolExecutor(min(_MOST_THREADS, cores)) as pool:
+        return list(pool.map(_checksum, parts))
 
 
-def _summary(piece: Any) -> tuple[bytes, int]:
-    """The sums of the columns of all blocks of a piece, as bytes, and the sum of its words."""
-    raw = np.frombuffer(piece, np.uint8)
-    marks: list[bytes] = []
-    total = 0
-    for begin in range(0, len(raw), BLOCK):
-        block = raw[begin : begin + BLOCK]
-        if len(block) % _ROW:
-            block = np.concatenate([block, np.zeros(-len(block) % _ROW, np.uint8)])
-        columns = np.add.reduce(block.view(_WORDS).reshape(-1, _COLUMNS), axis=0)
-        total += int(np.add.reduce(columns))
-        marks.append(columns.astype(_WORDS, copy=False).tobytes())
-    return b"".join(marks), total % 2**64
+def _checksum(part: Any) -> int:
+    found = Checksum(len(part))
+    found.update(part)
+    return found.value

@@ -34,12 +34,6 @@ DTYPES: Final[dict[str, torch.dtype]] = {
 # C64 is read where others wrote it; we write pairs, which every version of the safetensors library opens.
 CODES: Final[dict[torch.dtype, str]] = {dtype: code for code, dtype in DTYPES.items() if not dtype.is_complex}
 
-AS_INTEGERS: Final[dict[torch.dtype, torch.dtype]] = {
-    torch.bfloat16: torch.int16,
-    **{dtype: torch.int8 for code, dtype in DTYPES.items() if code.startswith("F8")},
-}
-"""Dtypes that NumPy does not have. They are written as integers of their size."""
-
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype without `torch.`."""
@@ -78,36 +72,12 @@ def _kind(tensor: Tensor) -> str:
     return "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
 
 
-class Scratch:
-    """Memory for one tensor at a time.
-
-    Allocators may not use the place of a large tensor that was freed for the next one, so that copying one after the
-    other could need as much memory as all of them.
-    """
-
-    def __init__(self) -> None:
-        self._bytes = torch.empty(0, dtype=torch.uint8)
-
-    def contiguous(self, value: Tensor) -> Tensor:
-        """A contiguous copy on the CPU, good until the next one is made."""
-        if self._bytes.numel() < value.nbytes:
-            self._bytes = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is there
-            self._bytes = torch.empty(value.nbytes, dtype=torch.uint8)
-        return self._bytes[: value.nbytes].view(value.dtype).view(value.shape).copy_(value)
-
-
-def array(tensor: Tensor, scratch: Scratch | None = None) -> "np.ndarray[Any, Any]":
-    """The values of a tensor as they are written: its own memory where that is contiguous on the CPU, else a copy."""
+def view_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor as they are written: its own memory where that is contiguous on the CPU, else a copy."""
     value = tensor.detach()
     if value.is_complex():
         # What is conjugated lazily is resolved by a copy, which is contiguous.
         value = torch.view_as_real(value.resolve_conj())
-    if value.is_neg():
-        value = value.resolve_neg()
-    if scratch is not None and (value.device.type != "cpu" or not value.is_contiguous()):
-        value = scratch.contiguous(value)
-    value = value.cpu().contiguous()
-    if value.dtype in AS_INTEGERS:
-        value = value.view(AS_INTEGERS[value.dtype])
-    found: np.ndarray[Any, Any] = value.numpy()
-    return found
+    value = value.resolve_neg().cpu().contiguous()
+    raw: np.ndarray[Any, Any] = value.reshape(-1).view(torch.uint8).numpy()
+    return raw.data

@@ -16,12 +16,13 @@ Files of version 0.1 have `moduli.crc32` in the place of `moduli.sums`: the CRC-
 import json
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ._dtypes import DTYPES
 from ._errors import DamagedFileError
+from ._json import has_form, parse_json
 
 CONTENT: Final = "moduli"
 CHECKSUMS: Final = "moduli.sums"
@@ -29,6 +30,8 @@ OLD_CHECKSUMS: Final = "moduli.crc32"
 _SEAL: Final = "moduli.header"
 _METADATA: Final = "__metadata__"
 _UNSEALED: Final = "0" * 8
+# Where the checksum of a header of ours is: it is the first string of all.
+_PLACE: Final = len(f'12345678{{"{_METADATA}":{{"{_SEAL}":"')
 
 FORMAT: Final = 1
 """The version of what is in `moduli`. It grows when files of a newer one cannot be read by older code."""
@@ -107,12 +110,7 @@ def compose(
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     head = bytearray(len(text).to_bytes(8, "little") + text)
-    return head, head.index(b":", _place(head) + 8) + 2
-
-
-def _place(head: bytes | bytearray) -> int:
-    """Where the checksum of a header of ours is: it is the first string of all."""
-    return len(f'12345678{{"{_METADATA}":{{"{_SEAL}":"')
+    return head, head.index(b":", _PLACE + 8) + 2
 
 
 def seal(head: bytearray, place: int, checksums: list[int] | None) -> None:
@@ -120,8 +118,7 @@ def seal(head: bytearray, place: int, checksums: list[int] | None) -> None:
     if checksums is not None:
         text = "".join(f"{checksum:024x}" for checksum in checksums).encode()
         head[place : place + len(text)] = text
-    at = _place(head)
-    head[at : at + 8] = f"{zlib.crc32(head):08x}".encode()
+    head[_PLACE : _PLACE + 8] = f"{zlib.crc32(head):08x}".encode()
 
 
 def parse(head: bytes, size: int) -> Header:
@@ -141,60 +138,20 @@ def parse(head: bytes, size: int) -> Header:
     if length > size - 8 or length > _LONGEST:
         raise DamagedFileError(f"its header would be {length} bytes long, and the file has {size - 8} more")
     start = 8 + length
-    entries = _json(bytes(head[8:start]), "its header")
+    entries = parse_json(bytes(head[8:start]), "its header")
     metadata = entries.pop(_METADATA, {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not has_form(metadata, {str: str}):
         raise DamagedFileError("the metadata in its header is not a mapping from strings to strings")
     sealed = _SEAL in metadata
     if sealed:
-        _check_seal(head, start, metadata[_SEAL])
+        whole = bytearray(head[:start])
+        whole[_PLACE : _PLACE + 8] = _UNSEALED.encode()
+        crc = f"{zlib.crc32(whole):08x}"
+        if head[_PLACE : _PLACE + 8] != crc.encode() or metadata[_SEAL] != crc:
+            raise DamagedFileError("its header does not have the checksum that is written in it")
     slots = {name: _slot(name, entry) for name, entry in entries.items()}
     _check_cover(slots, size - start)
     return Header(slots, metadata, start, sealed)
-
-
-def _json(text: bytes, what: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant)
-    except UnicodeDecodeError as error:
-        raise DamagedFileError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
-    except RecursionError:
-        raise DamagedFileError(f"{what} is nested too deeply") from None
-    except ValueError as error:
-        raise DamagedFileError(f"{what} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DamagedFileError(f"{what} is not a JSON object")
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"{find_twice(name for name, _ in pairs)!r} is there twice")
-    return found
-
-
-def find_twice(names: Iterable[str]) -> str | None:
-    """The first name that comes a second time."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
-
-
-def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _check_seal(head: bytes, start: int, given: str) -> None:
-    whole = bytearray(head[:start])
-    at = _place(whole)
-    here = bytes(whole[at : at + 8])
-    whole[at : at + 8] = _UNSEALED.encode()
-    if here != given.encode() or here != f"{zlib.crc32(whole):08x}".encode():
-        raise DamagedFileError("its header does not have the checksum that is written in it")
 
 
 def _slot(name: str, entry: Any) -> TensorSlot:
@@ -203,10 +160,10 @@ def _slot(name: str, entry: Any) -> TensorSlot:
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
         raise DamagedFileError(f"{name!r} has the dtype {code!r}, which is unknown")
-    if not _naturals(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise DamagedFileError(f"the shape of {name!r} is not a list of at most {_MOST_DIMENSIONS} natural numbers")
-    if not _naturals(offsets) or len(offsets) != 2:
-        raise DamagedFileError(f"the offsets of {name!r} are not two natural numbers")
+    if not has_form([shape, offsets], ([_is_natural], (_is_natural, _is_natural))) or len(shape) > _MOST_DIMENSIONS:
+        raise DamagedFileError(
+            f"the shape of {name!r} is not a list of at most {_MOST_DIMENSIONS} natural numbers, or its offsets are not two"
+        )
     if math.prod(max(length, 1) for length in shape) >= 2**63:
         raise DamagedFileError(f"the shape of {name!r} is larger than any memory")
     size, (begin, end) = count_bytes(code, shape), offsets
@@ -215,8 +172,8 @@ def _slot(name: str, entry: Any) -> TensorSlot:
     return TensorSlot(name, code, tuple(shape), begin, end)
 
 
-def _naturals(found: Any) -> bool:
-    return isinstance(found, list) and all(type(each) is int and 0 <= each < 2**63 for each in found)
+def _is_natural(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _check_cover(slots: dict[str, TensorSlot], size: int) -> None:

@@ -7,16 +7,14 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from moduli.particles import CONFIG_KEY as CONFIG
-
+from ..particles import CONFIG_KEY as CONFIG
 from ._dtypes import dtype_name
 from ._errors import name_file
 from ._foreign import TorchFile
 from ._load import open_file
-from ._match import list_names
+from ._match import list_names, public_name
 from ._replace import PathLike
 from ._saved import PARTS, Saved
 from ._tree import tensor_names
@@ -36,8 +34,8 @@ class TensorInfo:
         nbytes: How many bytes it has in the file.
         labels: Its axes, if it is labelled: for each its `name` and its `labels` or their `range`.
         tied: Other names that stand for it.
-        values: Its values as nested lists, if it has at most sixteen; None otherwise. A complex number is a pair, and what
-            is no finite number is text, as JSON wants it.
+        values: Its values as nested lists, if it has at most sixteen; None otherwise. Complex numbers, and what is no finite
+            number, are text, as JSON wants it.
     """
 
     name: str
@@ -153,19 +151,15 @@ def _values(tensor: TensorInfo) -> str:
     """The values of a small tensor, with the labels of its axis if it has one."""
     axis = tensor.labels[0] if tensor.labels is not None and len(tensor.shape) == 1 else {}
     labels = axis.get("labels", range(*axis["range"]) if "range" in axis else None)
-    if labels is None or len(tensor.values) != len(labels):
-        return _format_nested(tensor.values, tensor.dtype.startswith("complex"))
-    numbers = [_format_nested(each, tensor.dtype.startswith("complex")) for each in tensor.values]
-    return ", ".join(f"{_format_value(label)}: {number}" for label, number in zip(labels, numbers, strict=True))
+    if labels is None:
+        return _format_nested(tensor.values)
+    return ", ".join(f"{_format_value(a)}: {_format_nested(b)}" for a, b in zip(labels, tensor.values, strict=True))
 
 
-def _format_nested(values: Any, pairs: bool) -> str:
-    if not isinstance(values, list):
-        return f"{values:.6g}" if isinstance(values, float) else str(values)
-    if pairs and len(values) == 2 and not isinstance(values[0], list):
-        real, imaginary = (_format_nested(each, False) for each in values)
-        return f"{real}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
-    return "[" + ", ".join(_format_nested(each, pairs) for each in values) + "]"
+def _format_nested(values: Any) -> str:
+    if isinstance(values, list):
+        return "[" + ", ".join(map(_format_nested, values)) + "]"
+    return f"{values:.6g}" if isinstance(values, float) else str(values)
 
 
 def _to_json(value: Any) -> Any:
@@ -178,15 +172,6 @@ def _to_json(value: Any) -> Any:
     if value is None or small or isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return _format_value(value)
-
-
-def _read_small(tensor: Tensor) -> Any:
-    """The values of a small tensor."""
-    if tensor.numel() > _MOST_VALUES or not tensor.numel():
-        return None
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return _to_json((tensor.double() if tensor.is_floating_point() else tensor).tolist())
 
 
 def inspect(path: PathLike, *, verify: bool = False) -> Description:
@@ -232,22 +217,19 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
             if part in content
         }
         # Values that are shown are those that were written.
-        small = {name for name in reader.slots if name not in owners and math.prod(reader.shape(name)) <= _MOST_VALUES}
+        sizes = {name: math.prod(reader.shape(name)) for name in reader.slots}
+        small = {name for name, size in sizes.items() if name not in owners and 0 < size <= _MOST_VALUES}
         reader.verify(small)
-        labels = saved.labels
-        tied: dict[str, list[str]] = {}
-        for name, first in saved.ties.items():
-            tied.setdefault(first, []).append(name)
         infos = [
             TensorInfo(
                 name,
                 owners.get(name, "module"),
                 dtype_name(reader.dtype(name)),
                 reader.shape(name),
-                math.prod(reader.shape(name)) * reader.dtype(name).itemsize,
-                labels.get(name),
-                tuple(tied.get(name, ())),
-                _read_small(reader.tensor(name)) if name in small else None,
+                sizes[name] * reader.dtype(name).itemsize,
+                saved.labels.get(public_name(name)),
+                tuple(other for other, first in saved.ties.items() if first == name),
+                _to_json(_widen(reader.tensor(name)).tolist()) if name in small else None,
             )
             for name in reader.slots
         ]
@@ -264,11 +246,19 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
         tuple(f"version {event.number}: {event.sentence}" for event in saved.history),
         tuple(saved.virtual),
         tuple(saved.frozen),
-        _config(saved.metadata),
+        {
+            f"{path}.{name}" if path else name: values
+            for path, entry in saved.metadata.items()
+            for name, values in entry.get(CONFIG, {}).items()
+        },
         tuple(extra) if isinstance(extra, dict) else (),
         checked,
         dict(islice(_notes(extra), _MOST_NOTES)),
     )
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _notes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -293,11 +283,3 @@ def _parts(saved: Saved) -> dict[str, str]:
     if "rng" in saved.content:
         found["rng"] = "random states of torch, NumPy and Python"
     return found
-
-
-def _config(metadata: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {
-        f"{path}.{name}" if path else name: values
-        for path, entry in metadata.items()
-        for name, values in entry.get(CONFIG, {}).items()
-    }

@@ -1,11 +1,10 @@
 """Loading: everything is read and checked first, then all of it is applied, or nothing."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +141,7 @@ def load(
         verified = saved.reader.verify(used) if checksums else False
         rename = plans.rename if plans is not None else make_rename(mapping, saved.every)
         known = KnownState(parameter_names(module), rename, saved.ties, set(fresh), set(dropped), strict, saved.every)
-        steps = _Steps()
+        steps: list[tuple[Any, Any, dict[str, Any]]] = []
         for part, value in wanted.items():
             for one, node in _pairs(saved, part, value, strict):
                 state = saved.decode(node.get("state"))
@@ -152,16 +151,15 @@ def load(
                     dropped += [name for name in old if name not in dropped]
                 # Ours take over the links that agree.
                 by_link = isinstance(state, dict) and isinstance(state.get("links"), dict)
-                options = {"strict": False} if by_link and not strict else {}
-                steps.load(one, state, **options)
+                steps.append((one, state, {"strict": False} if by_link and not strict else {}))
         found = saved.decode(saved.content.get("extra"))
         if extra is not None:
-            _load_tree(extra, found, "extra", steps)
+            steps += _find_objects(extra, found, "extra")
         states = None
         if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in saved.content):
             saved.require("rng")
             states = _random.validate(saved.decode(_choose_states(saved.content)))
-        steps.run(plans)
+        _apply(steps, plans)
     if states is not None:
         _random.restore(states)
     converted = tuple(plans.converted) if plans is not None else ()
@@ -222,13 +220,12 @@ def _choose_states(content: dict[str, Any]) -> Any:
 def _pairs(saved: Saved, part: str, value: Any, strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
     """The objects to load into, each with what the file has for it."""
     there = saved.objects(part)
-    if isinstance(value, Mapping) == (None in there):
-        kinds = ("several, by name", "one")
-        told, here = kinds[::-1] if isinstance(value, Mapping) else kinds
-        raise CheckpointError(f"the checkpoint has {told}, as {part}, and {here} is to be loaded; give what was saved")
     given: Mapping[str | None, Any] = value if isinstance(value, Mapping) else {None: value}
     if given.keys() != there.keys():
-        raise CheckpointError(f"the checkpoint has {part} called {list(there)}, and {list(given)} are to be loaded")
+        told, here = (
+            "one without a name" if None in each else f"several, called {list(each)}" for each in (there, given)
+        )
+        raise CheckpointError(f"the checkpoint has {told}, as {part}, and {here} is to be loaded; give what was saved")
     for name, one in given.items():
         if not is_stateful(one):
             raise TypeError(f"{part} is a {class_name(one)}, which has no state_dict() and load_state_dict()")
@@ -242,32 +239,27 @@ def _pairs(saved: Saved, part: str, value: Any, strict: bool) -> list[tuple[Any,
     return [(given[name], node) for name, node in there.items()]
 
 
-def _load_tree(live: Any, found: Any, where: str, steps: _Steps) -> None:
-    """Find the objects in a tree that take the states at their places in the one that was saved."""
+def _find_objects(live: Any, found: Any, where: str) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+    """The objects in a tree, with the states at their places in the one that was saved."""
     if isinstance(live, torch.Generator):
-        if not isinstance(found, torch.Generator):
-            raise CheckpointError(f"{where} is a generator, and the checkpoint has {type(found).__name__} there")
-        if live.device != found.device:
-            raise CheckpointError(f"a generator on {live.device} cannot take the state of one on {found.device}")
-        steps.load(_RandomState(live), found.get_state())
+        if not isinstance(found, torch.Generator) or live.device != found.device:
+            there = found.device if isinstance(found, torch.Generator) else type(found).__name__
+            raise CheckpointError(
+                f"{where} is a generator on {live.device}, and the checkpoint has one of {there} there"
+            )
+        yield _RandomState(live), found.get_state(), {}
     elif is_stateful(live):
-        steps.load(live, found)
-    elif isinstance(live, Mapping):
-        if not isinstance(found, Mapping) or not live.keys() <= found.keys():
-            raise CheckpointError(f"{where} has the keys {list(live)}, and the checkpoint {_keys(found)}")
-        for key, each in live.items():
-            _load_tree(each, found[key], f"{where}/{key}", steps)
-    elif isinstance(live, list | tuple):
-        if not isinstance(found, list | tuple) or len(live) != len(found):
-            raise CheckpointError(f"{where} has {len(live)} entries, and the checkpoint has {_keys(found)}")
-        for at, each in enumerate(live):
-            _load_tree(each, found[at], f"{where}/{at}", steps)
+        yield live, found, {}
+    else:
+        here, there = _children(live), _children(found)
+        if not here.keys() <= there.keys():
+            raise CheckpointError(f"{where} has the keys {list(here)}, and the checkpoint {list(there)}")
+        for key, each in here.items():
+            yield from _find_objects(each, there[key], f"{where}/{key}")
 
 
-def _keys(found: Any) -> str:
-    if isinstance(found, Mapping):
-        return f"{list(found)}"
-    return f"{len(found)}" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+def _children(tree: Any) -> dict[Any, Any]:
+    return dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree if isinstance(tree, list | tuple) else ()))
 
 
 class _RandomState:
@@ -277,73 +269,38 @@ class _RandomState:
         self.state_dict, self.load_state_dict = generator.get_state, generator.set_state
 
 
-class _Steps:
-    """Objects to load into, and how to put them back."""
-
-    def __init__(self) -> None:
-        self._todo: list[tuple[Any, Any, dict[str, Any]]] = []
-
-    def load(self, value: Any, state: Any, **options: Any) -> None:
-        self._todo.append((value, state, options))
-
-    def run(self, plans: ModulePlan | None) -> None:
-        """Load everything, the module last: of it alone is it known beforehand that it fits."""
-        undo: list[tuple[Any, Callable[[], None]]] = []
-        try:
-            for value, state, options in self._todo:
-                undo.append((value, _undo(value)))
-                _take(value, state, options)
-            if plans is not None:
-                plans.apply()
-        except BaseException as error:
-            stuck = [told for value, back in reversed(undo) if (told := _try_undo(value, back))]
-            if not stuck:
-                raise
-            told = f"it could not be put back: {'; '.join(stuck)}"
-            if not isinstance(error, Exception):
-                error.add_note(told)
-                raise
+def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], plans: ModulePlan | None) -> None:
+    """Load objects, the module last: of it alone is it known beforehand that it fits. If one refuses, all are put back."""
+    undo: list[tuple[Any, Any]] = []
+    try:
+        for value, state, options in steps:
+            with _tell_refusal(value, "does not give its state, so it could not be put back"):
+                undo.append((value, copy.deepcopy(value.state_dict())))
+            with _tell_refusal(value, "refuses its state"):
+                value.load_state_dict(state, **options)
+        if plans is not None:
+            plans.apply()
+    except BaseException as error:
+        stuck: list[str] = []
+        for value, state in reversed(undo):
+            try:
+                value.load_state_dict(state)
+            except Exception as failure:  # noqa: BLE001 - so that the others are put back in any case
+                stuck.append(f"the {type(value).__name__} raised {type(failure).__name__}: {failure}")
+        told = f"it could not be put back: {'; '.join(stuck)}"
+        if stuck and isinstance(error, Exception):
             raise CheckpointError(f"{error}; and not all of it is as before: {told}") from error
+        if stuck:
+            error.add_note(told)
+        raise
 
 
-def _try_undo(value: Any, back: Callable[[], None]) -> str:
-    """Put an object back; gives what went wrong, if anything did, so that the others are put back in any case."""
+@contextmanager
+def _tell_refusal(value: Any, what: str) -> Iterator[None]:
+    """A block in which an object speaks about its state, in any error of its own."""
     try:
-        back()
-    except Exception as error:  # noqa: BLE001 - whatever an object says about its own state
-        return f"the {type(value).__name__} raised {type(error).__name__}: {error}"
-    return ""
-
-
-def _take(value: Any, state: Any, options: dict[str, Any]) -> None:
-    try:
-        value.load_state_dict(state, **options)
+        yield
     except CheckpointError:
         raise
-    except Exception as error:  # whatever an object says about a state that is not its own
-        raise CheckpointError(
-            f"the {type(value).__name__} refuses its state: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _undo(value: Any) -> Callable[[], None]:
-    if (
-        isinstance(value, torch.optim.Optimizer)
-        and type(value).load_state_dict is torch.optim.Optimizer.load_state_dict
-    ):
-        # Loading gives it new dicts and leaves the old ones and the tensors in them alone.
-        held = dict(value.__dict__)
-
-        def put_back() -> None:
-            value.__dict__.clear()
-            value.__dict__.update(held)
-
-        return put_back
-    try:
-        state = copy.deepcopy(value.state_dict())
-    except Exception as error:  # whatever an object says about its own state
-        raise CheckpointError(
-            f"the {type(value).__name__} does not give its state, so it could not be put back: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return lambda: value.load_state_dict(state)
+    except Exception as error:
+        raise CheckpointError(f"the {type(value).__name__} {what}: {type(error).__name__}: {error}") from error

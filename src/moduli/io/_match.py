@@ -6,9 +6,8 @@ from typing import Final, TypeAlias
 
 from torch import nn
 
-from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
-from moduli.particles import Event, events_of
-
+from ..nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
+from ..particles import Event, events_of
 from ._errors import CheckpointError
 
 NameMap: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None]
@@ -24,6 +23,12 @@ def list_names(names: Iterable[str]) -> str:
     every = list(names)
     more = len(every) - _MOST_SHOWN
     return ", ".join(map(repr, every[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
+def public_name(name: str) -> str:
+    """The name under which an owned tensor is assigned and read; other names are their own."""
+    path, dot, last = name.rpartition(".")
+    return path + dot + last.removeprefix(TENSOR_PARAM_PREFIX).removeprefix(TENSOR_BUFFER_PREFIX)
 
 
 def make_rename(mapping: NameMap | None, names: Iterable[str]) -> Rename:
@@ -141,16 +146,16 @@ def match(
         if new is None:
             left_out.append(name)
         else:
-            sources[new] = name
+            # Owned tensors are found also under their public names, and the other way.
+            sources[public_name(new)] = name
     missing: list[str] = []
     for name in here:
-        found = next((alias for alias in _aliases(name) if alias in sources), None)
-        if found is None:
+        source = sources.pop(public_name(name), None)
+        if source is None:
             result.fresh.append(name)
             if name not in edits.added:
                 missing.append(name)
             continue
-        source = sources.pop(found)
         why = fits(source, name)
         if why is None:
             result.taken[name] = source
@@ -159,19 +164,11 @@ def match(
         result.dropped.append(source)
         if name not in edits.added | edits.removed:
             result.problems.append(why)
-    unexpected = [source for new, source in sources.items() if new not in edits.removed]
+    removed = set(map(public_name, edits.removed))
+    unexpected = [source for new, source in sources.items() if new not in removed]
     result.dropped += [*sources.values(), *left_out]
     if unexpected:
         result.problems.insert(0, f"only the checkpoint has {list_names(unexpected)}")
     if missing:
         result.problems.insert(0, f"only the module has {list_names(missing)}")
     return result
-
-
-def _aliases(name: str) -> list[str]:
-    """The names under which a tensor may be found: owned tensors also under their public names, and the other way."""
-    path, dot, last = name.rpartition(".")
-    for prefix in (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX):
-        if last.startswith(prefix):
-            return [name, path + dot + last.removeprefix(prefix)]
-    return [name, path + dot + TENSOR_PARAM_PREFIX + last, path + dot + TENSOR_BUFFER_PREFIX + last]

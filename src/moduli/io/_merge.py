@@ -1,10 +1,10 @@
 """Merging checkpoints into a checkpoint, name by name: files, sharded directories, and adapters."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,17 +13,15 @@ from .. import merge
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
 from ._dtypes import CODES, describe_stored
+from ._files import TensorFiles, TensorMapping, side_files, write_directory
+from ._header import FORMAT
 from ._model_views import Adapted, align, is_adapter, read_vocabulary
 from ._replace import PathLike
 from ._save import describe_writer, strings
-from ._shards import TensorFiles, side_files, write_directory
-from ._tensor_file import TensorMapping
 from ._write import write_tensors
 
 RECIPES: Final = tuple(_RECIPES)
 """The recipes that merge files, by name."""
-
-Merged: TypeAlias = Iterator[tuple[tuple[str, ...], Tensor]]
 
 
 def merge_files(
@@ -83,28 +81,33 @@ def merge_files(
     if shard_size is not None and shard_size < 1:
         raise MergeError(f"shard_size is {shard_size}; it must be at least one byte")
     sources = _Sources([Path(path) for path in paths], None if base is None else Path(base), checksums)
+    first, model = sources.first, sources.models[0]
     labels = [repr(str(path)) for path in paths]
-    values = merge.stream(made_recipe, sources.models, labels, buffers=buffers, integers=integers)
     # What can be found out without reading values is found out before a file is begun.
-    first = next(values, None)
-    merged = _convert(chain([] if first is None else [first], values), dtype)
+    values = merge.stream(made_recipe, sources.models, labels, buffers=buffers, integers=integers)
+    merged = ((name, _convert(value, dtype)) for names, value in values for name in names)
     named = os.fspath(out).endswith(os.sep) or Path(out).is_dir()
-    if named or shard_size or (sources.first.path.is_dir() and Path(out).suffix != ".safetensors"):
-        like = [_describe_stored(name, sources.models[0].meta(name), dtype) for name in sources.models[0]]
-        plain = ((name, value) for names, value in merged for name in names)
-        copied = side_files(sources.first.directory) if sources.first.path.is_dir() or shard_size else []
-        write_directory(Path(out), plain, like, copied, shard_size=shard_size, fsync=fsync)
+    whole = not named and not shard_size and (not first.path.is_dir() or Path(out).suffix == ".safetensors")
+    ours = whole and len(first.files) == 1 and first.files[0]._reader.content is not None
+    like = [_describe_stored(name, model.meta(name), dtype, pairs=ours) for name in model]
+    if not whole:
+        copied = side_files(first.directory) if first.path.is_dir() or shard_size else []
+        write_directory(Path(out), merged, like, copied, shard_size=shard_size, fsync=fsync)
+    elif ours:
+        _write_ours(out, sources, merged, like, checksums, fsync)
     else:
-        _write_file(out, sources, merged, dtype, checksums, fsync)
+        metadata = first.files[0]._reader.header.metadata if len(first.files) == 1 else {"format": "pt"}
+        write_tensors(out, merged, like, metadata, checksums=False, fsync=fsync)
 
 
-def _convert(values: Iterable[tuple[tuple[str, ...], Tensor]], dtype: torch.dtype | None) -> Merged:
-    for names, value in values:
-        yield names, value.to(dtype) if dtype is not None and value.is_floating_point() else value
+def _convert(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
 
 
-def _describe_stored(name: str, meta: Tensor, dtype: torch.dtype | None) -> tuple[str, str, list[int]]:
+def _describe_stored(name: str, meta: Tensor, dtype: torch.dtype | None, pairs: bool) -> tuple[str, str, list[int]]:
     wanted = meta.dtype if dtype is None or not meta.is_floating_point() else dtype
+    if wanted is torch.complex64 and not pairs:
+        return name, "C64", list(meta.shape)  # in files that do not say what is a pair
     code, shape = describe_stored(torch.empty((), dtype=wanted), name)
     return name, code, [*meta.shape, *shape]
 
@@ -124,9 +127,7 @@ class _Sources:
         self.ties = files[0].files[0].ties if len(files[0].files) == 1 else {}
         self.shared = all(len(f.files) == 1 and f.files[0].ties == self.ties for f in files) and bool(self.ties)
         streamed = {path: _Streamed(each, checksums, self.shared) for path, each in opened.items()}
-        models: list[Any] = []
-        for path in paths:
-            models.append(Adapted(streamed[root], path) if is_adapter(path) else streamed[path])
+        models: list[Any] = [Adapted(streamed[root], p) if is_adapter(p) else streamed[p] for p in paths]
         vocabularies = [read_vocabulary(each.directory) if each.path.is_dir() else None for each in files]
         names = [str(path) for path in paths]
         self.models = [
@@ -145,8 +146,7 @@ class _Streamed(TensorMapping):
         self.files = files
         self._checksums = checksums
         self._verified: set[str] = set()
-        self._last: Callable[[], None] = lambda: None
-        self._last_name = ""
+        self._last: tuple[Any, str] | None = None
         # Where all models tie the same names, a tied name is not read twice.
         tied = files.files[0].ties if once else {}
         super().__init__(dict.fromkeys(name for name in files if name not in tied))
@@ -159,50 +159,34 @@ class _Streamed(TensorMapping):
     def __getitem__(self, name: str) -> Tensor:
         file = self.files.owner(name)
         reader, source = file._reader, file._sources[name]
-        if name != self._last_name:
-            self._last()
-            self._last_name, self._last = name, lambda: reader.forget(source)
-            reader.expect(source)
+        if self._last is not None and self._last != (reader, source):
+            self._last[0].forget(self._last[1])
+        self._last = reader, source
         if self._checksums and source not in self._verified:
             reader.verify([source])
             self._verified.add(source)
         return file[name]
 
 
-def _write_file(
-    out: PathLike, sources: _Sources, values: Merged, dtype: torch.dtype | None, checksums: bool, fsync: bool
+def _write_ours(
+    out: PathLike,
+    sources: _Sources,
+    merged: Iterable[tuple[str, Tensor]],
+    like: list[tuple[str, str, list[int]]],
+    checksums: bool,
+    fsync: bool,
 ) -> None:
-    """Write one file; what a checkpoint of ours says beside its tensors is carried over from the first."""
-    model = sources.models[0]
-    carried: list[str] = []
-    like = [_describe_stored(name, model.meta(name), dtype) for name in model]
-    file, single = sources.first.files[0], len(sources.first.files) == 1
-    reader, saved = file._reader, file._saved
-    ours = single and reader.content is not None
-    if not ours:
-        metadata = dict(reader.header.metadata) if single else {"format": "pt"}
-    else:
-        content = reader.content or {}
-        keep = sources.shared or not saved.ties
-        part = {key: value for key, value in content["module"].items() if keep or key != "ties"}
-        carried = saved.carried
-        if checksums:
-            reader.verify(carried)
-        views = content.get("views", {})
-        kept = {name: views[saved.source(name)] for name in [*model, *carried] if saved.source(name) in views}
-        metadata = strings({"format": 1, "made": describe_writer(), "module": part} | ({"views": kept} if kept else {}))
-    # C64 in files of others stays what it is; in ours complex tensors are pairs in either file.
-    codes = {name: reader.slots[saved.source(name)] for name in model} if single else {}
-    like = [
-        (n, codes[n].code, list(codes[n].shape)) if n in codes and codes[n].code == "C64" else (n, c, s)
-        for n, c, s in like
-    ]
-    like += [(name, reader.slots[name].code, list(reader.slots[name].shape)) for name in carried]
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for names, value in values:
-            yield from ((name, value) for name in names)
-        for name in carried:
-            yield name, reader.tensor(name)
-
-    write_tensors(out, tensors(), like, metadata, checksums=checksums and ours, fsync=fsync)
+    """Write a file that says beside its tensors what the first checkpoint does."""
+    reader, saved = sources.first.files[0]._reader, sources.first.files[0]._saved
+    content = reader.content or {}
+    part = {key: value for key, value in content["module"].items() if sources.shared or key != "ties"}
+    if checksums:
+        reader.verify(saved.carried)
+    views = content.get("views", {})
+    kept = {
+        name: views[saved.source(name)] for name in [*sources.models[0], *saved.carried] if saved.source(name) in views
+    }
+    metadata = strings({"format": FORMAT, "made": describe_writer(), "module": part, "views": kept})
+    like += [(name, reader.slots[name].code, list(reader.slots[name].shape)) for name in saved.carried]
+    carried = ((name, reader.tensor(name)) for name in saved.carried)
+    write_tensors(out, chain(merged, carried), like, metadata, checksums=checksums, fsync=fsync)

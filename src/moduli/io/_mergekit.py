@@ -13,9 +13,15 @@ import torch
 from ..merge import RECIPES, MergeError
 from ._dtypes import dtype_name
 from ._errors import CheckpointError
+from ._files import TensorFiles
+from ._json import has_form
 from ._merge import merge_files
 from ._replace import PathLike
-from ._shards import TensorFiles
+
+
+def _is_table(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value))
+
 
 # What a method is called here, with the options that make it so, where its defaults are other than ours.
 METHODS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -43,7 +49,19 @@ _OF_ALL: Final = {
 _AS_IT_IS: Final = {"normalize": (False,), "rescale": (False,)}
 _IGNORED: Final = "int8_mask"  # how it computes
 _DTYPES: Final = {dtype_name(each): each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
-_TOP: Final = {"merge_method", "models", "base_model", "parameters", "dtype", "out_dtype", "name", "tokenizer_source"}
+# What else a recipe has, and what to say of anything else in its place.
+_FORMS: Final = {
+    "merge_method": (lambda found: isinstance(found, str) and found in METHODS, f"there are {', '.join(METHODS)}"),
+    "tokenizer_source": ("base".__eq__, "embeddings follow the first model"),
+    "base_model": (str, "it must be a path"),
+    "models": (
+        [{"model": str, "parameters": _is_table}],
+        "it is a list with a model, and perhaps parameters, in each entry",
+    ),
+    "parameters": (_is_table, "they must be a mapping from names to values"),
+    **dict.fromkeys(("dtype", "out_dtype"), (lambda found: str(found) in _DTYPES, f"there are {', '.join(_DTYPES)}")),
+}
+_TOP: Final = (*_FORMS, "name")
 _BASED: Final = frozenset({"task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce"})
 
 
@@ -116,76 +134,53 @@ def read_recipe(path: PathLike) -> MergeRecipe:
     path = Path(path)
     what = f"{str(path)!r}"
     found = _parse_yaml(path.read_bytes(), what)
-    if not isinstance(found, dict) or "merge_method" not in found:
-        raise MergeError(f"{what} is no recipe: it has no merge_method")
-    unknown = [key for key in found if key not in _TOP]
-    if unknown:
-        raise MergeError(f"{what} has {unknown[0]!r}, which is not merged here; there are {', '.join(sorted(_TOP))}")
+    _require(isinstance(found, dict) and "merge_method" in found, what, "it is no recipe: it has no merge_method")
+    for key in found:
+        _require(key in _TOP, what, f"it has {key!r}, which is not merged here; there are {', '.join(sorted(_TOP))}")
+    for key, (form, told) in _FORMS.items():
+        right = key not in found or found[key] is None or has_form(found[key], form)
+        _require(right, what, f"{key} {found.get(key)!r} is not here; {told}")
     method, base = found["merge_method"], found.get("base_model")
-    if not isinstance(method, str) or method not in METHODS:
-        raise MergeError(f"{what}: the method {method!r} is not here; there are {', '.join(METHODS)}")
-    if found.get("tokenizer_source") not in (None, "base"):
-        raise MergeError(
-            f"{what}: tokenizer_source {found['tokenizer_source']!r} is not here; embeddings follow the first model"
-        )
-    if not isinstance(base, str | None):
-        raise MergeError(f"{what}: base_model is {base!r}; it must be a path")
     recipe, options = METHODS[method]
-    models = found.get("models")
-    if not isinstance(models, list) or not all(
-        isinstance(each, dict) and isinstance(each.get("model"), str) for each in models
-    ):
-        raise MergeError(f"{what}: models is a list with a model in each entry")
-    entries = [each for each in models if each["model"] != base]
-    if recipe in _BASED and base is None:
-        raise MergeError(f"{what}: {method} needs a base_model")
-    first = [] if base is None else [{"model": base}]
+    models = found.get("models") or []
+    _require(all("model" in each for each in models), what, "models is a list with a model in each entry")
+    _require(recipe not in _BASED or base is not None, what, f"{method} needs a base_model")
+    entries, first = [each for each in models if each["model"] != base], [] if base is None else [{"model": base}]
     if recipe in ("linear", "karcher"):
         entries, first = models, []
     paths = [path.parent / each["model"] for each in [*first, *entries]]
     for each in paths:
-        if not each.exists():
-            raise MergeError(
-                f"{what}: there is no checkpoint {str(each)!r}; models are paths here, so download it first"
-            )
+        told = f"there is no checkpoint {str(each)!r}; models are paths here, so download it first"
+        _require(each.exists(), what, told)
     options = {**options, **_options(recipe, found, entries, paths[0], what)}
     dtype = found.get("out_dtype", found.get("dtype"))
-    if dtype is not None and (not isinstance(dtype, str) or dtype not in _DTYPES):
-        raise MergeError(f"{what}: dtype {dtype!r} is not here; there are {', '.join(_DTYPES)}")
     return MergeRecipe(recipe, paths, options, None if dtype is None else _DTYPES[dtype])
 
 
+def _require(right: bool, what: str, told: str) -> None:
+    if not right:
+        raise MergeError(f"{what}: {told}")
+
+
 def _parse_yaml(text: bytes, what: str) -> Any:
-    """A document as plain values, by PyYAML's safe loader; a key that comes twice, which it would drop, is refused."""
+    """A document as plain values, by PyYAML's safe loader."""
     try:
         import yaml
     except ModuleNotFoundError as error:
         raise CheckpointError(
             f"{what} is read by PyYAML, which is not installed: pip install 'moduli[yaml]'"
         ) from error
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            for at, (key, (marked, _)) in enumerate(zip(keys, node.value, strict=True)):
-                if key in keys[:at]:
-                    line = marked.start_mark.line + 1
-                    raise CheckpointError(f"line {line} of {what} has {key!r} a second time")
-            return super().construct_mapping(node, deep)
-
     try:
-        return yaml.load(text, Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{what} cannot be read: {error}") from error
-    except RecursionError:
-        raise CheckpointError(f"{what} is nested too deeply") from None
 
 
 def _options(
     recipe: str, found: dict[str, Any], entries: list[dict[str, Any]], first: Path, what: str
 ) -> dict[str, Any]:
     """The arguments of a recipe: a list for what models have, and functions of the name for numbers by layer or filter."""
-    shared, *own = (_parameters(each, what) for each in (found, *entries))
+    shared, *own = (each.get("parameters") or {} for each in (found, *entries))
     accepted = signature(RECIPES[recipe]).parameters
     names: list[str] = []
 
@@ -200,11 +195,11 @@ def _options(
     for key in _OF_MODELS:
         values = [part.get(key, shared.get(key)) for part in own]
         if any(value is not None for value in values):
-            if None in values:
-                raise MergeError(f"{what}: some models have a {key} and some have none")
+            _require(None not in values, what, f"some models have a {key} and some have none")
             given[key] = [read(value) for value in values]
-    for key in {key for part in own for key in part} - _OF_MODELS.keys():
-        raise MergeError(f"{what}: the parameter {key!r} of a model is not here; there are {', '.join(_OF_MODELS)}")
+    for key in (key for part in own for key in part):
+        told = f"the parameter {key!r} of a model is not here; there are {', '.join(_OF_MODELS)}"
+        _require(key in _OF_MODELS, what, told)
     if recipe == "task_arithmetic":  # its numbers are the products
         weights, factor = given.pop("weight", [1.0] * len(entries)), given.pop("lambda", 1.0)
         given["lambda"] = [_product(factor, each, what) for each in weights]
@@ -213,27 +208,23 @@ def _options(
     called = {**_OF_MODELS, **_OF_ALL}
     options: dict[str, Any] = {}
     for key, value in given.items():
-        if key not in called:
-            raise MergeError(f"{what}: the parameter {key!r} is not here; there are {', '.join(called)}")
+        _require(key in called, what, f"the parameter {key!r} is not here; there are {', '.join(called)}")
         if called[key] in accepted:
             options[called[key]] = value
-        elif value not in _AS_IT_IS.get(key, ()) and (recipe, key, value) != ("della", "rescale", True):
-            raise MergeError(f"{what}: {found['merge_method']} has no parameter {key!r} here; remove it")
+        else:
+            right = value in _AS_IT_IS.get(key, ()) or (recipe, key, value) == ("della", "rescale", True)
+            _require(right, what, f"{found['merge_method']} has no parameter {key!r} here; remove it")
     return options
 
 
-def _parameters(entry: dict[str, Any], what: str) -> dict[str, Any]:
-    found = entry.get("parameters") or {}
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise MergeError(f"{what}: parameters are {found!r}; they must be a mapping from names to values")
-    return found
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _product(left: Any, right: Any, what: str) -> Any:
     """The product of two numbers, or of numbers by name."""
     for each in (left, right):
-        if not callable(each) and not isinstance(each, int | float):
-            raise MergeError(f"{what}: {each!r} is no number and no list of numbers")
+        _require(callable(each) or _is_number(each), what, f"{each!r} is no number and no list of numbers")
     if callable(left) or callable(right):
         return lambda name: prod(each(name) if callable(each) else each for each in (left, right))
     return left * right
@@ -241,30 +232,27 @@ def _product(left: Any, right: Any, what: str) -> Any:
 
 def _number_by_name(value: list[Any], names: list[str], what: str) -> Callable[[str], float]:
     """What a gradient over layers, or filters with numbers or gradients, give for each name."""
-    if all(isinstance(each, int | float) for each in value):
+    if all(map(_is_number, value)):
         value = [{"value": value}]
     rules: list[tuple[str, list[float]]] = []
     for each in value:
-        if not isinstance(each, dict) or "value" not in each or set(each) - {"filter", "value"}:
-            raise MergeError(f"{what}: {each!r} is no filter with a value")
+        right = isinstance(each, dict) and "value" in each and not set(each) - {"filter", "value"}
+        _require(right, what, f"{each!r} is no filter with a value")
         points = each["value"] if isinstance(each["value"], list) else [each["value"]]
-        if not points or not all(isinstance(point, int | float) for point in points):
-            raise MergeError(f"{what}: {each['value']!r} is no number and no list of numbers")
+        _require(bool(points) and all(map(_is_number, points)), what, f"{points!r} is no number and no list of numbers")
         part = "" if each.get("filter") in (None, "*") else str(each["filter"])
-        if not any(part in name for name in names):
-            raise MergeError(f"{what}: no name of the first model contains the filter {part!r}; correct or remove it")
+        told = f"no name of the first model contains the filter {part!r}; correct or remove it"
+        _require(any(part in name for name in names), what, told)
         rules.append((part, [float(point) for point in points]))
     last = max(map(_layer, names), default=0)
-    if last < 1 and any(len(points) > 1 for _, points in rules):
-        raise MergeError(f"{what} has a gradient over layers, and the first model has no numbered layers")
+    flat = all(len(points) == 1 for _, points in rules)
+    _require(last > 0 or flat, what, "it has a gradient over layers, and the first model has no numbered layers")
 
     def number(name: str) -> float:
-        points = next((points for part, points in rules if part in name), None)
-        if points is None:
-            raise MergeError(f"{what} has no value for {name!r}: no filter is part of it; add a value without a filter")
+        points = next((points for part, points in rules if part in name), [])
+        _require(bool(points), what, f"it has no value for {name!r}: no filter is part of it; add one without a filter")
         place = max(_layer(name), 0) / max(last, 1) * (len(points) - 1)
-        low = min(int(place), len(points) - 1)
-        high = min(low + 1, len(points) - 1)
+        low, high = int(place), min(int(place) + 1, len(points) - 1)
         return points[low] + (points[high] - points[low]) * (place - low)
 
     return number

@@ -1,21 +1,22 @@
 """Models seen otherwise: with a LoRA adapter in PEFT's layout applied, W + s B A, or with the rows of another's vocabulary."""
 
 import re
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 
 from ..merge import MergeError
 from ._errors import CheckpointError
-from ._header import _json
-from ._tensor_file import TensorFile, TensorMapping
+from ._files import TensorFile, TensorMapping
+from ._json import has_form, parse_json
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
-_PARTS: Final = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+_PAIRS: Final = (["lora_A", "lora_B"], ["lora_embedding_A", "lora_embedding_B"])
 _UNKNOWN: Final = ("use_dora", "use_qalora")
 
 TOKENIZER: Final = "tokenizer.json"
@@ -23,6 +24,10 @@ TOKENIZER: Final = "tokenizer.json"
 # Names of tensors with one row for each token, in the checkpoints that there are.
 _MODULES: Final = "embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embed_out|lm_head|shared"
 _ROWS: Final = re.compile(rf"(^|\.)({_MODULES})\.(weight|bias)$")
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict | None)
 
 
 def is_adapter(path: Path) -> bool:
@@ -48,15 +53,18 @@ class Adapted(TensorMapping):
     def __init__(self, base: Any, path: Path) -> None:
         super().__init__(base)
         self._base, self.path = base, path
-        self._config = _json((path / CONFIG).read_bytes(), f"{str(path / CONFIG)!r}")
+        self._config = parse_json((path / CONFIG).read_bytes(), f"{str(path / CONFIG)!r}")
         kind = self._config.get("peft_type")
-        if kind != "LORA":
-            raise MergeError(f"{str(path)!r} is an adapter of type {kind!r}; only LORA adapters are merged")
-        for key in _UNKNOWN:
-            if self._config.get(key):
-                raise MergeError(
-                    f"{str(path)!r} has {key}, which is more than a LoRA adapter; merge it with its own library first"
-                )
+        if (
+            kind != "LORA"
+            or any(map(self._config.get, _UNKNOWN))
+            or not has_form(self._config, {"alpha_pattern": _is_table})
+        ):
+            more = [key for key in _UNKNOWN if self._config.get(key)]
+            raise MergeError(
+                f"{str(path)!r} is an adapter of type {kind!r}{''.join(f' with {key}' for key in more)}; only plain LORA adapters "
+                "are merged: merge it with its own library first"
+            )
         if not (path / WEIGHTS).is_file():
             raise CheckpointError(f"{str(path)!r} has no {WEIGHTS}")
         self._file = TensorFile(path / WEIGHTS)
@@ -69,7 +77,7 @@ class Adapted(TensorMapping):
 
     def _place(self, key: str) -> None:
         name = key.removeprefix(_PREFIX)
-        match = re.fullmatch(rf"(.+)\.({'|'.join(_PARTS)})(?:\.default)?(?:\.weight)?", name)
+        match = re.fullmatch(rf"(.+)\.({'|'.join(chain(*_PAIRS))})(?:\.default)?(?:\.weight)?", name)
         if match is not None:
             self._deltas.setdefault(f"{match[1]}.weight", {})[match[2]] = key
             return
@@ -78,67 +86,54 @@ class Adapted(TensorMapping):
             raise MergeError(
                 f"the adapter {str(self.path)!r} has {key!r}, which is no part of LoRA and not in the base"
             )
-        if self._base.meta(name).shape != self._file.meta(key).shape:
-            shapes = tuple(self._file.meta(key).shape), tuple(self._base.meta(name).shape)
-            raise MergeError(
-                f"{name!r} has shape {shapes[0]} in the adapter {str(self.path)!r} and {shapes[1]} in the base"
-            )
+        theirs, ours = tuple(self._file.meta(key).shape), tuple(self._base.meta(name).shape)
+        if theirs != ours:
+            raise MergeError(f"{name!r} has shape {theirs} in the adapter {str(self.path)!r} and {ours} in the base")
         self._whole[name] = key
 
     def _check(self, name: str, parts: dict[str, str]) -> None:
-        embedding = "lora_embedding_A" in parts
-        pair = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
-        if set(parts) != set(pair):
+        if sorted(parts) not in _PAIRS:
             raise CheckpointError(f"the adapter {str(self.path)!r} has only {', '.join(parts)} of {name!r}")
         if name not in self._base:
             raise MergeError(f"the adapter {str(self.path)!r} is for {name!r}, which the base does not have")
-        a, b = (self._file.meta(parts[each]).shape for each in pair)
-        shape = (b[0], a[1]) if len(a) == len(b) == 2 and a[0] == b[1] else None
-        turned = embedding or bool(self._config.get("fan_in_fan_out"))
-        expected = shape[::-1] if shape is not None and turned else shape
-        if expected != tuple(self._base.meta(name).shape):
-            raise MergeError(
-                f"{name!r} is {tuple(self._base.meta(name).shape)} in the base, and the adapter {str(self.path)!r} has A "
-                f"{tuple(a)} and B {tuple(b)}"
-            )
-
-    def _find_scale(self, name: str, rank: int) -> float:
-        module = name.removesuffix(".weight")
-        alpha = _pattern(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha", rank))
-        if not isinstance(alpha, int | float) or rank < 1:
-            raise CheckpointError(f"{str(self.path / CONFIG)!r} has lora_alpha {alpha!r}, which is no number")
-        return float(alpha) / (rank**0.5 if self._config.get("use_rslora") else rank)
+        a, b = (tuple(self._file.meta(part).shape) for _, part in sorted(parts.items()))
+        here = tuple(self._base.meta(name).shape)
+        if (
+            len(a) != 2
+            or len(b) != 2
+            or a[0] != b[1]
+            or (b[0], a[1]) != (here[::-1] if self._is_turned(name) else here)
+        ):
+            raise MergeError(f"{name!r} is {here} in the base, and the adapter {str(self.path)!r} has A {a} and B {b}")
 
     def meta(self, name: str) -> Tensor:
         """As the base has it."""
-        found: Tensor = self._base.meta(name)
-        return found
+        return cast(Tensor, self._base.meta(name))
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._whole:
             return self._file[self._whole[name]]
         value: Tensor = self._base[name]
-        parts = self._deltas.get(name)
-        if parts is None:
+        if name not in self._deltas:
             return value
-        embedding = "lora_embedding_A" in parts
-        a = self._file[parts["lora_embedding_A" if embedding else "lora_A"]].float()
-        b = self._file[parts["lora_embedding_B" if embedding else "lora_B"]].float()
-        delta = b @ a
-        if embedding or self._config.get("fan_in_fan_out"):
-            delta = delta.T
+        a, b = (self._file[part].float() for _, part in sorted(self._deltas[name].items()))
+        delta = (b @ a).T if self._is_turned(name) else b @ a
         # In the precision of the accumulation: rounding to the base's dtype would lose what an adapter learnt.
-        return torch.add(
-            value.to(torch.promote_types(value.dtype, torch.float32)), delta, alpha=self._find_scale(name, len(a))
-        )
+        wide = value.to(torch.promote_types(value.dtype, torch.float32))
+        return torch.add(wide, delta, alpha=self._find_scale(name.removesuffix(".weight"), len(a)))
 
+    def _is_turned(self, name: str) -> bool:
+        return "lora_embedding_A" in self._deltas[name] or bool(self._config.get("fan_in_fan_out"))
 
-def _pattern(patterns: Any, module: str, otherwise: Any) -> Any:
-    if isinstance(patterns, dict):
-        for pattern, value in patterns.items():
+    def _find_scale(self, module: str, rank: int) -> float:
+        alpha = self._config.get("lora_alpha", rank)
+        for pattern, value in (self._config.get("alpha_pattern") or {}).items():
             if module == pattern or module.endswith(f".{pattern}"):
-                return value
-    return otherwise
+                alpha = value
+                break
+        if not isinstance(alpha, int | float) or rank < 1:
+            raise CheckpointError(f"{str(self.path / CONFIG)!r} has lora_alpha {alpha!r}, which is no number")
+        return float(alpha) / (rank**0.5 if self._config.get("use_rslora") else rank)
 
 
 def read_vocabulary(directory: Path) -> dict[str, int] | None:
@@ -150,7 +145,7 @@ def read_vocabulary(directory: Path) -> dict[str, int] | None:
     path = directory / TOKENIZER
     if not path.is_file():
         return None
-    found = _json(path.read_bytes(), f"{str(path)!r}")
+    found = parse_json(path.read_bytes(), f"{str(path)!r}")
     model = found.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):  # of pieces with scores, in order
@@ -178,16 +173,14 @@ class Aligned(TensorMapping):
 
     def meta(self, name: str) -> Tensor:
         """The shape is that of the other model."""
-        found: Tensor = (self._first if name in self._names else self._model).meta(name)
-        return found
+        return cast(Tensor, (self._first if name in self._names else self._model).meta(name))
 
     def __getitem__(self, name: str) -> Tensor:
         value: Tensor = self._model[name]
         if name not in self._names:
             return value
         result: Tensor = self._first[name].to(value.dtype).clone()
-        count = len(result)
-        sources = self._sources[:count]
+        sources = self._sources[: len(result)]
         here = torch.nonzero((sources >= 0) & (sources < len(value))).flatten()
         result[here] = value[sources[here]]
         return result
@@ -223,12 +216,10 @@ def align(first: Any, model: Any, labels: tuple[str, str], vocabularies: tuple[A
         return model
     length = max((len(first.meta(name)) for name in rows), default=0)
     sources = torch.full((length,), -1, dtype=torch.long)
-    # Rows that no token has are padding: one is as good as another of its place.
-    free = set(range(length)) - set(ours.values())
     for token, number in ours.items():
         if number < length:
             sources[number] = theirs.get(token, -1)
-    taken = set(theirs.values())
-    for number in free:
-        sources[number] = number if number not in taken else -1
+    # Rows that no token has are padding: one is as good as another of its place.
+    for number in set(range(length)) - set(ours.values()) - set(theirs.values()):
+        sources[number] = number
     return Aligned(model, first, sources, frozenset(rows))

@@ -5,21 +5,19 @@ import fnmatch
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from moduli.labels import Tensor as LabelledTensor
-from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, VirtualTensor, load_all_or_nothing, virtual
-from moduli.particles import CONFIG_KEY as CONFIG
-from moduli.particles import POLICY, buffer_policy, events_of
-
-from ..layout import cut_like, is_sharded, memory_of
+from ..labels import Tensor as LabelledTensor
+from ..layout import cut_like, memory_of
+from ..nn import VirtualTensor, load_all_or_nothing, virtual
+from ..particles import CONFIG_KEY as CONFIG
+from ..particles import POLICY, buffer_policy, events_of
 from ._errors import CheckpointError
-from ._match import Match, NameMap, Rename, edits_between, make_rename, match
+from ._match import Match, NameMap, Rename, edits_between, make_rename, match, public_name
 from ._saved import EXTRA, LABELS, Saved
 from ._tree import Tensors, class_name, encode
 
@@ -60,24 +58,16 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
         _check(name, value)
         if value.numel() and not value.is_meta and value.layout is torch.strided:
             # Tensors are tied if they are the same memory seen the same way.
-            plain = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
-            key = memory_of(value) if is_sharded(value) else plain
-            first = memory.setdefault(key, name)
+            first = memory.setdefault(memory_of(value), name)
             if first != name:
                 ties[name] = first
                 continue
         found[name] = value
-    content: dict[str, Any] = {
-        "metadata": encode(
-            {path: dict(entry) for path, entry in getattr(state, "_metadata", {}).items()}, ("metadata",), tensors
-        )
-    }
-    if ties:
-        content["ties"] = ties
-    if extra:
-        content["extra_state"] = extra
-    if events:
-        content["history"] = [[e.number, e.sentence, sorted(e.added), sorted(e.removed)] for e in events]
+    metadata = {path: dict(entry) for path, entry in getattr(state, "_metadata", {}).items()}
+    history = [[e.number, e.sentence, sorted(e.added), sorted(e.removed)] for e in events]
+    told = {"ties": ties, "extra_state": extra, "history": history}
+    content: dict[str, Any] = {"metadata": encode(metadata, ("metadata",), tensors)}
+    content |= {key: value for key, value in told.items() if value}
     if isinstance(module, nn.Module):
         content |= _describe_module(module)
     return found, content
@@ -98,30 +88,19 @@ def _check(name: str, value: Any) -> None:
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
     """What is told about a module beside its tensors."""
-    found: dict[str, Any] = {"class": class_name(module)}
     virtuals: list[str] = []
     policies: dict[str, Any] = {}
     for path, each in module.named_modules():
-        prefix = f"{path}." if path else ""
-        virtuals += [prefix + name for name in _virtual_names(each)]
-        if POLICY in each.__dict__:
-            policies[path] = [list(pair) for pair in each.__dict__[POLICY]]
+        declared = {
+            name for base in type(each).__mro__ for name, held in vars(base).items() if isinstance(held, virtual)
+        }
+        live = [held.name for held in vars(each).values() if isinstance(held, VirtualTensor)]
+        virtuals += [f"{path}.{name}" if path else name for name in (*sorted(declared), *live)]
+        if POLICY in vars(each):
+            policies[path] = [list(pair) for pair in vars(each)[POLICY]]
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-    for key, value in (("virtual", virtuals), ("policies", policies), ("frozen", frozen)):
-        if value:
-            found[key] = value
-    return found
-
-
-def _virtual_names(module: nn.Module) -> list[str]:
-    declared = _list_declared(type(module))  # type: ignore[arg-type]
-    live = (held.name for held in module.__dict__.values() if isinstance(held, VirtualTensor))
-    return [*declared, *live]
-
-
-@cache
-def _list_declared(kind: type) -> list[str]:
-    return sorted({name for base in kind.__mro__ for name, held in vars(base).items() if isinstance(held, virtual)})
+    told = {"class": class_name(module), "virtual": virtuals, "policies": policies, "frozen": frozen}
+    return {key: value for key, value in told.items() if value}
 
 
 # -- out of a file -----------------------------------------------------------------------------------------------------
@@ -157,7 +136,6 @@ def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool,
         raise CheckpointError(f"{lazy[0]!r} is lazy and has no shape yet; call the module once before loading it")
     held: Mapping[str, Any] = module.state_dict()
     rename = make_rename(mapping, saved.every)
-    labelled = saved.labels
     reader = saved.reader
     converted: list[str] = []
 
@@ -169,7 +147,8 @@ def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool,
         place, value = saved.source(source), held[name]
         dtype, shape = reader.dtype(place), reader.shape(place)
         # Named axes may be in another order, which the module puts right.
-        same = sorted(shape) == sorted(value.shape) if source in labelled else shape == tuple(value.shape)
+        labelled = public_name(source) in saved.labels
+        same = sorted(shape) == sorted(value.shape) if labelled else shape == tuple(value.shape)
         if not same or not _convertible(dtype, value.dtype):
             here = f"{value.dtype} of shape {tuple(value.shape)}"
             return f"{source!r} is {dtype} of shape {shape} in the checkpoint and {here} in the module"
@@ -214,7 +193,7 @@ def _apply(saved: Saved, module: nn.Module, held: Mapping[str, Any], found: Matc
                 tensors[place] = saved.reader.tensor(place)
             state[name] = cut_like(tensors[place], value)
     own = getattr(held, "_metadata", {})
-    state._metadata = _rename_metadata(saved.metadata, own, found, rename)  # type: ignore[attr-defined]
+    state._metadata = _rename_metadata(saved, own, found, rename)  # type: ignore[attr-defined]
     policies = _policies_to_set(module, saved)
     try:
         load_all_or_nothing(module, state, lambda: module.load_state_dict(state))
@@ -236,23 +215,24 @@ def _policies_to_set(module: nn.Module, saved: Saved) -> list[tuple[nn.Module, s
     return found
 
 
-def _rename_metadata(saved: dict[str, dict[str, Any]], own: Mapping[str, Any], found: Match, rename: Rename) -> Any:
+def _rename_metadata(saved: Saved, own: Mapping[str, Any], found: Match, rename: Rename) -> Any:
     """The metadata of a checkpoint under the names that its tensors have here."""
     if not found.fresh and all(name == source for name, source in found.taken.items()):
-        return OrderedDict(saved)
+        return OrderedDict(saved.metadata)
     result: OrderedDict[str, Any] = OrderedDict((path, copy.deepcopy(dict(entry))) for path, entry in own.items())
     for entry in result.values():
         entry.pop(CONFIG, None)
     for name, source in found.taken.items():
-        (path, _, key), (old_path, _, old_key) = name.rpartition("."), source.rpartition(".")
-        entry, old = result.setdefault(path, {}), saved.get(old_path, {})
+        (path, _, key), old_path = public_name(name).rpartition("."), source.rpartition(".")[0]
+        entry, old = result.setdefault(path, {}), saved.metadata.get(old_path, {})
         entry.update({k: v for k, v in old.items() if k not in (LABELS, CONFIG)})
-        labels, public = old.get(LABELS, {}), _public(old_key)
-        if public in labels:
-            entry.setdefault(LABELS, {})[_public(key)] = labels[public]
-        elif entry.get(LABELS, {}).pop(_public(key), None) is not None and not entry[LABELS]:
-            del entry[LABELS]
-    for path, entry in saved.items():
+        labels = entry.pop(LABELS, {})
+        labels.pop(key, None)
+        if public_name(source) in saved.labels:
+            labels[key] = saved.labels[public_name(source)]
+        if labels:
+            entry[LABELS] = labels
+    for path, entry in saved.metadata.items():
         if CONFIG in entry and path in result:
             prefix = f"{path}." if path else ""
             names = ((rename(prefix + name), values) for name, values in entry[CONFIG].items())
@@ -260,9 +240,3 @@ def _rename_metadata(saved: dict[str, dict[str, Any]], own: Mapping[str, Any], f
                 new.removeprefix(prefix): values for new, values in names if new is not None and new.startswith(prefix)
             }
     return result
-
-
-def _public(key: str) -> str:
-    for prefix in (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX):
-        key = key.removeprefix(prefix)
-    return key

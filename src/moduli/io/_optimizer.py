@@ -4,16 +4,22 @@ Ours keep their state by name, and it is saved as it is. Torch's own keep it by 
 parameters are saved with it, so that it finds them again after they were reordered, renamed or joined by others.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 from torch import Tensor, nn
 
 from ._errors import CheckpointError, DamagedFileError
+from ._json import has_form
 from ._match import Rename, list_names
 from ._tree import class_name
+
+# What `state_dict()` of torch's own optimizers looks like, and what a group has of its own beside settings.
+_BY_POSITION: Final = {"state": dict, "param_groups": [{"params": [int]}]}
+_OWN: Final = ("params", "param_names")
 
 
 def parameter_names(module: Any) -> dict[int, list[str]]:
@@ -37,14 +43,8 @@ def describe(optimizer: Any, state: Any, names: Mapping[int, list[str]]) -> dict
 
 
 def _is_by_position(state: Any) -> bool:
-    if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
-        return False
-    groups = state.get("param_groups")
-    return (
-        isinstance(groups, list)
-        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
-        and all(type(place) is int for group in groups for place in group["params"])
-    )
+    # Every part of it is there: a form says nothing about what is missing.
+    return has_form(state, _BY_POSITION) and {"state", "param_groups"} <= state.keys()
 
 
 def _names(optimizer: Any, names: Mapping[int, list[str]]) -> list[list[list[str]]] | None:
@@ -100,39 +100,27 @@ def fit_state(
         CheckpointError: If they do not fit.
     """
     here = getattr(optimizer, "named_state_dict", optimizer.state_dict)()
-    if "shapes" not in part:
-        if _is_by_position(here) and isinstance(state, dict) and not _is_by_position(state):
-            raise CheckpointError(
-                f"the checkpoint has the state of {part.get('class')}, which is by name, and {class_name(optimizer)} keeps "
-                "its state by position; load it into the kind of optimizer that wrote it"
-            )
-        return _fit_named(optimizer, state, here, known)
-    if not _is_by_position(state) or not _is_by_position(here):
+    positions = _is_by_position(state)
+    if isinstance(state, dict) and positions != _is_by_position(here):
+        told = ("by position", "by name") if positions else ("by name", "by position")
         raise CheckpointError(
-            f"the checkpoint has the state of {part.get('class')} by position, which {class_name(optimizer)} does not take; "
-            "load it into the kind of optimizer that wrote it"
+            f"the checkpoint has the state of {part.get('class')}, which is {told[0]}, and {class_name(optimizer)} keeps its "
+            f"state {told[1]}; load it into the kind of optimizer that wrote it"
         )
-    shapes = _lists(part["shapes"], state, "shapes")
-    called = _names(optimizer, known.names)
-    if "names" not in part or called is None:
-        _check_positions(optimizer, shapes)
-        return state, [], []
-    return _match_by_name(optimizer, state, here, _lists(part["names"], state, "names"), shapes, called, known)
+    return (_fit_positions if positions else _fit_names)(optimizer, part, state, here, known)
 
 
-def _fit_named(optimizer: Any, state: Any, here: Any, known: KnownState) -> tuple[Any, list[str], list[str]]:
+def _fit_names(
+    optimizer: Any, part: Mapping[str, Any], state: Any, here: Any, known: KnownState
+) -> tuple[Any, list[str], list[str]]:
     """A state that is by name, under the names here, without what finds nothing here."""
     new = {name: known.rename(name) for name in known.every}
     shapes, ours = (each.get("shapes") if isinstance(each, dict) else None for each in (state, here))
     fresh: list[str] = []
     dropped: list[str] = []
     if isinstance(shapes, dict) and isinstance(ours, dict):
-        found = {
-            new.get(name, name): name for name, shape in shapes.items() if _fits(ours.get(new.get(name, name)), shape)
-        }
-        fresh = [name for name in ours if name not in found]
-        dropped = [name for name in shapes if name not in found.values()]
-        _check_leftovers(optimizer, fresh, dropped, known)
+        found = _pair(optimizer, shapes, {name: ([name], shape) for name, shape in ours.items()}, known)
+        fresh, dropped = _leftovers(found, ours, shapes)
         new |= dict.fromkeys(dropped)
         links, own = state.get("links"), here.get("links")
         if isinstance(links, dict) and isinstance(own, dict) and not known.strict:
@@ -141,80 +129,79 @@ def _fit_named(optimizer: Any, state: Any, here: Any, known: KnownState) -> tupl
     return _rename_keys(state, {name: here for name, here in new.items() if name != here}), fresh, dropped
 
 
-def _fits(here: Any, saved: Any) -> bool:
-    return here is not None and isinstance(saved, list | tuple) and tuple(here) == tuple(saved)
+def _fit_positions(
+    optimizer: Any, part: Mapping[str, Any], state: Any, here: Any, known: KnownState
+) -> tuple[Any, list[str], list[str]]:
+    """A state that is by position, at the positions here. Where names are not known, positions are names."""
+    if not has_form(part, {"names": [[str]], "shapes": [[[int]]]}):
+        raise DamagedFileError("the names or shapes of its optimizer's parameters are malformed")
+    saved, groups = state["param_groups"], here["param_groups"]
+    origins = {place: at for at, group in enumerate(saved) for place in group["params"]}
+    called, names = _names(optimizer, known.names), list(chain.from_iterable(part.get("names", [])))
+    if called is None or not names:
+        called, names = [[[str(place)] for place in group["params"]] for group in groups], list(map(str, origins))
+    shapes = list(chain.from_iterable(part.get("shapes", [])))
+    if not len(origins) == len(shapes) == len(set(names)):
+        raise DamagedFileError("the names or shapes of its optimizer's parameters are not those of its state")
+    where = dict(zip(names, origins, strict=True))
+    params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    live = {each[0]: (each, p.shape) for each, p in zip(chain.from_iterable(called), params, strict=True)}
+    found = _pair(optimizer, dict(zip(names, shapes, strict=True)), live, known)
+    states: dict[int, Any] = {}
+    made: list[dict[str, Any]] = []
+    for group, each in zip(groups, called, strict=True):
+        taken = {at: where[found[a[0]]] for at, a in zip(group["params"], each, strict=True) if a[0] in found}
+        states |= {at: state["state"][old] for at, old in taken.items() if old in state["state"]}
+        options = _options(group, [origins[old] for old in taken.values()], saved)
+        made.append({**options, **{key: group[key] for key in _OWN if key in group}})
+    fresh, dropped = _leftovers(found, live, names)
+    return {**state, "state": states, "param_groups": made}, fresh, dropped
 
 
-def _lists(found: Any, state: dict[str, Any], what: str) -> list[list[Any]]:
-    groups = state["param_groups"]
-    if (
-        not isinstance(found, list)
-        or len(found) != len(groups)
-        or not all(isinstance(a, list) and len(a) == len(g["params"]) for a, g in zip(found, groups, strict=True))
-    ):
-        raise DamagedFileError(f"the {what} of its optimizer's parameters are malformed")
+def _pair(
+    optimizer: Any, saved: Mapping[str, Any], here: Mapping[str, tuple[list[str], Any]], known: KnownState
+) -> dict[str, str]:
+    """The names in the checkpoint by names here, of parameters of the same shape.
+
+    Raises:
+        CheckpointError: If others are left, on either side, that may not be.
+    """
+    sources: dict[str, str] = {}
+    every = set(known.every)
+    for name in saved:
+        for each in (name, *(other for other, first in known.ties.items() if first == name)):
+            renamed = known.rename(each) if each in every else each
+            if renamed is not None:
+                sources[renamed] = name
+    found: dict[str, str] = {}
+    for name, (aliases, shape) in here.items():
+        source = next((sources[alias] for alias in aliases if alias in sources), None)
+        if source is not None and list(saved[source]) == list(shape):
+            found[name] = source
+    fresh, dropped = _leftovers(found, here, saved)
+    new, old = [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped]
+    problems = [f"it has no state that fits {list_names(new)}"] if new else []
+    problems += [f"nothing here takes its state of {list_names(old)}"] if old else []
+    if problems and known.strict:
+        raise CheckpointError(
+            f"the checkpoint does not fit the {type(optimizer).__name__}: {'; '.join(problems)}. Say what has another name "
+            "with mapping=, or load what fits with strict=False; without the module, parameters have no names but positions"
+        )
     return found
 
 
-def _check_positions(optimizer: Any, shapes: list[list[Any]]) -> None:
-    here = [[list(p.shape) for p in group["params"]] for group in optimizer.param_groups]
-    if here != shapes:
-        counts, ours = [len(group) for group in shapes], [len(group) for group in here]
-        what = f"groups of {counts} parameters in the checkpoint, {ours} here" if counts != ours else "shapes differ"
-        raise CheckpointError(
-            f"the parameters of the {type(optimizer).__name__} are not those of the checkpoint: {what}. Save and load the "
-            "module together with its optimizer, so that parameters are matched by name"
-        )
-
-
-def _match_by_name(
-    optimizer: Any,
-    state: dict[str, Any],
-    here: dict[str, Any],
-    names: list[list[str]],
-    shapes: list[list[Any]],
-    called: list[list[list[str]]],
-    known: KnownState,
-) -> tuple[Any, list[str], list[str]]:
-    sources: dict[str, tuple[str, int, int, Any]] = {}
-    for at, group in enumerate(state["param_groups"]):
-        for name, shape, place in zip(names[at], shapes[at], group["params"], strict=True):
-            if not isinstance(name, str):
-                raise DamagedFileError("the names of its optimizer's parameters are malformed")
-            for each in (name, *(other for other, first in known.ties.items() if first == name)):
-                new = known.rename(each)
-                if new is not None:
-                    sources[new] = name, place, at, shape
-    fresh: list[str] = []
-    used: set[str] = set()
-    states: dict[int, Any] = {}
-    groups: list[dict[str, Any]] = []
-    for group, live, aliases in zip(here["param_groups"], optimizer.param_groups, called, strict=True):
-        origins: list[int] = []
-        for place, parameter, called_here in zip(group["params"], live["params"], aliases, strict=True):
-            found = next((sources[alias] for alias in called_here if alias in sources), None)
-            if found is not None and found[3] == list(parameter.shape):
-                used.add(found[0])
-                origins.append(found[2])
-                if found[1] in state["state"]:
-                    states[place] = state["state"][found[1]]
-            else:
-                fresh.append(called_here[0])
-        groups.append({**_options(group, origins, state["param_groups"]), "params": group["params"]})
-        if "param_names" in group:
-            groups[-1]["param_names"] = group["param_names"]
-    dropped = [name for every in names for name in every if name not in used]
-    _check_leftovers(optimizer, fresh, dropped, known)
-    return {**state, "state": states, "param_groups": groups}, fresh, dropped
+def _leftovers(found: dict[str, str], here: Iterable[str], saved: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The names here that found nothing, and those of the checkpoint that are not used."""
+    used = set(found.values())
+    return [name for name in here if name not in found], [name for name in saved if name not in used]
 
 
 def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, Any]]) -> dict[str, Any]:
     """The settings of a group: those of the saved group that its parameters were in."""
     if not origins:
         return group
-    own = ("params", "param_names")
     first, *others = (
-        {key: value for key, value in saved[place].items() if key not in own} for place in dict.fromkeys(origins)
+        {key: value for key, value in saved[place].items() if key not in _OWN} for place in dict.fromkeys(origins)
     )
     if not all(_equal(first, other) for other in others):
         raise CheckpointError(
@@ -232,18 +219,6 @@ def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(_equal, left, right))
     return bool(left == right)
-
-
-def _check_leftovers(optimizer: Any, fresh: list[str], dropped: list[str], known: KnownState) -> None:
-    """Refuse parameters that find no state, and states that find no parameter, unless they may."""
-    new, old = [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped]
-    problems = [f"it has no state that fits {list_names(new)}"] if new else []
-    problems += [f"nothing here takes its state of {list_names(old)}"] if old else []
-    if problems and known.strict:
-        raise CheckpointError(
-            f"the checkpoint does not fit the {type(optimizer).__name__}: {'; '.join(problems)}. Say what has another name "
-            "with mapping=, or load what fits with strict=False"
-        )
 
 
 def _rename_keys(tree: Any, new: Mapping[str, str | None]) -> Any:

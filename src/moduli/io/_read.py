@@ -12,7 +12,8 @@ from torch import Tensor
 from ._checksum import checksums_of
 from ._dtypes import DTYPES, dtype_name
 from ._errors import CheckpointError, DamagedFileError, name_file
-from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, _json, parse
+from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, parse
+from ._json import has_form, parse_json
 from ._replace import PathLike
 from ._tree import check_owners
 
@@ -69,7 +70,7 @@ class Reader:
             return None
         if not self.header.sealed:
             raise DamagedFileError("its header has lost its checksum")
-        content = _json(text.encode("utf-8", "surrogatepass"), "what it says about its tensors")
+        content = parse_json(text.encode("utf-8", "surrogatepass"), "what it says about its tensors")
         version = content.get("format")
         if type(version) is not int or version < 1:
             raise DamagedFileError("it does not say which format it has")
@@ -82,11 +83,11 @@ class Reader:
 
     def _check_views(self) -> dict[str, torch.dtype]:
         views = (self.content or {}).get("views", {})
-        if not isinstance(views, dict):
+        if not has_form(views, {str: str}):
             raise DamagedFileError("what it says about complex tensors is not a mapping")
         found = {}
         for name, kind in views.items():
-            dtype = _COMPLEX_NAMES.get(kind) if isinstance(kind, str) else None
+            dtype = _COMPLEX_NAMES.get(kind)
             slot = self.slots.get(name)
             if dtype is None or slot is None or DTYPES[slot.code] != dtype.to_real() or slot.shape[-1:] != (2,):
                 raise DamagedFileError(f"{name!r} is not made of pairs that would be {kind}")
@@ -145,37 +146,22 @@ class Reader:
         dtype, offset = DTYPES[slot.code], self.header.start + slot.begin
         if slot.end == slot.begin:
             found = torch.empty(slot.shape, dtype=dtype)
-        elif offset % dtype.itemsize:
-            raw = torch.frombuffer(self._map, dtype=torch.uint8, count=slot.end - slot.begin, offset=offset)
-            found = raw.clone().view(dtype).view(slot.shape)
         else:
-            count = (slot.end - slot.begin) // dtype.itemsize
-            found = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
-            if len(slot.shape) != 1:
-                found = found.view(slot.shape)
+            raw = torch.frombuffer(self._map, dtype=torch.uint8, count=slot.end - slot.begin, offset=offset)
+            # Torch reads numbers by instructions that need them aligned, and crashes if they are not.
+            aligned = offset % self.dtype(name).itemsize == 0
+            found = (raw if aligned else raw.clone()).view(dtype).view(slot.shape)
         if dtype is torch.bool and found.numel() and int(found.view(torch.uint8).max()) > 1:
             raise self.damaged(f"{name!r} has truth values that are neither true nor false")
-        if name not in self._views:
-            return found
-        if offset % self._views[name].itemsize:
-            # Torch reads complex numbers by instructions that need them aligned as a whole, and crashes if they are not.
-            found = found.clone()
-        return torch.view_as_complex(found)
-
-    def expect(self, name: str) -> None:
-        """Have the system read a tensor from the disk in the background: its values will be looked at soon."""
-        self._advise(name, "MADV_WILLNEED")
+        return torch.view_as_complex(found) if name in self._views else found
 
     def forget(self, name: str) -> None:
         """Let the system take back the memory of a tensor that was read; it is read again where it is looked at again."""
-        self._advise(name, "MADV_DONTNEED")
-
-    def _advise(self, name: str, advice: str) -> None:
         slot, page = self.slots[name], mmap.PAGESIZE
         start = (self.header.start + slot.begin) // page * page
-        end = min(-(-(self.header.start + slot.end) // page) * page, self.size)
-        if hasattr(mmap, advice) and end > start:
-            self._map.madvise(getattr(mmap, advice), start, end - start)
+        length = self.header.start + slot.end - start
+        if hasattr(mmap, "MADV_DONTNEED") and length > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, start, length)
 
     def copy(self, name: str) -> Tensor:
         """A tensor in memory of its own; the same one each time."""

@@ -3,7 +3,7 @@
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -125,12 +125,9 @@ def describe_writer() -> dict[str, Any]:
 
 def _part(part: str, value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
     if isinstance(value, Mapping):
-        many = {}
-        for name, each in value.items():
-            if not isinstance(name, str):
-                raise CheckpointError(f"{part}= has the key {name!r}; a dict of several has names for keys")
-            many[name] = _one((part, name), each, names, tensors)
-        return {"many": many}
+        if not all(isinstance(name, str) for name in value):
+            raise CheckpointError(f"{part}= has the keys {list(value)}; a dict of several has names for keys")
+        return {"many": {name: _one((part, name), each, names, tensors) for name, each in value.items()}}
     return _one((part,), value, names, tensors)
 
 
@@ -157,29 +154,21 @@ def _write_together(
     Raises:
         CheckpointError: In every process, if the one that writes could not, or processes save different things.
     """
-    distributed = torch.distributed
-    group = find_group(tensors.values())
     asked = gather_objects([name for name, tensor in tensors.items() if is_sharded(tensor)], tensors.values())
     if any(names != asked[0] for names in asked):
         raise CheckpointError(f"the processes save different tensors in {str(path)!r}; call save alike in all of them")
-    stream = _gather_each(order_for_file(tensors), writes=distributed.get_rank(group) == 0)
+    writes = torch.distributed.get_rank(find_group(tensors.values())) == 0
+    stream = ((name, make_whole(each.detach())) for name, each in order_for_file(tensors) if writes or is_sharded(each))
     failure: Exception | None = None
-    if distributed.get_rank(group) == 0:
-        try:
+    try:
+        if writes:
             write(stream)
-        except Exception as error:  # noqa: BLE001 - raised below, when no other process waits any more
-            failure = error
+    except Exception as error:  # noqa: BLE001 - raised below, when no other process waits any more
+        failure = error
     for _ in stream:
         pass  # whatever was not written: the others wait for this process
-    told = [None if failure is None else f"{type(failure).__name__}: {failure}"]
-    distributed.broadcast_object_list(told, group=group, group_src=0)
+    told = gather_objects(None if failure is None else f"{type(failure).__name__}: {failure}", tensors.values())
     if failure is not None:
         raise failure
     if told[0] is not None:
         raise CheckpointError(f"{str(path)!r} could not be written by the first process: {told[0]}")
-
-
-def _gather_each(tensors: Iterable[tuple[str, Tensor]], writes: bool) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in tensors:
-        if writes or is_sharded(tensor):
-            yield name, make_whole(tensor.detach())

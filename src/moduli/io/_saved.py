@@ -1,14 +1,14 @@
 """The module part of a file, checked."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
-from moduli.particles import CONFIG_KEY as CONFIG
-from moduli.particles import POLICIES, Event
-
+from ..particles import CONFIG_KEY as CONFIG
+from ..particles import POLICIES, Event
 from ._errors import CheckpointError, DamagedFileError
+from ._json import has_form
+from ._match import public_name
 from ._read import Reader
 from ._tree import decode, tensor_names
 
@@ -16,7 +16,18 @@ LABELS = "labels"
 EXTRA = "_extra_state"
 PARTS = ("optimizer", "population", "scheduler")
 """The parts of a checkpoint that are objects with a state dict, besides the module."""
-PREFIXES = (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, "")
+
+_FORM: Final = {
+    "module": {
+        "extra_state": dict,
+        "ties": {str: str},
+        "history": [(int, str, [str], [str])],
+        "policies": {str: [(str, POLICIES.__contains__)]},
+        "virtual": [str],
+        "frozen": [str],
+    },
+    **{part: {"many": {str: dict}} for part in PARTS},
+}
 
 
 class Saved:
@@ -29,12 +40,12 @@ class Saved:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.content: dict[str, Any] = reader.content or {}
-        part = self.content.get("module", {} if reader.content is None else None)
-        self.present = part is not None
-        part = {} if part is None else part
-        if not isinstance(part, dict):
-            raise DamagedFileError("what it says about a module is not a mapping")
-        self.extra: dict[str, Any] = _mapping(part, "extra_state")
+        for key, form in _FORM.items():
+            if key in self.content and not has_form(self.content[key], form):
+                raise DamagedFileError(f"what it says about {key} is malformed")
+        self.present = reader.content is None or "module" in self.content
+        part = self.content.get("module", {})
+        self.extra: dict[str, Any] = part.get("extra_state", {})
         others = set(tensor_names([value for key, value in self.content.items() if key != "module"]))
         # The tensors of extra state and metadata, which belong to the module and have no name in its state dict.
         self.carried = list(dict.fromkeys(tensor_names([self.extra, part.get("metadata")])))
@@ -42,12 +53,17 @@ class Saved:
             reader.slot(name)
         others.update(self.carried)
         self.names = [name for name in reader.slots if name not in others] if self.present else []
-        self.ties = self._ties(_mapping(part, "ties"))
-        self.metadata = self._metadata(part.get("metadata", {}))
-        self.history = self._history(part.get("history", []))
-        self.policies = self._policies(_mapping(part, "policies"))
-        self.virtual = self._strings(part.get("virtual", []))
-        self.frozen = self._strings(part.get("frozen", []))
+        self.ties: dict[str, str] = part.get("ties", {})
+        own = set(self.names)
+        for name, first in self.ties.items():
+            if name in own or first not in own:
+                raise DamagedFileError(f"{name!r} is tied to {first!r}, which is not so")
+        self.metadata: dict[str, dict[str, Any]] = self.decode(part.get("metadata", {}))
+        self.labels = self._read_labels()
+        self.history = [Event(n, told, frozenset(a), frozenset(r)) for n, told, a, r in part.get("history", [])]
+        self.policies: dict[str, list[list[str]]] = part.get("policies", {})
+        self.virtual: list[str] = part.get("virtual", [])
+        self.frozen: list[str] = part.get("frozen", [])
         self.kind = str(part.get("class", ""))
 
     def require(self, part: str) -> None:
@@ -59,11 +75,7 @@ class Saved:
     def objects(self, part: str) -> dict[str | None, dict[str, Any]]:
         """What the file says of the objects of a part, by name; under None if there is one, without a name."""
         found = self.content.get(part, {})
-        if not isinstance(found, dict):
-            raise DamagedFileError(f"what it says about {part} is not a mapping")
-        many = found.get("many", {None: found} if found else {})
-        if not isinstance(many, dict) or not all(isinstance(each, dict) for each in many.values()):
-            raise DamagedFileError(f"what it says about {part} is not a mapping of mappings")
+        many: dict[str | None, dict[str, Any]] = found.get("many", {None: found} if found else {})
         return many
 
     def decode(self, node: Any) -> Any:
@@ -75,96 +87,33 @@ class Saved:
         """Every name, of tensors and of extra state."""
         return [*self.names, *self.ties, *self.extra]
 
-    @property
-    def labels(self) -> dict[str, list[dict[str, Any]]]:
-        """The axes of labelled tensors, by each name under which one may be registered."""
-        return {
-            place: axes
-            for path, entry in self.metadata.items()
-            for name, axes in entry.get(LABELS, {}).items()
-            for place in _places(path, name)
-        }
-
     def source(self, name: str) -> str:
         """The name under which the tensor of a name is in the file."""
         return self.ties.get(name, name)
 
-    def _ties(self, ties: dict[str, Any]) -> dict[str, str]:
-        own = set(self.names)
-        for name, first in ties.items():
-            if name in own or not isinstance(first, str) or first not in own:
-                raise DamagedFileError(f"{name!r} is tied to {first!r}, which is not so")
-        return ties
+    def _read_labels(self) -> dict[str, list[dict[str, Any]]]:
+        """The axes of labelled tensors by public name, checked.
 
-    def _metadata(self, node: Any) -> dict[str, dict[str, Any]]:
-        found = self.decode(node)
-        if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-            raise DamagedFileError("its metadata is not a mapping of mappings")
-        for path, entry in found.items():
-            settings = entry.get(CONFIG, {})
-            right = isinstance(settings, dict) and all(isinstance(each, dict) for each in settings.values())
-            if not right or not _are_labels(entry.get(LABELS, {})):
-                raise DamagedFileError(f"its labels or configurations of {path!r} are malformed")
-            self._check_labels(path, entry.get(LABELS, {}))
+        Raises:
+            DamagedFileError: If they are malformed, or not as many as their axes are long: a range may claim any number
+                without writing it.
+        """
+        if not has_form(self.metadata, {str: {LABELS: {str: [_is_axis]}, CONFIG: {str: dict}}}):
+            raise DamagedFileError("its metadata, labels or configurations are malformed")
+        shapes = {public_name(name): self.reader.shape(self.source(name)) for name in [*self.names, *self.ties]}
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path, entry in self.metadata.items():
+            for name, axes in entry.get(LABELS, {}).items():
+                place = f"{path}.{name}" if path else name
+                counts = [_length(axis) for axis in axes]
+                # What is not in the file, as buffers that are not persistent, is not loaded either.
+                shape = shapes.get(place, counts)
+                if len(counts) != len(shape) or any(
+                    c not in (None, size) for c, size in zip(counts, shape, strict=True)
+                ):
+                    raise DamagedFileError(f"the labels of {name!r} are not those of a tensor of shape {shape}")
+                found[place] = axes
         return found
-
-    def _check_labels(self, path: str, labels: dict[str, Any]) -> None:
-        """Refuse labels that are not as many as their axes are long: a range may claim any number without writing it."""
-        own = {*self.names, *self.ties}
-        for name, axes in labels.items():
-            place = next((self.source(place) for place in _places(path, name) if place in own), None)
-            # What is not in the file, as buffers that are not persistent, is not loaded either.
-            shape = tuple(map(_length, axes)) if place is None else self.reader.shape(place)
-            counts = [_length(axis) for axis in axes]
-            if len(counts) != len(shape) or any(
-                count not in (None, size) for count, size in zip(counts, shape, strict=True)
-            ):
-                raise DamagedFileError(f"the labels of {name!r} are not those of a tensor of shape {shape}")
-
-    def _history(self, found: Any) -> list[Event]:
-        try:
-            return [Event(n, s, frozenset(map(_text, a)), frozenset(map(_text, r))) for n, s, a, r in found]
-        except (TypeError, ValueError):
-            raise DamagedFileError("its history is malformed") from None
-
-    def _policies(self, found: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
-        try:
-            return {
-                path: [(_text(pattern), _one_of(policy, POLICIES)) for pattern, policy in each]
-                for path, each in found.items()
-            }
-        except (TypeError, ValueError):
-            raise DamagedFileError("its policies for buffers are malformed") from None
-
-    def _strings(self, found: Any) -> list[str]:
-        try:
-            return [_text(each) for each in found]
-        except TypeError:
-            raise DamagedFileError("a list of names in it is malformed") from None
-
-
-def _places(path: str, name: str) -> list[str]:
-    """The names under which the tensor of an attribute may be registered."""
-    return [f"{path}.{prefix}{name}" if path else prefix + name for prefix in PREFIXES]
-
-
-def _mapping(part: dict[str, Any], key: str) -> dict[str, Any]:
-    found = part.get(key, {})
-    if not isinstance(found, dict):
-        raise DamagedFileError(f"its {key} is not a mapping")
-    return found
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _one_of(value: Any, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise ValueError(f"{value!r} is none of {choices}")
-    return _text(value)
 
 
 def _length(axis: dict[str, Any]) -> int | None:
@@ -175,24 +124,15 @@ def _length(axis: dict[str, Any]) -> int | None:
     return len(axis["labels"]) if "labels" in axis else None
 
 
-def _are_labels(labels: Any) -> bool:
-    """Whether labels are lists of axes, each with a name and perhaps labels or a range."""
-    if not isinstance(labels, dict):
+def _is_axis(axis: Any) -> bool:
+    """Whether it is an axis: with a name, or None for it, and perhaps labels or a range."""
+    if not has_form(axis, {"labels": [_is_label], "range": (_is_small, _is_small, _is_small)}):
         return False
-    for axes in labels.values():
-        if not isinstance(axes, list):
-            return False
-        for axis in axes:
-            if not isinstance(axis, dict) or not isinstance(axis.get("name", 0), str | None):
-                return False
-            found, bounds = axis.get("labels", []), axis.get("range", [0, 0, 1])
-            if not isinstance(found, list) or not all(map(_is_label, found)):
-                return False
-            if not isinstance(bounds, list) or len(bounds) != 3 or bounds[2] == 0:
-                return False
-            if not all(type(each) is int and abs(each) < 2**63 for each in bounds):
-                return False
-    return True
+    return isinstance(axis.get("name", 0), str | None) and axis.get("range", [1])[-1] != 0
+
+
+def _is_small(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
 
 
 def _is_label(label: Any) -> bool:

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moduli.labels import Tensor as LabelledTensor
-
-from ._dtypes import AS_INTEGERS, dtype_name
+from ..labels import Tensor as LabelledTensor
+from ._dtypes import dtype_name
 from ._errors import CheckpointError, DamagedFileError
-from ._header import find_twice
+from ._json import find_twice
 
 _SMALL: Final = 2**63
 _PLAIN: Final = frozenset({str, bool, type(None)})
@@ -206,8 +205,8 @@ def _decode(node: Any, read: Read) -> Any:
         ((tag, body),) = node.items()
         if tag.startswith("$"):
             if tag in _KINDS:
-                kind = _KINDS[tag]
-                return kind((_decode_pairs if kind in _MAPPINGS else _decode_items)(body, read))
+                kind, items = _KINDS[tag], [_decode(each, read) for each in body]
+                return kind(dict(items) if kind in _MAPPINGS else items)
             decoder = _DECODERS.get(tag)
             if decoder is None:
                 raise DamagedFileError(f"a tree in it has a value of the unknown kind {tag!r}")
@@ -215,26 +214,6 @@ def _decode(node: Any, read: Read) -> Any:
     if any(key.startswith("$") for key in node):
         raise DamagedFileError("a tree in it has a value of two kinds")
     return {key: _decode(each, read) for key, each in node.items()}
-
-
-def _decode_pairs(body: Any, read: Read) -> dict[Any, Any]:
-    found = [(_decode(key, read), _decode(value, read)) for key, value in body]
-    if len(dict(found)) != len(found):
-        raise ValueError("a key is there twice")
-    return dict(found)
-
-
-def _decode_items(body: Any, read: Read) -> list[Any]:
-    if type(body) is not list:
-        raise TypeError(f"{type(body).__name__} in the place of a list")
-    return [_decode(each, read) for each in body]
-
-
-def _decode_part(body: Any, read: Read) -> float:
-    found = _decode(body, read)
-    if type(found) is not float:
-        raise TypeError(f"{found!r} is not a part of a complex number")
-    return found
 
 
 def _decode_generator(body: Any, read: Read) -> torch.Generator:
@@ -246,52 +225,32 @@ def _decode_generator(body: Any, read: Read) -> torch.Generator:
 
 def _decode_array(body: Any, read: Read) -> Any:
     code, name = body
-    dtype = _numpy_dtype(code)
-    tensor = read(name)
-    if tensor.dtype in AS_INTEGERS:
-        raise TypeError(f"{name!r} is no array")
-    found = tensor.numpy()
+    dtype, found = _numpy_dtype(code), read(name).numpy()
     if found.dtype != dtype.newbyteorder("="):
         raise TypeError(f"{name!r} is {found.dtype}, not {dtype}")
     return found.astype(dtype)
 
 
-def _decode_scalar(body: Any, read: Read) -> Any:
-    code, digits = body
-    dtype, raw = _numpy_dtype(code), bytes.fromhex(digits)
-    if len(raw) != dtype.itemsize:
-        raise ValueError(f"{len(raw)} bytes are no {dtype}")
-    return np.frombuffer(raw, dtype)[0]
-
-
 def _numpy_dtype(code: Any) -> Any:
-    if type(code) is not str:
-        raise TypeError(f"{code!r} is no dtype")
     dtype = np.dtype(code)
-    if dtype.kind not in _NUMBERS or dtype.str != code:
+    if dtype.kind not in _NUMBERS:
         raise TypeError(f"{code!r} is no dtype of numbers")
     return dtype
-
-
-def _read_tensor(body: Any, read: Read) -> Tensor:
-    if type(body) is not str:
-        raise TypeError(f"{body!r} is no name")
-    return read(body)
 
 
 _DECODERS: Final[dict[str, Callable[[Any, Read], Any]]] = {
     "$int": lambda body, read: int(body, 16),
     "$float": lambda body, read: struct.unpack(">d", bytes.fromhex(body))[0],
-    "$deque": lambda body, read: deque(_decode_items(body[1], read), body[0]),
-    "$complex": lambda body, read: complex(_decode_part(body[0], read), _decode_part(body[1], read)),
+    "$deque": lambda body, read: deque(_decode(body[1], read), body[0]),
+    "$complex": lambda body, read: complex(*_decode(body, read)),
     "$bytes": lambda body, read: bytes.fromhex(body),
     "$size": lambda body, read: torch.Size(body),
     "$dtype": lambda body, read: _DTYPES[body],
     "$device": lambda body, read: torch.device(body),
     "$generator": _decode_generator,
     "$array": _decode_array,
-    "$scalar": _decode_scalar,
-    "$tensor": _read_tensor,
+    "$scalar": lambda body, read: np.frombuffer(bytes.fromhex(body[1]), _numpy_dtype(body[0]))[0],
+    "$tensor": lambda body, read: read(body),
     "$object": lambda body, read: _decode(body[1], read),
 }
 

@@ -7,11 +7,10 @@ file, also if another thread goes on training meanwhile. Checksums are put into 
 from collections.abc import Iterable
 from typing import Final
 
-import numpy as np
 from torch import Tensor
 
 from ._checksum import BLOCK, Checksum
-from ._dtypes import Scratch, array
+from ._dtypes import view_bytes
 from ._errors import CheckpointError
 from ._header import arrange, compose, seal
 from ._replace import PathLike, replace_file
@@ -50,7 +49,7 @@ def write_tensors(
     head, place = compose(slots, order, metadata, checksums)
     left = {slot.name: slot for slot in slots}
     sums = dict.fromkeys(left, 0)
-    scratch, most = Scratch(), max((slot.end - slot.begin for slot in slots), default=0)
+    most = max((slot.end - slot.begin for slot in slots), default=0)
     copied = memoryview(bytearray(min(_CHUNK, most)))
     with replace_file(path, fsync) as descriptor, open(descriptor, "wb", _WAITING, closefd=False) as file:
         file.write(head)
@@ -59,7 +58,7 @@ def write_tensors(
             slot = left.pop(name, None)
             if slot is None:
                 raise CheckpointError(f"{name!r} was not announced, or comes twice; this is not a complete model")
-            raw = array(tensor, scratch).reshape(-1).view(np.uint8).data
+            raw = view_bytes(tensor)
             if len(raw) != slot.end - slot.begin:
                 raise CheckpointError(f"{name!r} has {len(raw)} bytes where {slot.end - slot.begin} are expected")
             if slot.begin != at:  # to seek is to write what is waiting

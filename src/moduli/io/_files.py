@@ -1,21 +1,25 @@
-"""Checkpoints of several files, as people have them: a directory, or an index that says which file holds which tensor."""
+"""Files as mappings from names to tensors that are read when they are asked for: one, a directory, or an index of several."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
-from ._errors import CheckpointError, DamagedFileError
-from ._header import _json, count_bytes
+from ._errors import CheckpointError, DamagedFileError, name_file
+from ._header import count_bytes
+from ._json import find_twice, has_form, parse_json
+from ._read import Reader
 from ._replace import PathLike, make_directory, write_bytes
-from ._tensor_file import TensorFile, TensorMapping
+from ._saved import Saved
 from ._write import write_tensors
 
 SINGLE: Final = "model.safetensors"
@@ -25,6 +29,111 @@ _WEIGHTS: Final = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json", ".part",
 )  # fmt: skip
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class TensorMapping(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is asked for; `held` has the names, and looking for one reads nothing.
+
+    Args:
+        held: The names, in order.
+    """
+
+    def __init__(self, held: Collection[str]) -> None:
+        self._held = held
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class TensorFile(TensorMapping):
+    """The tensors of the module in a safetensors file, each read when it is asked for.
+
+    It can be used like a state dict, also by the recipes of `moduli.merge`, without having all of it in memory. A tensor
+    is a view of the file as it was when it was opened; writing into one does not change the file.
+
+    Args:
+        path: The file: a checkpoint of ours, or any safetensors file.
+        checksums: Whether to compare all tensors with their checksums first, which reads the whole file once.
+
+    Raises:
+        OSError: If the file cannot be opened.
+        CheckpointError: If it is damaged.
+
+    Example:
+        >>> import os, tempfile, torch
+        >>> import moduli.io as io
+        >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+        >>> io.save(path, torch.nn.Linear(3, 2))
+        >>> file = io.TensorFile(path)
+        >>> list(file), file.meta("weight").shape, file["bias"].shape
+        (['weight', 'bias'], torch.Size([2, 3]), torch.Size([2]))
+    """
+
+    def __init__(self, path: PathLike, *, checksums: bool = False) -> None:
+        self._reader = Reader(path)
+        with name_file(self._reader.path):
+            self._saved = Saved(self._reader)
+            if not self._saved.present:
+                raise DamagedFileError("it has no module")
+        self._sources = {name: self._saved.source(name) for name in [*self._saved.names, *self._saved.ties]}
+        super().__init__(self._sources)
+        if self._saved.metadata:
+            # Where a state dict has its labels.
+            self._metadata = OrderedDict(self._saved.metadata)
+        if checksums:
+            self.verify()
+
+    def verify(self) -> bool:
+        """Compare all tensors with their checksums; returns whether there are any.
+
+        Raises:
+            DamagedFileError: If one differs.
+
+        Example:
+            >>> import os, tempfile, torch
+            >>> import moduli.io as io
+            >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+            >>> io.save(path, torch.nn.Linear(3, 2))
+            >>> io.TensorFile(path).verify()
+            True
+        """
+        return self._reader.verify([*self._saved.names, *self._saved.carried])
+
+    def meta(self, name: str) -> Tensor:
+        """A tensor of the shape and dtype of another, without its values: nothing is read.
+
+        Example:
+            >>> import os, tempfile, torch
+            >>> import moduli.io as io
+            >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+            >>> io.save(path, torch.nn.Linear(3, 2))
+            >>> io.TensorFile(path).meta("bias").is_meta
+            True
+        """
+        source = self._sources[name]
+        return torch.empty(self._reader.shape(source), dtype=self._reader.dtype(source), device="meta")
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._reader.path
+
+    @property
+    def ties(self) -> dict[str, str]:
+        """Names that stand for the tensor of another name, by name."""
+        return dict(self._saved.ties)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._reader.tensor(self._sources[name])
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tensors in {self._reader.path!r}>"
 
 
 class TensorFiles(TensorMapping):
@@ -55,27 +164,20 @@ class TensorFiles(TensorMapping):
         paths, weight_map = find_files(self.path)
         self.directory = self.path if self.path.is_dir() else self.path.parent
         self.files = [TensorFile(each) for each in paths]
-        self._owners: dict[str, TensorFile] = {}
-        for file in self.files:
-            for name in file:
-                if name in self._owners:
-                    raise DamagedFileError(f"{str(self.path)!r} has {name!r} in two files")
-                self._owners[name] = file
-        super().__init__(self._owners)
+        files = dict(zip((each.name for each in paths), self.files, strict=True))
+        listed = [(name, file) for file, each in files.items() for name in each]
+        self._owners = {name: files[file] for name, file in listed}
+        if len(self._owners) != len(listed):
+            raise DamagedFileError(f"{str(self.path)!r} has {find_twice(name for name, _ in listed)!r} in two files")
         if weight_map is not None:
-            self._check_index(weight_map, dict(zip((each.name for each in paths), self.files, strict=True)))
-
-    def _check_index(self, weight_map: dict[str, str], files: dict[str, TensorFile]) -> None:
-        for name, file in weight_map.items():
-            if name not in files[file]:
+            odd = next((pair for pair in set(listed) ^ set(weight_map.items())), None)
+            if odd is not None:
                 raise DamagedFileError(
-                    f"{str(self.path)!r}: its index says that {file} has {name!r}, which it does not"
+                    f"{str(self.path)!r}: its index and its files differ about {odd[0]!r} in {odd[1]}"
                 )
-        unlisted = next((name for name in self._owners if name not in weight_map), None)
-        if unlisted is not None:
-            raise DamagedFileError(f"{str(self.path)!r}: its index does not list {unlisted!r}, which is in its files")
-        # In the order of the index, as a model has its names.
-        self._held = self._owners = {name: files[file] for name, file in weight_map.items()}
+            # In the order of the index, as a model has its names.
+            self._owners = {name: files[file] for name, file in weight_map.items()}
+        super().__init__(self._owners)
 
     def meta(self, name: str) -> Tensor:
         """A tensor of the shape and dtype of another, without its values: nothing is read."""
@@ -87,8 +189,7 @@ class TensorFiles(TensorMapping):
 
     def verify(self) -> bool:
         """Compare all tensors with their checksums; returns whether all files have some."""
-        found = [file.verify() for file in self.files]
-        return all(found)
+        return min([file.verify() for file in self.files])  # of every file, also where one has none
 
     def __getitem__(self, name: str) -> Tensor:
         return self._owners[name][name]
@@ -120,12 +221,8 @@ def find_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
         raise CheckpointError(f"{str(path)!r} has {many}{hint}")
     if path.suffix != ".json":
         return [path], None
-    weight_map = _json(path.read_bytes(), f"the index {str(path)!r}").get("weight_map")
-    if (
-        not isinstance(weight_map, dict)
-        or not weight_map
-        or not all(isinstance(each, str) for each in weight_map.values())
-    ):
+    weight_map = parse_json(path.read_bytes(), f"the index {str(path)!r}").get("weight_map")
+    if not has_form(weight_map, {str: str}) or not weight_map:
         raise DamagedFileError(
             f"{str(path)!r} is not the index of a checkpoint: it has no weight_map from names to files"
         )
@@ -232,8 +329,7 @@ def _new_directory(out: Path) -> Iterator[Path]:
         folder.mkdir()
         yield folder
         os.replace(folder, target)
-    except BaseException as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
-        raise
