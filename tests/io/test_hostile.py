@@ -20,8 +20,8 @@ from torch import nn
 
 import moduli as mo
 import moduli.io as mio
-from moduli.io._header import _PLACE
 from moduli.io._json import _unique
+from moduli.io._safetensors import _PLACE
 
 
 class Fit(mo.Module):

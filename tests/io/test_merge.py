@@ -108,7 +108,7 @@ MEASURE = """
 import ctypes, os, resource, sys
 import torch
 import moduli.io as mio
-from moduli.io import _write
+from moduli.io import _safetensors
 
 # Freed tensors go back to the system at once, so that only those in use are counted.
 ctypes.CDLL(None).mallopt(-3, 1 << 20)
@@ -120,11 +120,11 @@ def anonymous():
     return (resident - shared) * resource.getpagesize()
 
 def grown(work):
-    before, peak, original = anonymous(), [0], _write.Checksum.update
+    before, peak, original = anonymous(), [0], _safetensors.Checksum.update
     # Every piece looks at the memory that is in use then and that no file stands behind.
-    _write.Checksum.update = lambda *args: (peak.append(anonymous() - before), original(*args))[1]
+    _safetensors.Checksum.update = lambda *args: (peak.append(anonymous() - before), original(*args))[1]
     work()
-    _write.Checksum.update = original
+    _safetensors.Checksum.update = original
     return max(peak) / (4 * size)
 
 state = {f"w{at}": torch.full((1000, 1000), float(at)) for at in range(24)}

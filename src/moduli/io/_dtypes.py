@@ -1,6 +1,5 @@
 """What a safetensors file calls the dtypes of torch, and the bytes of a tensor."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -47,8 +46,10 @@ def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
         CheckpointError: If it is not a dense tensor with data, or of a dtype that a file cannot hold.
     """
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
-        what = "has no data (device 'meta')" if tensor.is_meta else f"is {_kind(tensor)}"
-        raise CheckpointError(f"{name!r} {what}; only dense tensors with data can be saved, so convert or remove it")
+        what = f"{tensor.device}, {tensor.layout}, {tensor.dtype}" + ", nested" * tensor.is_nested
+        raise CheckpointError(
+            f"{name!r} ({what}) cannot be saved: only dense tensors with data can; convert or remove it"
+        )
     dtype, shape = tensor.dtype, list(tensor.shape)
     if dtype.is_complex:  # as pairs
         dtype, shape = dtype.to_real(), [*shape, 2]
@@ -59,17 +60,6 @@ def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
             "tensor.view(torch.uint8)"
         )
     return code, shape
-
-
-def order_for_file(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """Tensors in the order of the data in a file, so that the disk sees one long write: those of wide numbers first."""
-    return sorted(tensors.items(), key=lambda pair: -pair[1].dtype.to_real().itemsize)
-
-
-def _kind(tensor: Tensor) -> str:
-    if tensor.is_nested:
-        return "a nested tensor"
-    return "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
 
 
 def view_bytes(tensor: Tensor) -> memoryview:

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from ._errors import CheckpointError, DamagedFileError, name_file
-from ._header import count_bytes
 from ._json import find_twice, has_form, parse_json
-from ._read import Reader
+from ._read import Reader, Saved
 from ._replace import PathLike, make_directory, write_bytes
-from ._saved import Saved
-from ._write import write_tensors
+from ._safetensors import count_bytes, write_tensors
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

@@ -12,11 +12,10 @@ from torch import Tensor
 from ..particles import CONFIG_KEY as CONFIG
 from ._dtypes import dtype_name
 from ._errors import name_file
-from ._foreign import TorchFile
-from ._load import open_file
+from ._load import TorchFile, open_file
 from ._match import list_names, public_name
+from ._read import PARTS, Saved
 from ._replace import PathLike
-from ._saved import PARTS, Saved
 from ._tree import tensor_names
 
 _MOST_VALUES, _MOST_LETTERS, _MOST_NOTES = 16, 200, 64

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from . import _random
-from ._errors import CheckpointError, name_file
-from ._foreign import TorchFile, is_torch_file
+from .._loading import allow_labels
+from ._errors import CheckpointError, DamagedFileError, name_file
 from ._match import NameMap, make_rename
-from ._module import ModulePlan, plan
+from ._module import ModulePlan, collect, plan
 from ._optimizer import KnownState, fit_state, parameter_names
-from ._read import Reader
+from ._read import PARTS, Reader, Saved
 from ._replace import PathLike
-from ._saved import PARTS, Saved
-from ._tree import class_name, is_stateful, tensor_names
+from ._tree import Tensors, class_name, is_stateful, restore_random, tensor_names, validate_random
+
+# Neither can be the length of a header: they would stand for more than 2**40 bytes.
+_ZIP = b"PK\x03\x04"
+_OLD = b"\x80\x02\x8a\nl\xfc\x9cF"
 
 
 @dataclass(frozen=True)
@@ -131,16 +133,20 @@ def load(
         used: list[str] = []
         fresh: list[str] = []
         dropped: list[str] = []
+        taken: dict[str | None, str]
         if module is not None:
             if not saved.present:
                 saved.require("module")
             plans = plan(saved, module, mapping, strict, saved.reader.path)
-            used += [saved.source(name) for name in plans.match.taken.values() if name not in saved.extra]
-            fresh, dropped = list(plans.match.fresh), list(plans.match.dropped)
+            taken, fresh, dropped = {**plans.match.taken}, list(plans.match.fresh), list(plans.match.dropped)
+            used += [saved.source(name) for name in taken.values() if name not in saved.extra]
+        else:
+            rename = make_rename(mapping, saved.every)
+            taken = {rename(name): name for name in saved.every}
         used += tensor_names([saved.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
         verified = saved.reader.verify(used) if checksums else False
-        rename = plans.rename if plans is not None else make_rename(mapping, saved.every)
-        known = KnownState(parameter_names(module), rename, saved.ties, set(fresh), set(dropped), strict, saved.every)
+        sources = {name: saved.source(old) for name, old in taken.items()}
+        known = KnownState(parameter_names(module), sources, set(saved.every), set(fresh), set(dropped), strict)
         steps: list[tuple[Any, Any, dict[str, Any]]] = []
         for part, value in wanted.items():
             for one, node in _pairs(saved, part, value, strict):
@@ -158,10 +164,10 @@ def load(
         states = None
         if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in saved.content):
             saved.require("rng")
-            states = _random.validate(saved.decode(_choose_states(saved.content)))
+            states = validate_random(saved.decode(_choose_states(saved.content)))
         _apply(steps, plans)
     if states is not None:
-        _random.restore(states)
+        restore_random(states)
     converted = tuple(plans.converted) if plans is not None else ()
     return Loaded(found, tuple(fresh), tuple(dropped), converted, verified)
 
@@ -206,6 +212,64 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
 def open_file(path: PathLike) -> Saved:
     """A file, ours or of others, with what it says about its module."""
     return Saved(TorchFile(path) if is_torch_file(path) else Reader(path))
+
+
+def is_torch_file(path: PathLike) -> bool:
+    """Whether a file was written by `torch.save`, by its first bytes."""
+    with open(path, "rb") as file:
+        start = file.read(8)
+    return (start[:4] == _ZIP and start[5:] != b"\0\0\0") or start == _OLD
+
+
+class TorchFile(Reader):
+    """A file that `torch.save` wrote, seen as a checkpoint with a module."""
+
+    def __init__(self, path: PathLike) -> None:
+        self.path, self.size = os.fspath(path), os.path.getsize(path)
+        tensors = Tensors()
+        found, content = collect(_read_state(path), tensors)
+        self.content, self.slots = {"module": content}, {**found, **tensors.found}
+
+    def checksums(self) -> None:
+        """There are none."""
+        return
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor."""
+        return self.tensor(name).dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return tuple(self.tensor(name).shape)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor, in memory."""
+        found: Tensor = self.slot(name)
+        return found
+
+    copy = tensor
+
+
+def _read_state(path: PathLike) -> Mapping[str, Any]:
+    """The state dict in a file that `torch.save` wrote.
+
+    Raises:
+        DamagedFileError: If there is anything in it but tensors and plain values, or it is no state dict.
+    """
+    allow_labels()
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader fails in many ways on files that are damaged
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise DamagedFileError(f"{str(path)!r} cannot be read with weights_only=True: {first}") from error
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise DamagedFileError(f"{str(path)!r} holds a {type(found).__name__}, not a state dict")
+    inner = found.get("state_dict")
+    state: Mapping[str, Any] = inner if isinstance(inner, Mapping) else found
+    for name, value in state.items():
+        if not isinstance(value, Tensor) and name.rpartition(".")[2] != "_extra_state":
+            raise DamagedFileError(f"{str(path)!r} is no state dict: {name!r} is a {type(value).__name__}")
+    return state
 
 
 def _choose_states(content: dict[str, Any]) -> Any:

@@ -14,11 +14,10 @@ from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
 from ._dtypes import CODES, describe_stored
 from ._files import TensorFiles, TensorMapping, side_files, write_directory
-from ._header import FORMAT
 from ._model_views import Adapted, align, is_adapter, read_vocabulary
 from ._replace import PathLike
+from ._safetensors import FORMAT, write_tensors
 from ._save import describe_writer, strings
-from ._write import write_tensors
 
 RECIPES: Final = tuple(_RECIPES)
 """The recipes that merge files, by name."""

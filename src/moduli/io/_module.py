@@ -18,7 +18,7 @@ from ..particles import CONFIG_KEY as CONFIG
 from ..particles import POLICY, buffer_policy, events_of
 from ._errors import CheckpointError
 from ._match import Match, NameMap, Rename, edits_between, make_rename, match, public_name
-from ._saved import EXTRA, LABELS, Saved
+from ._read import EXTRA, LABELS, Saved
 from ._tree import Tensors, class_name, encode
 
 # -- into a file -------------------------------------------------------------------------------------------------------
@@ -111,16 +111,12 @@ class ModulePlan:
     """What loading a module will do, found out before anything is changed.
 
     Attributes:
-        module: The module.
         match: Which names go where.
-        rename: What names of the checkpoint are called here.
         converted: Names whose dtypes differ.
         apply: Does it, all or nothing.
     """
 
-    module: nn.Module
     match: Match
-    rename: Rename
     converted: list[str]
     apply: Callable[[], None]
 
@@ -166,7 +162,7 @@ def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool,
             + (f"{edits.told[0].upper()}{edits.told[1:]}. " if edits.told else "")
             + "Say what has another name with mapping=, or load what fits with strict=False"
         )
-    return ModulePlan(module, found, rename, converted, lambda: _apply(saved, module, held, found, rename))
+    return ModulePlan(found, converted, lambda: _apply(saved, module, held, found, rename))
 
 
 def _convertible(saved: torch.dtype, here: torch.dtype) -> bool:

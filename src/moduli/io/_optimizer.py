@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from ._errors import CheckpointError, DamagedFileError
 from ._json import has_form
-from ._match import Rename, list_names
+from ._match import list_names
 from ._tree import class_name
 
 # What `state_dict()` of torch's own optimizers looks like, and what a group has of its own beside settings.
-_BY_POSITION: Final = {"state": dict, "param_groups": [{"params": [int]}]}
+_BY_POSITION: Final = {
+    "state": dict,
+    "param_groups": [lambda group: has_form(group, {"params": [int]}) and "params" in group],
+}
 _OWN: Final = ("params", "param_names")
 
 
@@ -65,21 +68,19 @@ class KnownState:
 
     Attributes:
         names: The names of parameters here, by `id`.
-        rename: What names of the checkpoint are called here.
-        ties: Names in the checkpoint that stand for the tensor of another name.
+        sources: Names in the checkpoint by names here.
+        every: All names in the checkpoint.
         fresh: Names here that may start fresh.
         dropped: Names of the checkpoint that may be left out.
         strict: Whether anything else must match.
-        every: All names in the checkpoint.
     """
 
     names: Mapping[int, list[str]]
-    rename: Rename
-    ties: Mapping[str, str]
+    sources: Mapping[str | None, str]
+    every: Collection[str]
     fresh: Collection[str]
     dropped: Collection[str]
     strict: bool
-    every: list[str]
 
 
 def fit_state(
@@ -114,14 +115,14 @@ def _fit_names(
     optimizer: Any, part: Mapping[str, Any], state: Any, here: Any, known: KnownState
 ) -> tuple[Any, list[str], list[str]]:
     """A state that is by name, under the names here, without what finds nothing here."""
-    new = {name: known.rename(name) for name in known.every}
+    new = {source: name for name, source in known.sources.items()}
     shapes, ours = (each.get("shapes") if isinstance(each, dict) else None for each in (state, here))
     fresh: list[str] = []
     dropped: list[str] = []
     if isinstance(shapes, dict) and isinstance(ours, dict):
         found = _pair(optimizer, shapes, {name: ([name], shape) for name, shape in ours.items()}, known)
         fresh, dropped = _leftovers(found, ours, shapes)
-        new |= dict.fromkeys(dropped)
+        new |= {source: name for name, source in found.items()} | dict.fromkeys(dropped)
         links, own = state.get("links"), here.get("links")
         if isinstance(links, dict) and isinstance(own, dict) and not known.strict:
             fresh += [f"link {path}" for path in own if path not in links]
@@ -166,17 +167,12 @@ def _pair(
     Raises:
         CheckpointError: If others are left, on either side, that may not be.
     """
-    sources: dict[str, str] = {}
-    every = set(known.every)
-    for name in saved:
-        for each in (name, *(other for other, first in known.ties.items() if first == name)):
-            renamed = known.rename(each) if each in every else each
-            if renamed is not None:
-                sources[renamed] = name
     found: dict[str, str] = {}
     for name, (aliases, shape) in here.items():
-        source = next((sources[alias] for alias in aliases if alias in sources), None)
-        if source is not None and list(saved[source]) == list(shape):
+        # What is not in the module has the same name in both.
+        same = None if name in known.fresh or name in known.every else name
+        source = next((known.sources[alias] for alias in aliases if alias in known.sources), same)
+        if source is not None and list(saved.get(source, [-1])) == list(shape):
             found[name] = source
     fresh, dropped = _leftovers(found, here, saved)
     new, old = [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped]

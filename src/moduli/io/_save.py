@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import any_sharded, find_group, gather_objects, is_sharded, make_whole
-from . import _module, _random
-from ._dtypes import describe_stored, dtype_name, order_for_file
+from . import _module
+from ._dtypes import describe_stored, dtype_name
 from ._errors import CheckpointError
-from ._header import CONTENT, FORMAT
 from ._optimizer import describe, parameter_names
+from ._read import PARTS
 from ._replace import PathLike
-from ._saved import PARTS
-from ._tree import Tensors, class_name, encode
-from ._write import write_tensors
+from ._safetensors import CONTENT, FORMAT, write_tensors
+from ._tree import Tensors, class_name, collect_random, encode
 
 
 def save(
@@ -86,10 +85,10 @@ def save(
     if extra is not None:
         content["extra"] = encode(extra, ("extra",), tensors)
     if rng or (rng is None and (optimizer is not None or population is not None)):
-        content["rng"] = encode(_random.collect(), ("rng",), tensors)
+        content["rng"] = encode(collect_random(), ("rng",), tensors)
         pieces = [*found.values(), *tensors.found.values()]
         if any_sharded(pieces):
-            content["rng_by_rank"] = encode(gather_objects(_random.collect(), pieces), ("rng_by_rank",), tensors)
+            content["rng_by_rank"] = encode(gather_objects(collect_random(), pieces), ("rng_by_rank",), tensors)
     if len(content) == 2:
         raise CheckpointError(
             f"there is nothing to save in {str(path)!r}: give a module, an optimizer or something else"
@@ -105,7 +104,7 @@ def save(
     if any_sharded(every.values()):
         _write_together(path, every, write)
     else:
-        write(order_for_file(every))
+        write(every.items())
 
 
 def strings(content: dict[str, Any]) -> dict[str, str]:
@@ -158,7 +157,7 @@ def _write_together(
     if any(names != asked[0] for names in asked):
         raise CheckpointError(f"the processes save different tensors in {str(path)!r}; call save alike in all of them")
     writes = torch.distributed.get_rank(find_group(tensors.values())) == 0
-    stream = ((name, make_whole(each.detach())) for name, each in order_for_file(tensors) if writes or is_sharded(each))
+    stream = ((name, make_whole(each.detach())) for name, each in tensors.items() if writes or is_sharded(each))
     failure: Exception | None = None
     try:
         if writes:
