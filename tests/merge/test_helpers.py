@@ -115,7 +115,7 @@ def test_information_that_does_not_fit_is_refused():
     good = {"weight": torch.ones(2, 2)}
     for fishers, text in (
         ([good], "1 fishers for 2 models"),
-        ([good, {}], "not every one does"),
+        ([good, {}], "not in every one of them"),
         ([{"module.weight": torch.ones(2, 2)}] * 2, "'module.weight', which is no parameter"),
         ([good, {"weight": torch.ones(2)}], r"fishers\[1\]\['weight'\] is torch.float32 of shape \(2,\)"),
         ([good, {"weight": -torch.ones(2, 2)}], "negative, infinite or NaN"),

@@ -3,10 +3,10 @@
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ._module import ModulePlan, collect, plan
 from ._optimizer import KnownState, fit_state, parameter_names
 from ._read import PARTS, Reader, Saved
 from ._replace import PathLike
-from ._tree import Tensors, class_name, is_stateful, restore_random, tensor_names, validate_random
+from ._tree import Tensors, class_name, collect_random, is_stateful, restore_random, tensor_names
 
 # Neither can be the length of a header: they would stand for more than 2**40 bytes.
 _ZIP = b"PK\x03\x04"
@@ -138,7 +138,8 @@ def load(
             if not saved.present:
                 saved.require("module")
             plans = plan(saved, module, mapping, strict, saved.reader.path)
-            taken, fresh, dropped = {**plans.match.taken}, list(plans.match.fresh), list(plans.match.dropped)
+            taken = dict(plans.match.taken.items())
+            fresh, dropped = list(plans.match.fresh), list(plans.match.dropped)
             used += [saved.source(name) for name in taken.values() if name not in saved.extra]
         else:
             rename = make_rename(mapping, saved.every)
@@ -161,13 +162,11 @@ def load(
         found = saved.decode(saved.content.get("extra"))
         if extra is not None:
             steps += _find_objects(extra, found, "extra")
-        states = None
         if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in saved.content):
             saved.require("rng")
-            states = validate_random(saved.decode(_choose_states(saved.content)))
+            states = saved.decode(_choose_states(saved.content))
+            steps.append((_RandomState(collect_random, restore_random), states, {}))
         _apply(steps, plans)
-    if states is not None:
-        restore_random(states)
     converted = tuple(plans.converted) if plans is not None else ()
     return Loaded(found, tuple(fresh), tuple(dropped), converted, verified)
 
@@ -307,30 +306,28 @@ def _find_objects(live: Any, found: Any, where: str) -> Iterator[tuple[Any, Any,
     """The objects in a tree, with the states at their places in the one that was saved."""
     if isinstance(live, torch.Generator):
         if not isinstance(found, torch.Generator) or live.device != found.device:
-            there = found.device if isinstance(found, torch.Generator) else type(found).__name__
-            raise CheckpointError(
-                f"{where} is a generator on {live.device}, and the checkpoint has one of {there} there"
-            )
-        yield _RandomState(live), found.get_state(), {}
+            told = getattr(found, "device", type(found).__name__)
+            raise CheckpointError(f"{where} is a generator on {live.device}, and the checkpoint has {told} there")
+        yield _RandomState(live.get_state, live.set_state), found.get_state(), {}
     elif is_stateful(live):
         yield live, found, {}
     else:
-        here, there = _children(live), _children(found)
-        if not here.keys() <= there.keys():
-            raise CheckpointError(f"{where} has the keys {list(here)}, and the checkpoint {list(there)}")
+        here, saved = _children(live), _children(found)
+        if not here.keys() <= saved.keys():
+            raise CheckpointError(f"{where} has the keys {list(here)}, and the checkpoint {list(saved)}")
         for key, each in here.items():
-            yield from _find_objects(each, there[key], f"{where}/{key}")
+            yield from _find_objects(each, saved[key], f"{where}/{key}")
 
 
 def _children(tree: Any) -> dict[Any, Any]:
     return dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree if isinstance(tree, list | tuple) else ()))
 
 
-class _RandomState:
+class _RandomState(NamedTuple):
     """A generator as an object with a state dict."""
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self.state_dict, self.load_state_dict = generator.get_state, generator.set_state
+    state_dict: Callable[[], Any]
+    load_state_dict: Callable[[Any], Any]
 
 
 def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], plans: ModulePlan | None) -> None:

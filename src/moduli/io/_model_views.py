@@ -11,23 +11,19 @@ from torch import Tensor
 from ..merge import MergeError
 from ._errors import CheckpointError
 from ._files import TensorFile, TensorMapping
-from ._json import has_form, parse_json
+from ._json import parse_json
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _PAIRS: Final = (["lora_A", "lora_B"], ["lora_embedding_A", "lora_embedding_B"])
-_UNKNOWN: Final = ("use_dora", "use_qalora")
+_UNKNOWN: Final = ("use_dora", "use_qalora", "alpha_pattern")
 
 TOKENIZER: Final = "tokenizer.json"
 
 # Names of tensors with one row for each token, in the checkpoints that there are.
 _MODULES: Final = "embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embed_out|lm_head|shared"
 _ROWS: Final = re.compile(rf"(^|\.)({_MODULES})\.(weight|bias)$")
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict | None)
 
 
 def is_adapter(path: Path) -> bool:
@@ -54,13 +50,8 @@ class Adapted(TensorMapping):
         super().__init__(base)
         self._base, self.path = base, path
         self._config = parse_json((path / CONFIG).read_bytes(), f"{str(path / CONFIG)!r}")
-        kind = self._config.get("peft_type")
-        if (
-            kind != "LORA"
-            or any(map(self._config.get, _UNKNOWN))
-            or not has_form(self._config, {"alpha_pattern": _is_table})
-        ):
-            more = [key for key in _UNKNOWN if self._config.get(key)]
+        kind, more = self._config.get("peft_type"), [key for key in _UNKNOWN if self._config.get(key)]
+        if kind != "LORA" or more:
             raise MergeError(
                 f"{str(path)!r} is an adapter of type {kind!r}{''.join(f' with {key}' for key in more)}; only plain LORA adapters "
                 "are merged: merge it with its own library first"
@@ -120,17 +111,13 @@ class Adapted(TensorMapping):
         delta = (b @ a).T if self._is_turned(name) else b @ a
         # In the precision of the accumulation: rounding to the base's dtype would lose what an adapter learnt.
         wide = value.to(torch.promote_types(value.dtype, torch.float32))
-        return torch.add(wide, delta, alpha=self._find_scale(name.removesuffix(".weight"), len(a)))
+        return torch.add(wide, delta, alpha=self._find_scale(len(a)))
 
     def _is_turned(self, name: str) -> bool:
         return "lora_embedding_A" in self._deltas[name] or bool(self._config.get("fan_in_fan_out"))
 
-    def _find_scale(self, module: str, rank: int) -> float:
+    def _find_scale(self, rank: int) -> float:
         alpha = self._config.get("lora_alpha", rank)
-        for pattern, value in (self._config.get("alpha_pattern") or {}).items():
-            if module == pattern or module.endswith(f".{pattern}"):
-                alpha = value
-                break
         if not isinstance(alpha, int | float) or rank < 1:
             raise CheckpointError(f"{str(self.path / CONFIG)!r} has lora_alpha {alpha!r}, which is no number")
         return float(alpha) / (rank**0.5 if self._config.get("use_rslora") else rank)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-import numpy as np
 from torch import Tensor, nn
 
 from ._errors import CheckpointError, DamagedFileError
 from ._json import has_form
 from ._match import list_names
-from ._tree import class_name
+from ._tree import Tensors, class_name, encode
 
 # What `state_dict()` of torch's own optimizers looks like, and what a group has of its own beside settings.
 _BY_POSITION: Final = {
@@ -199,7 +198,7 @@ def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, An
     first, *others = (
         {key: value for key, value in saved[place].items() if key not in _OWN} for place in dict.fromkeys(origins)
     )
-    if not all(_equal(first, other) for other in others):
+    if any(encode(other, (), _TensorsByValue()) != encode(first, (), _TensorsByValue()) for other in others):
         raise CheckpointError(
             "parameters that are in one group here were in groups with different settings in the checkpoint; make the same "
             "groups"
@@ -207,14 +206,11 @@ def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, An
     return first
 
 
-def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor | np.ndarray) or isinstance(right, Tensor | np.ndarray):
-        return type(left) is type(right) and left.dtype == right.dtype and left.tolist() == right.tolist()
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(_equal, left, right))
-    return bool(left == right)
+class _TensorsByValue(Tensors):
+    """Trees are the same JSON where their tensors have the same values."""
+
+    def add(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
+        return f"{tensor.dtype} {tensor.tolist()}"
 
 
 def _rename_keys(tree: Any, new: Mapping[str, str | None]) -> Any:

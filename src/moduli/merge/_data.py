@@ -70,13 +70,12 @@ def fisher(
     first: Any = models[0]
     names = dict(first.named_parameters(remove_duplicate=False)) if isinstance(first, nn.Module) else first
     for index, each in enumerate(fishers):
-        for name in each:
-            if name not in names:
-                raise MergeError(
-                    f"fishers[{index}] holds {name!r}, which is no parameter of the models; rename or remove it"
-                )
-            if any(name not in other for other in fishers):
-                raise MergeError(f"fishers[{index}] holds {name!r}, but not every one does; give it for all models")
+        odd = next((name for name in each if not all(name in held for held in (names, *fishers))), None)
+        if odd is not None:
+            raise MergeError(
+                f"fishers[{index}] holds {odd!r}, which is no parameter of the models or is not in every one of them; give "
+                "it for all models, rename or remove it"
+            )
     each_weight = per_model(weights, len(models), "weights", low=0.0)
     if not floor > 0:
         raise MergeError(f"floor is {floor}; it must be greater than 0, because an average divides by it")
