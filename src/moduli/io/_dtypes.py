@@ -46,7 +46,7 @@ def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
         CheckpointError: If it is not a dense tensor with data, or of a dtype that a file cannot hold.
     """
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
-        what = f"{tensor.device}, {tensor.layout}, {tensor.dtype}" + ", nested" * tensor.is_nested
+        what = f"device {str(tensor.device)!r}, layout {tensor.layout}, {tensor.dtype}" + ", nested" * tensor.is_nested
         raise CheckpointError(
             f"{name!r} ({what}) cannot be saved: only dense tensors with data can; convert or remove it"
         )

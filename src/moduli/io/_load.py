@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from .._loading import allow_labels
 from ._errors import CheckpointError, DamagedFileError, name_file
-from ._match import NameMap, make_rename
-from ._module import ModulePlan, collect, plan
+from ._match import Match, NameMap, make_rename
+from ._module import collect, plan
 from ._optimizer import KnownState, fit_state, parameter_names
 from ._read import PARTS, Reader, Saved
 from ._replace import PathLike
@@ -129,24 +129,20 @@ def load(
         wanted = {part: value for part, value in given.items() if value is not None}
         for part in (*wanted, *([] if extra is None else ["extra"])):
             saved.require(part)
-        plans: ModulePlan | None = None
         used: list[str] = []
-        fresh: list[str] = []
-        dropped: list[str] = []
-        taken: dict[str | None, str]
         if module is not None:
             if not saved.present:
                 saved.require("module")
-            plans = plan(saved, module, mapping, strict, saved.reader.path)
-            taken = dict(plans.match.taken.items())
-            fresh, dropped = list(plans.match.fresh), list(plans.match.dropped)
-            used += [saved.source(name) for name in taken.values() if name not in saved.extra]
+            match = plan(saved, module, mapping, strict, saved.reader.path)
+            used += [saved.source(name) for name in match.taken.values() if name not in saved.extra]
         else:
             rename = make_rename(mapping, saved.every)
-            taken = {rename(name): name for name in saved.every}
+            match = Match({new: name for name in saved.every if (new := rename(name)) is not None})
+            match.dropped = [name for name in saved.every if rename(name) is None]
+        fresh, dropped = match.fresh, match.dropped
         used += tensor_names([saved.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
         verified = saved.reader.verify(used) if checksums else False
-        sources = {name: saved.source(old) for name, old in taken.items()}
+        sources = {name: saved.source(old) for name, old in match.taken.items()}
         known = KnownState(parameter_names(module), sources, set(saved.every), set(fresh), set(dropped), strict)
         steps: list[tuple[Any, Any, dict[str, Any]]] = []
         for part, value in wanted.items():
@@ -166,9 +162,8 @@ def load(
             saved.require("rng")
             states = saved.decode(_choose_states(saved.content))
             steps.append((_RandomState(collect_random, restore_random), states, {}))
-        _apply(steps, plans)
-    converted = tuple(plans.converted) if plans is not None else ()
-    return Loaded(found, tuple(fresh), tuple(dropped), converted, verified)
+        _apply(steps, match.apply)
+    return Loaded(found, tuple(fresh), tuple(dropped), tuple(match.converted), verified)
 
 
 def read(path: PathLike, *, checksums: bool = True) -> Contents:
@@ -330,7 +325,7 @@ class _RandomState(NamedTuple):
     load_state_dict: Callable[[Any], Any]
 
 
-def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], plans: ModulePlan | None) -> None:
+def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], load_module: Callable[[], None]) -> None:
     """Load objects, the module last: of it alone is it known beforehand that it fits. If one refuses, all are put back."""
     undo: list[tuple[Any, Any]] = []
     try:
@@ -339,8 +334,7 @@ def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], plans: ModulePlan | Non
                 undo.append((value, copy.deepcopy(value.state_dict())))
             with _tell_refusal(value, "refuses its state"):
                 value.load_state_dict(state, **options)
-        if plans is not None:
-            plans.apply()
+        load_module()
     except BaseException as error:
         stuck: list[str] = []
         for value, state in reversed(undo):

@@ -118,12 +118,16 @@ class Match:
         fresh: Names here that keep what they have.
         dropped: Names of the checkpoint that are not used.
         problems: What no edit explains, as sentences.
+        converted: Names whose dtypes differ.
+        apply: Does it, all or nothing.
     """
 
     taken: dict[str, str] = field(default_factory=dict)
     fresh: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    converted: list[str] = field(default_factory=list)
+    apply: Callable[[], None] = lambda: None
 
 
 def match(

@@ -3,8 +3,7 @@
 import copy
 import fnmatch
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -106,22 +105,7 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
 # -- out of a file -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class ModulePlan:
-    """What loading a module will do, found out before anything is changed.
-
-    Attributes:
-        match: Which names go where.
-        converted: Names whose dtypes differ.
-        apply: Does it, all or nothing.
-    """
-
-    match: Match
-    converted: list[str]
-    apply: Callable[[], None]
-
-
-def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool, path: str) -> ModulePlan:
+def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool, path: str) -> Match:
     """Find out how the module part of a file gets into a module.
 
     Raises:
@@ -162,7 +146,8 @@ def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool,
             + (f"{edits.told[0].upper()}{edits.told[1:]}. " if edits.told else "")
             + "Say what has another name with mapping=, or load what fits with strict=False"
         )
-    return ModulePlan(found, converted, lambda: _apply(saved, module, held, found, rename))
+    found.converted, found.apply = converted, lambda: _apply(saved, module, held, found, rename)
+    return found
 
 
 def _convertible(saved: torch.dtype, here: torch.dtype) -> bool:

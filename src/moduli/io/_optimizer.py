@@ -75,7 +75,7 @@ class KnownState:
     """
 
     names: Mapping[int, list[str]]
-    sources: Mapping[str | None, str]
+    sources: Mapping[str, str]
     every: Collection[str]
     fresh: Collection[str]
     dropped: Collection[str]
@@ -114,7 +114,8 @@ def _fit_names(
     optimizer: Any, part: Mapping[str, Any], state: Any, here: Any, known: KnownState
 ) -> tuple[Any, list[str], list[str]]:
     """A state that is by name, under the names here, without what finds nothing here."""
-    new = {source: name for name, source in known.sources.items()}
+    new: dict[str, str | None] = dict.fromkeys(known.dropped)
+    new |= {source: name for name, source in known.sources.items()}
     shapes, ours = (each.get("shapes") if isinstance(each, dict) else None for each in (state, here))
     fresh: list[str] = []
     dropped: list[str] = []

@@ -40,14 +40,14 @@ def replace_file(path: PathLike, fsync: bool = True) -> Iterator[int]:
     """
     # A link stays a link: the file it leads to is replaced.
     target = Path(os.path.realpath(path))
+    name: Path | None = None
     try:
         _refuse_irregular(target)
         _sweep(target)
         name, descriptor = _create(target)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {os.fspath(path)!r}: {_reason(error)}") from error
-    try:
         try:
+            if target.exists():
+                os.chmod(name, stat.S_IMODE(target.stat().st_mode))
             yield descriptor
             if fsync:
                 os.fsync(descriptor)
@@ -57,11 +57,13 @@ def replace_file(path: PathLike, fsync: bool = True) -> Iterator[int]:
         if fsync:
             _sync_directory(target.parent)
     except BaseException as error:
-        with suppress(OSError):
-            os.unlink(name)
+        if name is not None:
+            with suppress(OSError):
+                os.unlink(name)
         if isinstance(error, OSError):
+            told = error.strerror or str(error)
             raise CheckpointError(
-                f"cannot write {os.fspath(path)!r}: {_reason(error)}; what was there before is unchanged"
+                f"cannot write {os.fspath(path)!r}: {told}; what was there before is unchanged"
             ) from error
         raise
 
@@ -115,13 +117,9 @@ def _mark(target: Path, token: str) -> str:
 
 
 def _refuse_irregular(target: Path) -> None:
-    try:
-        mode = target.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(mode):
+    if target.is_dir():
         raise IsADirectoryError(21, "it is a directory")
-    if not stat.S_ISREG(mode):
+    if target.exists() and not target.is_file():
         raise OSError(22, "it is a device, a pipe or a socket, not a regular file; give a new name")
 
 
@@ -130,21 +128,13 @@ def _create(target: Path) -> tuple[Path, int]:
         token = secrets.token_hex(8)
         name = target.with_name(f".moduli-{token}-{_mark(target, token)}.part")
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-        try:
-            if fcntl is not None:
-                # A sweep takes files that no process has locked; it may have come between creating and locking.
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if os.fstat(descriptor).st_nlink == 0:
-                    os.close(descriptor)
-                    continue
-            if target.exists():
-                os.chmod(name, stat.S_IMODE(target.stat().st_mode))
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            os.close(descriptor)
-            raise
-        return name, descriptor
+        if fcntl is None:
+            return name, descriptor
+        # A sweep takes files that no process has locked; it may have come between creating and locking.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink > 0:
+            return name, descriptor
+        os.close(descriptor)
 
 
 def _sweep(target: Path) -> None:
@@ -169,7 +159,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)

@@ -135,7 +135,10 @@ def write_tensors(
             sums[name] = checksum.value
         if left:
             raise CheckpointError(f"{sorted(left)[0]!r} is missing")
-        seal(head, place, [sums[name] for name in order] if checksums else None)
+        if checksums:
+            text = "".join(f"{sums[name]:024x}" for name in order).encode()
+            head[place : place + len(text)] = text
+        head[_PLACE : _PLACE + 8] = f"{zlib.crc32(head):08x}".encode()
         file.seek(0)
         file.write(head)
 
@@ -168,7 +171,7 @@ def compose(
         checksums: Whether to leave a place for checksums.
 
     Returns:
-        The bytes, and where the place for checksums is; `seal` finishes them.
+        The bytes, and where the place for checksums is.
     """
     strings = {_SEAL: _UNSEALED}
     if checksums:
@@ -183,14 +186,6 @@ def compose(
     text += b" " * (-len(text) % 8)
     head = bytearray(len(text).to_bytes(8, "little") + text)
     return head, head.index(b":", _PLACE + 8) + 2
-
-
-def seal(head: bytearray, place: int, checksums: list[int] | None) -> None:
-    """Put checksums into the beginning of a file."""
-    if checksums is not None:
-        text = "".join(f"{checksum:024x}" for checksum in checksums).encode()
-        head[place : place + len(text)] = text
-    head[_PLACE : _PLACE + 8] = f"{zlib.crc32(head):08x}".encode()
 
 
 def parse(head: bytes, size: int) -> Header:

@@ -26,7 +26,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from ._averages import add_to_base, share_out, weighted_sum
+from ._averages import add_base, share_out, weighted_sum
 from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
@@ -206,7 +206,7 @@ def stock(
     count = len(models)
     if count < 2:
         raise MergeError(f"models holds {count}, and this needs at least two models")
-    return cast(ModelT, Recipe(lambda _, row: add_to_base(row, [find_ratio(row) / count] * count)))  # (3)
+    return cast(ModelT, Recipe(lambda _, row: weighted_sum(row, add_base([find_ratio(row) / count] * count))))  # (3)
 
 
 def find_ratio(row: Row) -> float:

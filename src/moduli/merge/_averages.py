@@ -156,11 +156,7 @@ def task_arithmetic(
         Ilharco et al., "Editing models with task arithmetic", ICLR 2023, arXiv:2212.04089.
     """
     scales = per_model(scale, len(models), "scale")
-
-    def kernel(name: str, row: Row) -> Tensor:
-        return add_to_base(row, [scale(name) for scale in scales])
-
-    return cast(ModelT, Recipe(kernel, scales, elementwise=True))
+    return cast(ModelT, add_by(scales, lambda name: add_base([scale(name) for scale in scales])))
 
 
 @recipe
@@ -332,6 +328,6 @@ def weighted_sum(row: Row, weights: Sequence[float]) -> Tensor:
     return torch.zeros_like(row[0]) if result is None else result
 
 
-def add_to_base(row: Row, scales: Sequence[float]) -> Tensor:
-    """θ_base + Σᵢ λᵢ (θᵢ − θ_base) over a row that starts with the base."""
-    return weighted_sum(row, [1.0 - sum(scales), *scales])
+def add_base(scales: Sequence[float]) -> list[float]:
+    """The weights of a base and of models, where task vectors are added to it: θ_base + Σᵢ λᵢ (θᵢ − θ_base)."""
+    return [1.0 - sum(scales), *scales]

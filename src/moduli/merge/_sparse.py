@@ -43,7 +43,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import gather_objects, is_sharded
-from ._averages import add_to_base
+from ._averages import add_base, weighted_sum
 from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, ModelT, Recipe, Row
@@ -110,7 +110,7 @@ def dare(
     def kernel(name: str, row: Row) -> Tensor:
         shares = [density(name) for density in fusion.densities]
         if then == "linear" and all(share == 1.0 for share in shares):
-            return add_to_base(row, fusion.factors(name))  # nothing is dropped, and this rounds less
+            return weighted_sum(row, add_base(fusion.factors(name)))  # nothing is dropped, and this rounds less
         shape = row[0].shape
 
         def sparse(place: int, delta: Tensor) -> Tensor:
