@@ -181,10 +181,6 @@ class TensorFiles(TensorMapping):
         """A tensor of the shape and dtype of another, without its values: nothing is read."""
         return self._owners[name].meta(name)
 
-    def owner(self, name: str) -> TensorFile:
-        """The file that a tensor is in."""
-        return self._owners[name]
-
     def verify(self) -> bool:
         """Compare all tensors with their checksums; returns whether all files have some."""
         return min([file.verify() for file in self.files])  # of every file, also where one has none

@@ -1,7 +1,7 @@
 """Merging checkpoints into a checkpoint, name by name: files, sharded directories, and adapters."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ from .. import merge
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
 from ._dtypes import CODES, describe_stored
-from ._files import TensorFiles, TensorMapping, side_files, write_directory
+from ._files import TensorFiles, side_files, write_directory
 from ._model_views import Adapted, align, is_adapter, read_vocabulary
 from ._replace import PathLike
 from ._safetensors import FORMAT, write_tensors
@@ -118,45 +118,44 @@ class _Sources:
         root = paths[0] if base is None else base
         if is_adapter(root):
             raise MergeError(f"{str(root)!r} is an adapter; give the model that it was trained on first, or as base")
-        opened: dict[Path, Any] = {}
-        for path in (root, *(path for path in paths if not is_adapter(path))):
-            opened.setdefault(path, TensorFiles(path))
+        opened = {path: _Streamed(path, checksums) for path in dict.fromkeys((root, *paths)) if not is_adapter(path)}
         files = [opened[root if is_adapter(path) else path] for path in paths]
-        self.first: TensorFiles = files[0]
-        self.ties = files[0].files[0].ties if len(files[0].files) == 1 else {}
-        self.shared = all(len(f.files) == 1 and f.files[0].ties == self.ties for f in files) and bool(self.ties)
-        streamed = {path: _Streamed(each, checksums, self.shared) for path, each in opened.items()}
-        models: list[Any] = [Adapted(streamed[root], p) if is_adapter(p) else streamed[p] for p in paths]
+        self.first = files[0]
+        ties = files[0].files[0].ties if len(files[0].files) == 1 else {}
+        self.shared = all(len(f.files) == 1 and f.files[0].ties == ties for f in files) and bool(ties)
+        if self.shared:  # by all models: a tied name is not read twice
+            for each in opened.values():
+                each.leave_out(ties)
+        models: list[Any] = [Adapted(opened[root], p) if is_adapter(p) else opened[p] for p in paths]
         vocabularies = [read_vocabulary(each.directory) if each.path.is_dir() else None for each in files]
-        names = [str(path) for path in paths]
         self.models = [
-            model if at == 0 else align(models[0], model, (names[0], names[at]), (vocabularies[0], vocabularies[at]))
+            model
+            if at == 0
+            else align(models[0], model, (str(paths[0]), str(paths[at])), (vocabularies[0], vocabularies[at]))
             for at, model in enumerate(models)
         ]
 
 
-class _Streamed(TensorMapping):
+class _Streamed(TensorFiles):
     """A checkpoint read from its beginning to its end, tensor by tensor.
 
     Each is compared with its checksum when it is first read, and its memory is given back when the next one is.
     """
 
-    def __init__(self, files: TensorFiles, checksums: bool, once: bool) -> None:
-        self.files = files
+    def __init__(self, path: Path, checksums: bool) -> None:
+        super().__init__(path)
         self._checksums = checksums
         self._verified: set[str] = set()
         self._last: tuple[Any, str] | None = None
-        # Where all models tie the same names, a tied name is not read twice.
-        tied = files.files[0].ties if once else {}
-        super().__init__(dict.fromkeys(name for name in files if name not in tied))
-        if len(files.files) == 1 and hasattr(files.files[0], "_metadata"):
-            self._metadata = files.files[0]._metadata
+        if len(self.files) == 1 and hasattr(self.files[0], "_metadata"):
+            self._metadata = self.files[0]._metadata
 
-    def meta(self, name: str) -> Tensor:
-        return self.files.meta(name)
+    def leave_out(self, names: Collection[str]) -> None:
+        """Do as if there were none of these names."""
+        self._held = self._owners = {name: file for name, file in self._owners.items() if name not in names}
 
     def __getitem__(self, name: str) -> Tensor:
-        file = self.files.owner(name)
+        file = self._owners[name]
         reader, source = file._reader, file._sources[name]
         if self._last is not None and self._last != (reader, source):
             self._last[0].forget(self._last[1])
