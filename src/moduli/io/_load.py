@@ -137,7 +137,7 @@ def load(
             used += [saved.source(name) for name in match.taken.values() if name not in saved.extra]
         else:
             rename = make_rename(mapping, saved.every)
-            match = Match({new: name for name in saved.every if (new := rename(name)) is not None})
+            match = Match({here: name for name in saved.every if (here := rename(name)) is not None})
             match.dropped = [name for name in saved.every if rename(name) is None]
         fresh, dropped = match.fresh, match.dropped
         used += tensor_names([saved.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
