@@ -78,8 +78,8 @@ def search(
         raise MergeError(f"bounds are {bounds}; the first must be less than the second")
     holder = nn.Module()
     for name, value in given.items():
-        numbers = list(value.values()) if isinstance(value, Mapping) else value
-        holder.register_parameter(name, nn.Parameter(torch.tensor(numbers, dtype=torch.float64).clamp(*bounds)))
+        numbers = torch.tensor(list(value.values()) if isinstance(value, Mapping) else value, dtype=torch.float64)
+        holder.register_parameter(name, nn.Parameter(numbers.reshape(-1).clamp(*bounds)))
     best: list[Any] = [None, None, float("inf")]
 
     def fitness(module: nn.Module) -> float:
@@ -122,4 +122,7 @@ def _start(recipe: str, count: int) -> dict[str, Any]:
 
 def _restore(given: Any, numbers: Tensor) -> Any:
     """Numbers in the form in which the coefficient was given: one, a list, or a mapping from patterns."""
-    return dict(zip(given, numbers.tolist(), strict=True)) if isinstance(given, Mapping) else numbers.tolist()
+    found = numbers.tolist()
+    if isinstance(given, Mapping):
+        return dict(zip(given, found, strict=True))
+    return found if isinstance(given, list | tuple) else found[0]
