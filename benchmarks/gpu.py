@@ -8,9 +8,18 @@ beside torch's foreach and fused forms, and the time that the bytes take at the 
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from unittest import mock
+
 import torch
 
-from moduli.testing._gpu import count_step, name_device, report
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from laws.fake_device import Launches
+from moduli import kernels
+from moduli._torch import open_fake_device
+from moduli.testing._gpu import make_parameters, name_device, report, step_own, step_torchs
 
 CARDS = {"A100 80 GB": 2039, "H100 SXM": 3350, "MI300X": 5300, "RTX 4090": 1008, "L4": 300}  # GB/s
 SHAPES = {"4 of 2048x2048": [(2048, 2048)] * 4, "100 of 64x64": [(64, 64)] * 100}
@@ -24,6 +33,34 @@ def torch_fused(params):
         optimizer.step()
 
     return step
+
+
+def count_step(make, shapes, form):
+    """What a third step would launch, copy and allocate on a GPU, by fake tensors: `make` makes a step of parameters."""
+    with mock.patch.dict("os.environ", MODULI_KERNELS=form), open_fake_device("cuda"):
+        step = make(make_parameters(shapes, "cuda"))
+        step()
+        with Launches():
+            step()  # a mode that watches is another plan
+        with Launches() as seen, kernels.watch_launches() as generated:
+            step()
+    return seen.cost, generated
+
+
+def count() -> None:
+    print("\ncounted on fake tensors, per step of clip + Adam + decay + lr (nothing was launched):")
+    print(f"  {'':24}{'launches':>10}{'copies':>8}{'allocated':>11}{'bytes':>16}")
+    for name, shapes in SHAPES.items():
+        print(f"  {name}")
+        least = 32 * sum(torch.Size(shape).numel() for shape in shapes)
+        rows = [("triton", step_own, "triton"), ("foreach", step_own, "foreach")]
+        rows += [("torch, foreach", step_torchs, "foreach"), ("torch, fused", torch_fused, "foreach")]
+        for label, make, form in rows:
+            cost, generated = count_step(make, shapes, form)
+            moved = sum(launch.bytes for launch in generated)
+            size = f"{moved:,} ({moved / least:.2f} of the least)" if generated else ""
+            launches = len(generated) + len(cost.launches)
+            print(f"    {label:22}{launches:>10}{len(cost.copies):>8}{cost.allocated:>11}  {size}")
 
 
 def expected() -> None:
@@ -40,12 +77,7 @@ def expected() -> None:
 def main() -> None:
     report()
     if name_device() is None:
-        print("\ntorch, fused, counted as above:")
-        for name, shapes in SHAPES.items():
-            cost, _ = count_step(torch_fused, shapes, "foreach")
-            print(
-                f"  {name:24}{len(cost.launches):>4} launches, {len(cost.copies)} copies, {cost.allocated} allocations"
-            )
+        count()
     expected()
 
 

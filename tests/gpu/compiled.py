@@ -101,7 +101,8 @@ def main(which: str) -> None:
             "amax": (emit_reduction("amax", [torch.float32]), 512, 4),
         }
     else:
-        from moduli.testing._operations import BINARY, TERNARY, UNARY
+        sys.path.append(str(Path(__file__).resolve().parents[1]))
+        from kernels.operations import BINARY, TERNARY, UNARY
 
         table = [(f"{name}", lambda x, f=f: f(x), 1) for name, f in UNARY.items()]
         table += [(name, lambda x, y, f=f: f(x, y), 2) for name, f in BINARY.items()]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from kernels.operations import BINARY, TERNARY, UNARY
 from kernels.values import CANCELLING, DIVIDING, SPECIAL
 from moduli import kernels
-from moduli.testing._operations import BINARY, TERNARY, UNARY
 
 pytestmark = pytest.mark.usefixtures("without_onednn")
 

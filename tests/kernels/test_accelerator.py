@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from laws.fake_device import Launches
 from moduli import Optimizer, kernels, m
 from moduli.kernels import _call, _plan, _reduce, _triton
 from moduli.testing import _gpu
-from moduli.testing._gpu import Launches
 
 
 def clipped_adam(p, g, m, v, norm, lr, beta1, beta2, eps, step, decay):
@@ -323,14 +323,10 @@ def test_triton_is_refused_where_there_is_none(monkeypatch):
         kernels.fuse(lambda x: x + 1)([torch.ones(2)])
 
 
-def test_the_report_says_that_there_is_no_accelerator_and_counts(capsys, monkeypatch):
+def test_the_report_says_that_there_is_no_accelerator(capsys, monkeypatch):
     monkeypatch.setattr(_gpu, "name_device", lambda: None)
     assert _gpu.report() == 0
-    text = capsys.readouterr().out
-    assert "no accelerator that torch can use" in text
-    rows = [line.split() for line in text.splitlines() if line.strip().startswith(("triton", "foreach"))]
-    assert [row[:3] for row in rows] == [["triton", "3", "0"], ["foreach", "18", "0"]] * 2
-    assert [row[3] for row in rows[::2]] == ["0", "0"]
+    assert "no accelerator that torch can use" in capsys.readouterr().out
 
 
 def test_the_report_compares_numbers_of_two_devices(monkeypatch):

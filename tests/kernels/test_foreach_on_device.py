@@ -9,10 +9,10 @@ import threading
 import pytest
 import torch
 
+from kernels.operations import BINARY, TERNARY, UNARY
 from kernels.values import CANCELLING, DIVIDING, SPECIAL
 from moduli import kernels
 from moduli.kernels import _foreach, _fuse, _torch_reduce
-from moduli.testing._operations import BINARY, TERNARY, UNARY
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 SHAPES = [(5, 3), (), (0,), (1, 2, 3, 2), (33,)]

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.operations import BINARY, TERNARY, UNARY
 from moduli import kernels
-from moduli.testing._operations import BINARY, TERNARY, UNARY
 
 OPERATIONS = {**{n: (1, f) for n, f in UNARY.items()}, **{n: (2, f) for n, f in BINARY.items()}}
 OPERATIONS |= {n: (3, f) for n, f in TERNARY.items()}

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
+from kernels.operations import BINARY, TERNARY, UNARY
 from kernels.values import CANCELLING, DIVIDING, EXACT, EXACT_2, SPECIAL, SUBNORMAL
 from moduli import kernels
-from moduli.testing._operations import BINARY, TERNARY, UNARY
 
 pytestmark = pytest.mark.usefixtures("without_onednn")
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moduli._torch import open_fake_device
+import moduli
+from moduli._torch import open_fake_device, pytree
 from moduli.optim import Module, Optimizer, closure
 from moduli.testing import Case, LawError
-from moduli.testing._gpu import Launches, StepCost, find_place
 
 _GENERATOR = torch.Generator
 _READS = ("DataDependentOutputException", "DynamicOutputShapeException")
@@ -172,3 +174,66 @@ def _reads_back(case: Case) -> LawError | None:
             return case.fail("accelerator", "reads a number back")
         raise case.fail("accelerator", f"{type(error).__name__}: {error}") from error
     return case.fail("accelerator", "copies") if cost.copies else None
+
+
+# Operations that launch nothing: they make views and memory, or ask.
+_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "_unsafe_view", "detach"}
+_FREE |= {"alias", "as_strided", "split", "split_with_sizes", "lift_fresh", "reshape", "_reshape_alias", "expand", "t"}
+_FREE |= {"transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "unbind", "view_as_real", "device"}
+_FREE |= {"view_as_complex", "diagonal", "unfold", "chunk", "narrow", "_conj", "real", "imag", "is_same_size", "alias_"}
+_COPIES = ("_to_copy", "copy_", "_foreach_copy_")
+
+
+@dataclass
+class StepCost:
+    """What one step asks of a device.
+
+    Attributes:
+        launches: Names of the operations that launch something.
+        copies: Copies between the host and a device, each with the place in the library that asks for it.
+        allocated: How many tensors were made, without numbers.
+        numbers: How many tensors without axes were made.
+    """
+
+    launches: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    allocated: int = 0
+    numbers: int = 0
+
+
+class Launches(TorchDispatchMode):
+    """A mode that counts what is launched on devices other than the host. Fake tensors will do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cost = StepCost()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the guard against torch.compile imports all of it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        kinds = {each.device.type for each in (*given, *made)}
+        if kinds - {"cpu"}:
+            known = {id(each) for each in given}
+            if name not in _FREE:
+                self.cost.launches.append(name)
+            if not func.is_view and name not in ("device", "alias", "detach", "view", "reshape", "_unsafe_view"):
+                new = [each.dim() for each in made if id(each) not in known]
+                self.cost.numbers += new.count(0)
+                self.cost.allocated += len(new) - new.count(0)
+            if name in _COPIES and "cpu" in kinds:
+                self.cost.copies.append(f"{name} at {find_place(traceback.extract_stack())}")
+        return result
+
+
+def find_place(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Where in the library a call came from."""
+    root = str(Path(moduli.__file__).parent)
+    inside = [frame for frame in frames if frame.filename.startswith(root)]
+    return f"{Path(inside[-1].filename).relative_to(root)}:{inside[-1].lineno}" if inside else "the caller"

@@ -15,9 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from laws.registry import collect
 from moduli.optim import ChainError, Need, Optimizer, closure
 from moduli.population import Population
-from moduli.testing._case import NotApplicable
-from moduli.testing._populations import _model
-from moduli.testing._problems import needs, same
+from moduli.testing._problems import NotApplicable, needs, same
+from moduli.testing._subjects import _model
 
 MEMBERS, STEPS = 5, 4
 

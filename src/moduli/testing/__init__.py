@@ -6,8 +6,7 @@ smallest chain that makes it an optimizer, with what may be expected of it. `che
 `check_law` under one, so that a test suite can report each by itself; `LAWS` has their names.
 """
 
-from ._case import Case, LawError, Report
-from ._check import check_law, check_link
-from ._problems import LAWS
+from ._check import Report, check_law, check_link
+from ._problems import LAWS, Case, LawError
 
 __all__ = ["LAWS", "Case", "LawError", "Report", "check_law", "check_link"]

@@ -1,62 +1,53 @@
-"""Laws about the numbers: the optimum, the reference, and forms that must agree."""
+"""Laws about the numbers: the optimum, the reference, forms that must agree, the halves of a step, gradients through steps."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..optim import ClosureError
-from ._case import Case, LawError, NotApplicable
-from ._problems import (
-    LAWS,
-    LawProblem,
-    backend,
-    expect,
-    expect_same,
-    have_moved,
-    law,
-    needs,
-    optimizer,
-    problem,
-    run,
-    snapshot,
-    step,
-)
+from .._torch import pytree
+from ..optim import Chain, ChainError, ClosureError, Module, Need, Objective, Transform, functional
+from . import _problems as kit
+from ._problems import Case, LawError, NotApplicable
+from ._settings import list_numbers, named_links
 
 _STEPS = 6
 
 
-@law
+@kit.law
 def optimum(case: Case) -> None:
     """It reaches the optimum of its target problem."""
     if not case.target:
         raise NotApplicable("it is no optimizer by itself")
-    at = problem(case, kind="bowl" if case.target == "least squares" else case.target)
-    opt = optimizer(case, at.params)
+    at = kit.problem(case, kind="bowl" if case.target == "least squares" else case.target)
+    opt = kit.optimizer(case, at.params)
     first = at.value()
     for i in range(case.steps):
-        step(case, opt, at)
+        kit.step(case, opt, at)
         # Looking at the loss costs as much as a step.
         if (i + 1) % 20 == 0 and at.value() <= case.tolerance:
             return
     last = at.value()
-    expect(
+    kit.expect(
         last <= case.tolerance,
         f"on the problem {case.target!r} the loss went from {first:.4g} to {last:.4g} in {case.steps} steps, "
         f"and should be at most {case.tolerance:g}",
     )
 
 
-@law
+@kit.law
 def reference(case: Case) -> None:
     """It equals an independent implementation to 1e-10 in float64."""
     if case.reference is None:
         raise NotApplicable("it has no reference")
     kind = {"least squares": "bent", "": "bent"}.get(case.target, case.target)
-    ours, theirs = (LawProblem(kind=kind, residuals=case.target == "least squares") for _ in range(2))
-    run(case, ours, 2 * _STEPS)
+    ours, theirs = (kit.LawProblem(kind=kind, residuals=case.target == "least squares") for _ in range(2))
+    kit.run(case, ours, 2 * _STEPS)
     torch.manual_seed(0)
     wanted = len(inspect.signature(case.reference).parameters)
     if wanted == 1:
@@ -74,65 +65,56 @@ def reference(case: Case) -> None:
             theirs.backward()
             with torch.no_grad():
                 case.reference(theirs.params, [param.grad for param in theirs.params], memory, t)
-    expect_same(f"after {2 * _STEPS} steps", ours.params, theirs.params, 1e-10)
+    kit.expect_same(f"after {2 * _STEPS} steps", ours.params, theirs.params, 1e-10)
 
 
 def _compare_with(form: str, case: Case) -> None:
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        plain, fused = problem(case, dtype=dtype), problem(case, dtype=dtype)
-        with backend("eager"):
-            a = optimizer(case, plain.params, fuse=False)
-        b = optimizer(case, fused.params)
+        plain, fused = kit.problem(case, dtype=dtype), kit.problem(case, dtype=dtype)
+        with kit.backend("eager"):
+            a = kit.optimizer(case, plain.params, fuse=False)
+        b = kit.optimizer(case, fused.params)
         for i in range(4):
             # Step by step, so that a difference is of one step and not of what it grows to.
             with torch.no_grad():
                 for x, y in zip(plain.params, fused.params, strict=True):
                     y.copy_(x)
             torch.manual_seed(i)
-            with backend("eager"):
-                step(case, a, plain)
+            with kit.backend("eager"):
+                kit.step(case, a, plain)
             torch.manual_seed(i)
-            with backend(form):
-                step(case, b, fused)
-            expect_same(f"step {i + 1} in {dtype}:", fused.params, plain.params, tolerance)
+            with kit.backend(form):
+                kit.step(case, b, fused)
+            kit.expect_same(f"step {i + 1} in {dtype}:", fused.params, plain.params, tolerance)
 
 
-def fused_eager(case: Case) -> None:
-    """The fused pass without a compiler equals the links one by one."""
-    _compare_with("eager", case)
+# The fused pass, compiled and without a compiler, equals the links one by one.
+kit.LAWS |= {f"fused_{form}": functools.partial(_compare_with, form) for form in ("eager", "c")}
 
 
-def fused_c(case: Case) -> None:
-    """The compiled pass equals the links one by one."""
-    _compare_with("c", case)
-
-
-LAWS |= {"fused_eager": fused_eager, "fused_c": fused_c}
-
-
-@law
+@kit.law
 def pieces(case: Case) -> None:
     """One tensor and its pieces give the same steps."""
     if not case.pieces:
         raise NotApplicable("its step depends on the shapes of the parameters")
-    whole, parts = problem(case, ((7,),)), problem(case, ((2,), (1, 3), (2, 1)))
-    run(case, whole, _STEPS)
-    run(case, parts, _STEPS)
-    expect_same("in pieces", [parts.flat()], [whole.flat()], 1e-10)
+    whole, parts = kit.problem(case, ((7,),)), kit.problem(case, ((2,), (1, 3), (2, 1)))
+    for at in (whole, parts):
+        kit.run(case, at, _STEPS)
+    kit.expect_same("in pieces", [parts.flat()], [whole.flat()], 1e-10)
 
 
-@law
+@kit.law
 def closures(case: Case) -> None:
     """Closures of every kind, and no closure, give the same step; what can't be given is refused in a sentence."""
     links = case.links()
-    evaluates = {need for need in needs(links) if need.evaluates}
+    evaluates = {need for need in kit.needs(links) if need.evaluates}
     graph = any(need.graph for need in evaluates) or case.target == "least squares"
-    base = problem(case)
-    start = snapshot(base.params)
+    base = kit.problem(case)
+    start = kit.snapshot(base.params)
 
     def trial(kind: str) -> list[torch.Tensor]:
-        at = problem(case)
-        opt = optimizer(case, at.params)
+        at = kit.problem(case)
+        opt = kit.optimizer(case, at.params)
 
         def with_flag(backward: bool = True) -> torch.Tensor:
             answer = at.answer()
@@ -141,30 +123,21 @@ def closures(case: Case) -> None:
                 torch.autograd.backward(answer.sum() if case.members else answer)
             return answer
 
-        def ordinary() -> torch.Tensor:
-            opt.zero_grad(set_to_none=False)
-            loss = at.answer()
-            torch.autograd.backward(loss.sum() if case.members else loss)
-            return loss
-
+        forms: dict[str, Any] = {"with closure(backward=True)": with_flag, "with closure()": lambda: with_flag()}
         for _ in range(3):
-            if kind == "none":
+            if kind == "without a closure":
                 at.backward()
-                opt.step()
-            else:
-                forms: dict[str, Any] = {"moduli": at.closure(), "flag": with_flag, "ordinary": ordinary}
-                opt.step(forms[kind])
-        return snapshot(at.params)
+            opt.step(forms.get(kind))
+        return kit.snapshot(at.params)
 
-    expected = trial("moduli")
-    kinds = ["none"] if not case.closure and not evaluates else []
+    expected = kit.trial(case)
+    kinds = ["without a closure"] if not case.closure and not evaluates else []
     if case.target != "least squares":
-        kinds += ["flag"] if graph else ["flag", "ordinary"]
+        kinds += ["with closure(backward=True)"] if graph else ["with closure(backward=True)", "with closure()"]
     for kind in kinds:
-        words = {"none": "without a closure", "flag": "with closure(backward=True)", "ordinary": "with closure()"}
-        expect_same(words[kind], trial(kind), expected, 1e-12)
+        kit.expect_same(kind, trial(kind), expected, 1e-12)
     if evaluates:
-        opt = optimizer(case, base.params)
+        opt = kit.optimizer(case, base.params)
         base.backward()
         try:
             opt.step()
@@ -172,4 +145,136 @@ def closures(case: Case) -> None:
             pass
         else:
             raise LawError("it needs a closure, yet a step without one was not refused (ClosureError)")
-        expect(not have_moved(start, base.params), "a step that was refused moved the parameters")
+        kit.expect(not kit.have_moved(start, base.params), "a step that was refused moved the parameters")
+
+
+def _copy_leaves(tree: Any) -> list[Any]:
+    """Copies of what a nested value holds, to compare with; random generators are meant to change."""
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if not isinstance(leaf, torch.Generator)]
+    return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def _equal(a: list[Any], b: list[Any]) -> bool:
+    def alike(x: Any, y: Any) -> bool:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
+        return x is y or bool(x == y)
+
+    return len(a) == len(b) and all(map(alike, a, b))
+
+
+def _parts(links: list[Module], half: str) -> list[Module]:
+    """The links that have this half of a step themselves; a chain has those of its links.
+
+    What a link learns from the points that it tries (a line search, a trust region) it can only learn while it is applied.
+    """
+    return [
+        link
+        for link in kit.all_links(links)
+        if isinstance(link, Transform)
+        or (half == "update" and type(link).update is not Module.update and not isinstance(link, Chain))
+        or (half == "apply" and Need.CLOSURE not in link.needs and not isinstance(link, Chain))
+    ]
+
+
+def _check_halves(case: Case, half: str, watched: Callable[..., Any]) -> None:
+    if not _parts(case.links(), half):
+        raise NotApplicable("it has no half of its step that learns alone")
+    at = kit.problem(case)
+    opt = kit.optimizer(case, at.subject if case.members else at.params, fuse=False)
+    for link in _parts(opt.modules, half):
+        # Around this half of the step, where the link's own step calls it.
+        name = f"{half}_states" if isinstance(link, Transform) else half
+        setattr(link, name, functools.partial(watched, link, getattr(link, name)))
+    kit.step(case, opt, at, 3)
+
+
+@kit.law
+def learning(case: Case) -> None:
+    """`update` does not change the update."""
+
+    def check_hook(link: Module, learn: Callable[..., None], objective: Objective, *lists: Any) -> None:
+        given, untouched = list(objective.peek_updates()), objective.updates is None
+        before = _copy_leaves(given)
+        learn(objective, *lists)
+        now = given if untouched and objective.updates is None else objective.get_updates()
+        kept = _equal(before, _copy_leaves(given)) and _equal(before, _copy_leaves(now))
+        kit.expect(kept, f"{type(link).__name__} changes the update while it learns")
+
+    _check_halves(case, "update", check_hook)
+
+
+@kit.law
+def applying(case: Case) -> None:
+    """`apply` does not change what the link has learnt, so that it may be called again."""
+
+    def check_hook(link: Module, apply: Callable[..., Objective], objective: Objective, *lists: Any) -> Objective:
+        def learnt() -> Any:
+            return _copy_leaves([[dict(row) for row in link.state.values()], link.global_state])
+
+        before = learnt()
+        out = apply(objective, *lists)
+        kit.expect(_equal(before, learnt()), f"{type(link).__name__} changes what it has learnt when it is applied")
+        return out
+
+    _check_halves(case, "apply", check_hook)
+
+
+def _descend(links: Sequence[Module], start: list[Tensor]) -> Tensor:
+    """A number that depends on where some steps down a smooth function end."""
+    torch.manual_seed(0)
+    params, state = start, functional.init(links, start)
+    for _ in range(3):
+        params, state = functional.step(links, params, [torch.sin(p) + 0.5 * p for p in params], state)  # type: ignore[assignment]
+    return torch.stack([(p.reshape(-1) * torch.cos(torch.arange(p.numel()) + 1.0)).sum() for p in params]).sum()
+
+
+@kit.law
+def differentiable(case: Case) -> None:
+    """Gradients through steps, of parameters and of settings, are those of differences; or the chain refuses."""
+    if case.members or any(need.evaluates for need in kit.needs(case.links())):
+        raise NotApplicable("a pure step has no closure to evaluate")
+    start = kit.snapshot(kit.problem(case).params)
+    live = [param.clone().requires_grad_() for param in start]
+    if not all(link.differentiable for link in kit.all_links(case.links())):
+        try:
+            functional.step(case.links(), live, live, functional.init(case.links(), live))
+        except ChainError:
+            return
+        raise LawError("it does not say that it is, yet a step that is differentiated is not refused")
+    along = [torch.cos(7.0 * p) for p in start]
+    found = torch.autograd.grad(_descend(case.links(), live), live, allow_unused=True)
+    ours = sum(float((g * v).sum()) for g, v in zip(found, along, strict=True) if g is not None)
+
+    def moved(t: float) -> float:
+        return _descend(case.links(), [p + t * v for p, v in zip(start, along, strict=True)]).item()
+
+    _compare_derivative("the parameters", ours, moved, 1e-6)
+    for name, key, value in list_numbers(case.links()):
+        _of_setting(case, start, name, key, value)
+
+
+def _of_setting(case: Case, start: list[Tensor], name: str, key: str, value: float) -> None:
+    def links(new: Any) -> list[Module]:
+        made = case.links()
+        for link in named_links(made, name):
+            if key in link.defaults:
+                link.defaults[key] = new
+        return made
+
+    live = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+    end = _descend(links(live), start)
+    (found,) = torch.autograd.grad(end, live, allow_unused=True) if end.requires_grad else (None,)
+    ours = 0.0 if found is None else float(found)
+    _compare_derivative(
+        f"{name}.{key}", ours, lambda t: _descend(links(value + t), start).item(), 1e-5 * abs(value) or 1e-7
+    )
+
+
+def _compare_derivative(what: str, ours: float, end: Callable[[float], float], length: float) -> None:
+    with torch.no_grad():
+        ahead, behind = end(length), end(-length)
+    theirs = (ahead - behind) / (2 * length)
+    rounding = 1e-13 * (1 + abs(ahead)) / length
+    near = abs(ours - theirs) <= 1e-4 * (abs(ours) + abs(theirs)) + rounding + 1e-7
+    kit.expect(near, f"the derivative by {what} is {ours:.6g}, differences give {theirs:.6g}")

@@ -1,7 +1,6 @@
-"""The report about the accelerator of this machine: numbers against the host, launches, bytes, and times.
+"""The report about the accelerator of this machine: numbers against the host, and times.
 
-Without an accelerator only what can be counted is printed. Nothing here has ever run on one where it was written, so a
-report is worth pasting into an issue.
+Nothing here has ever run on one where it was written, so a report is worth pasting into an issue.
 """
 
 from __future__ import annotations
@@ -10,29 +9,31 @@ import importlib.util
 import math
 import platform
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import kernels, m
-from .._torch import open_fake_device, pytree
 from .._version import __version__
 from ..optim import Module, Optimizer, closure
-from ._operations import BINARY, TERNARY, UNARY
-from ._problems import backend
 
-workloads: dict[str, list[tuple[int, ...]]] = {
-    "200 of 64x64": [(64, 64)] * 200,
-    "1000 of 10": [(10,)] * 1000,
-    "4 of 2048x2048": [(2048, 2048)] * 4,
-}
-"""The shapes of the first-order table."""
+ONE: list[Any] = [torch.neg, torch.abs, torch.sign, torch.sgn, torch.square, torch.sqrt, torch.rsqrt, torch.reciprocal]
+ONE += [torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.erf, torch.erfc]
+ONE += [torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.sinc, torch.rad2deg, torch.deg2rad]
+ONE += [torch.sinh, torch.cosh, torch.tanh, torch.asinh, torch.acosh, torch.atanh, torch.sigmoid, torch.relu]
+ONE += [F.silu, F.mish, F.gelu, F.relu6, F.selu, F.softsign, F.hardtanh, F.hardsigmoid, F.hardswish]
+ONE += [torch.floor, torch.ceil, torch.trunc, torch.round, torch.frac, torch.nan_to_num]
+TWO: list[Any] = [torch.add, torch.sub, torch.mul, torch.div, torch.floor_divide, torch.fmod, torch.remainder]
+TWO += [torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.hypot]
+TWO += [torch.atan2, torch.copysign, torch.logaddexp, torch.xlogy]
+THREE: list[Any] = [torch.addcmul, torch.addcdiv, torch.lerp]
+"""Functions of one, two and three tensors that a compiled kernel knows."""
+
+WORKLOADS: dict[str, list[Any]] = {"200 of 64x64": [(64, 64)] * 200, "4 of 2048x2048": [(2048, 2048)] * 4}
+"""The shapes that are timed."""
 
 
 def make_chain() -> list[Module]:
@@ -42,38 +43,25 @@ def make_chain() -> list[Module]:
 
 def name_device() -> str | None:
     """The accelerator of this machine; None where there is none."""
-    if not torch.accelerator.is_available():
-        return None
-    found = torch.accelerator.current_accelerator()
+    found = torch.accelerator.current_accelerator(check_available=True)
     return None if found is None else found.type
 
 
-def _make_parameters(shapes: Sequence[tuple[int, ...]], device: str) -> list[nn.Parameter]:
+def make_parameters(shapes: Sequence[tuple[int, ...]], device: str) -> list[nn.Parameter]:
+    """Parameters with gradients, of any numbers."""
     params = [nn.Parameter(torch.empty(shape, device=device)) for shape in shapes]
     for param in params:
         param.grad = torch.empty(param.shape, device=device)
     return params
 
 
-def count_step(
-    make: Callable[[list[nn.Parameter]], Callable[[], Any]], shapes: Sequence[tuple[int, ...]], form: str
-) -> tuple[StepCost, list[kernels.Launch]]:
-    """What a third step would launch, copy and allocate on a GPU, by fake tensors: `make` makes a step of parameters."""
-    with backend(form), open_fake_device("cuda"):
-        step = make(_make_parameters(shapes, "cuda"))
-        step()
-        with Launches():
-            step()  # a mode that watches is another plan
-        with Launches() as seen, kernels.watch_launches() as generated:
-            step()
-    return seen.cost, generated
-
-
-def _own(params: list[nn.Parameter]) -> Callable[[], Any]:
+def step_own(params: list[nn.Parameter]) -> Callable[[], Any]:
+    """A step of the chain."""
     return Optimizer(params, *make_chain()).step
 
 
-def _torchs(params: list[nn.Parameter]) -> Callable[[], Any]:
+def step_torchs(params: list[nn.Parameter]) -> Callable[[], Any]:
+    """The same of torch."""
     optimizer = torch.optim.AdamW(params, foreach=True)
 
     def step() -> None:
@@ -83,33 +71,15 @@ def _torchs(params: list[nn.Parameter]) -> Callable[[], Any]:
     return step
 
 
-def _report_counts() -> list[str]:
-    lines = ["", "counted on fake tensors, per step of clip + Adam + decay + lr (nothing was launched):"]
-    lines.append(f"  {'':24}{'launches':>10}{'copies':>8}{'allocated':>11}{'bytes':>16}")
-    for name, shapes in {"4 of 2048x2048": [(2048, 2048)] * 4, "100 of 64x64": [(64, 64)] * 100}.items():
-        elements = sum(torch.Size(shape).numel() for shape in shapes)
-        cost, generated = count_step(_own, shapes, "triton")
-        moved = sum(launch.bytes for launch in generated)
-        least = 4 * elements * 8
-        rows = [("triton", len(generated) + len(cost.launches), cost, f"{moved:,} ({moved / least:.2f} of the least)")]
-        cost, _ = count_step(_own, shapes, "foreach")
-        rows.append(("foreach", len(cost.launches), cost, ""))
-        cost, _ = count_step(_torchs, shapes, "foreach")
-        rows.append(("torch, foreach", len(cost.launches), cost, ""))
-        lines.append(f"  {name}")
-        for label, launches, found, size in rows:
-            lines.append(f"    {label:22}{launches:>10}{len(found.copies):>8}{found.allocated:>11}  {size}")
-    return lines
-
-
 def _check_operations(device: str, names: Sequence[str] | None = None) -> list[str]:
     """Every operation of the kernels table on the device against the same function on the host."""
     lines, broken, count = ["", f"operations on {device} against the host:"], 0, 0
     dtypes = [torch.float32, torch.float16, torch.bfloat16, *([] if device == "mps" else [torch.float64])]
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(3, 300, generator=generator, dtype=torch.float64)
-    for roles, table in enumerate((UNARY, BINARY, TERNARY), 1):
-        for name, function in table.items():
+    for roles, table in enumerate((ONE, TWO, THREE), 1):
+        for function in table:
+            name = function.__name__
             for dtype in dtypes if names is None or name in names else ():
                 args = [row.to(dtype) for row in points[:roles]]
                 # float16 and bfloat16 are computed in float32 and rounded once.
@@ -189,10 +159,10 @@ def _take_steps(make: Callable[[], list[Module]], place: str, seed: int) -> Tens
 
 def _report_times(device: str) -> list[str]:
     lines = ["", f"milliseconds per step on {device}, median of 30 (and the bandwidth that it makes):"]
-    for name, shapes in workloads.items():
+    for name, shapes in WORKLOADS.items():
         elements = sum(torch.Size(shape).numel() for shape in shapes)
-        for label, make in (("moduli", _own), ("torch, foreach", _torchs)):
-            step = make(_make_parameters(shapes, device))
+        for label, make in (("moduli", step_own), ("torch, foreach", step_torchs)):
+            step = make(make_parameters(shapes, device))
             times = []
             for _ in range(40):
                 torch.accelerator.synchronize()
@@ -214,82 +184,9 @@ def report() -> int:
         f"Python {platform.python_version()}, {platform.platform()}"
     ]
     if device is None:
-        lines.append("This machine has no accelerator that torch can use, so only what can be counted is shown.")
+        lines.append("This machine has no accelerator that torch can use.")
     else:
         lines.append(f"accelerator: {device}, {torch.accelerator.device_count()} of them")
         lines += _check_operations(device) + _check_numbers(device) + _report_times(device)
-    lines += _report_counts()
     print("\n".join(lines))
     return sum("differs by" in line for line in lines)
-
-
-# Operations that launch nothing: they make views and memory, or ask.
-_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "_unsafe_view", "detach"}
-_FREE |= {"alias", "as_strided", "split", "split_with_sizes", "lift_fresh", "reshape", "_reshape_alias", "expand", "t"}
-_FREE |= {"transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "unbind", "view_as_real", "device"}
-_FREE |= {"view_as_complex", "diagonal", "unfold", "chunk", "narrow", "_conj", "real", "imag", "is_same_size", "alias_"}
-_COPIES = ("_to_copy", "copy_", "_foreach_copy_")
-
-
-@dataclass
-class StepCost:
-    """What one step asks of a device.
-
-    Attributes:
-        launches: Names of the operations that launch something.
-        copies: Copies between the host and a device, each with the place in the library that asks for it.
-        allocated: How many tensors were made, without numbers.
-        numbers: How many tensors without axes were made.
-    """
-
-    launches: list[str] = field(default_factory=list)
-    copies: list[str] = field(default_factory=list)
-    allocated: int = 0
-    numbers: int = 0
-
-
-class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that counts what is launched on devices other than the host. Fake tensors will do.
-
-    Example:
-        >>> import torch
-        >>> from moduli.testing._gpu import Launches
-        >>> with Launches() as seen:
-        ...     _ = torch.ones(2, device="meta") + 1
-        >>> seen.cost.launches
-        ['ones', 'add']
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.cost = StepCost()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the guard against torch.compile imports all of it
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
-        kinds = {each.device.type for each in (*given, *made)}
-        if kinds - {"cpu"}:
-            known = {id(each) for each in given}
-            if name not in _FREE:
-                self.cost.launches.append(name)
-            if not func.is_view and name not in ("device", "alias", "detach", "view", "reshape", "_unsafe_view"):
-                new = [each.dim() for each in made if id(each) not in known]
-                self.cost.numbers += new.count(0)
-                self.cost.allocated += len(new) - new.count(0)
-            if name in _COPIES and "cpu" in kinds:
-                self.cost.copies.append(f"{name} at {find_place(traceback.extract_stack())}")
-        return result
-
-
-def find_place(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Where in the library a call came from."""
-    root = str(Path(__file__).parents[1])
-    inside = [frame for frame in frames if frame.filename.startswith(root) and frame.filename != __file__]
-    return f"{Path(inside[-1].filename).relative_to(root)}:{inside[-1].lineno}" if inside else "the caller"

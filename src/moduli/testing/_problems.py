@@ -1,11 +1,12 @@
-"""Small problems with known optima, and ways to run a chain on them."""
+"""What a law is told about a link, small problems with known optima, and ways to run a chain on them."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,86 @@ from torch import Tensor, nn
 
 from ..optim import Closure, Module, Need, Optimizer, closure
 from ..population import Population
-from ._case import Case, LawError, NotApplicable
+
+TARGETS = ("bowl", "rosenbrock", "least squares", "")
+
+
+class LawError(AssertionError):
+    """A link breaks a law; the sentence names the law, the link, and what differed.
+
+    Example:
+        >>> from moduli.testing import LawError
+        >>> issubclass(LawError, AssertionError)
+        True
+    """
+
+
+class NotApplicable(Exception):
+    """Raised by a law that says nothing about this link; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One link, in the smallest chain that makes it an optimizer, and what may be expected of it.
+
+    Args:
+        name: What reports and tests print.
+        make: Makes new links at each call, the chain in order.
+        steps: How many steps it may take on its target problem.
+        target: The problem it must solve: "bowl" (a convex quadratic), "rosenbrock", "least squares" (the closure
+            returns residuals), or "" for a link that is no optimizer by itself (then only the structural laws apply).
+        tolerance: How near to the optimum's value it must come.
+        reference: An independent implementation: a function of the parameters that returns a torch optimizer, or a
+            function `(params, grads, memory, step) -> None` that moves the parameters by the formula written out
+            (memory is a dictionary of its own), to be equalled to 1e-10 in float64.
+        closure: Whether a step needs a closure (line searches, second order); otherwise it also runs on `.grad` alone.
+        random: Whether a step draws random numbers (then equalities use a fixed seed).
+        pieces: Whether one tensor and its pieces give the same step (elementwise and concatenating links).
+        population: Whether it runs on a population as N separate optimizers would.
+        members: For links that move the members of a population relative to each other: how many members the population
+            has that every law gives them; 0 gives them one model. The best member must solve the target problem.
+        complex: Whether it takes complex parameters.
+        half: Whether it takes half-precision parameters.
+        skip: Laws that do not apply, by name, each with the reason.
+
+    Example:
+        >>> from moduli import m
+        >>> from moduli.testing import Case
+        >>> print(Case("plain descent", lambda: [m.LR(0.1)]))
+        plain descent
+    """
+
+    name: str
+    make: Callable[[], Module | Sequence[Module]]
+    steps: int = 500
+    target: str = "bowl"
+    tolerance: float = 1e-3
+    reference: Callable[..., Any] | None = None
+    closure: bool = False
+    random: bool = False
+    pieces: bool = True
+    population: bool = True
+    complex: bool = True
+    half: bool = True
+    members: int = 0
+    skip: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise ValueError(f"{self.name}: target is {self.target!r}; it is one of {', '.join(map(repr, TARGETS))}")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def links(self) -> list[Module]:
+        """New links."""
+        made = self.make()
+        return [made] if isinstance(made, Module) else list(made)
+
+    def fail(self, law: str, what: str) -> LawError:
+        """The error for a broken law."""
+        return LawError(f"{self.name} breaks the law {law!r}: {what}")
+
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (4,))
 
@@ -204,6 +284,22 @@ def run(case: Case, at: LawProblem, steps: int, **options: Any) -> Optimizer:
     opt = optimizer(case, at.params, **options)
     step(case, opt, at, steps)
     return opt
+
+
+def trial(
+    case: Case,
+    at: LawProblem | None = None,
+    groups: Any = None,
+    change: Callable[[Optimizer], None] | None = None,
+) -> list[Tensor]:
+    """Where three steps lead: with these groups, after a change of the optimizer."""
+    at = problem(case) if at is None else at
+    opt = optimizer(case, at.params if groups is None else groups)
+    if change is not None:
+        change(opt)
+    torch.manual_seed(1)
+    step(case, opt, at, 3)
+    return snapshot(at.params)
 
 
 def all_links(links: Sequence[Module]) -> Iterator[Module]:

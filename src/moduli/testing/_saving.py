@@ -13,40 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from ..optim import Optimizer
-from ._case import Case, LawError
-from ._problems import (
-    LawProblem,
-    MemberProblem,
-    all_links,
-    expect,
-    expect_finite,
-    expect_same,
-    have_moved,
-    law,
-    optimizer,
-    problem,
-    snapshot,
-    step,
-)
+from . import _problems as kit
+from ._problems import Case, LawError
 
 _NAMES = ("weight", "bias")
 
 
-def _name_params(at: LawProblem) -> Any:
-    return at.params if isinstance(at, MemberProblem) else list(zip(_NAMES, at.params, strict=True))
+def _name_params(at: kit.LawProblem) -> Any:
+    return at.params if isinstance(at, kit.MemberProblem) else list(zip(_NAMES, at.params, strict=True))
 
 
-def _begin(case: Case) -> tuple[LawProblem, Optimizer]:
-    at = problem(case)
-    opt = optimizer(case, _name_params(at))
-    step(case, opt, at, 3)
+def _begin(case: Case) -> tuple[kit.LawProblem, Optimizer]:
+    at = kit.problem(case)
+    opt = kit.optimizer(case, _name_params(at))
+    kit.step(case, opt, at, 3)
     return at, opt
 
 
-def _go_on(case: Case, opt: Optimizer, at: LawProblem) -> list[Tensor]:
+def _go_on(case: Case, opt: Optimizer, at: kit.LawProblem) -> list[Tensor]:
     torch.manual_seed(5)
-    step(case, opt, at, 3)
-    return snapshot(at.params)
+    kit.step(case, opt, at, 3)
+    return kit.snapshot(at.params)
 
 
 def _pass_through_file(state: Any) -> Any:
@@ -62,115 +49,102 @@ def _put(params: Iterable[Tensor], values: Sequence[Tensor]) -> None:
             param.copy_(value)
 
 
-def _copy_problem(at: LawProblem, case: Case) -> LawProblem:
-    other = problem(case)
+def _resume(
+    case: Case, at: kit.LawProblem, opt: Optimizer, order: Callable[[Any], Any] = lambda named: named
+) -> tuple[kit.LawProblem, Optimizer]:
+    """The problem where it stands, and a new optimizer with the state of the old one, from a file."""
+    other = kit.problem(case)
     _put(other.params, at.params)
-    return other
+    resumed = kit.optimizer(case, order(_name_params(other)))
+    resumed.load_state_dict(_pass_through_file(opt.state_dict()))
+    return other, resumed
 
 
-@law
+@kit.law
 def saved(case: Case) -> None:
     """`state_dict` goes through torch.save and torch.load(weights_only=True), and the run goes on bit by bit."""
     at, opt = _begin(case)
-    state = _pass_through_file(opt.state_dict())
-    other = _copy_problem(at, case)
-    resumed = optimizer(case, _name_params(other))
-    resumed.load_state_dict(state)
-    expected = _go_on(case, opt, at)
-    expect_same("resumed from a file,", _go_on(case, resumed, other), expected)
+    other, resumed = _resume(case, at, opt)
+    kit.expect_same("resumed from a file,", _go_on(case, resumed, other), _go_on(case, opt, at))
     counts = [(each.current_step, each.num_evaluations) for each in (opt, resumed)]
-    expect(counts[0] == counts[1], "the resumed optimizer counts its steps or evaluations differently")
+    kit.expect(counts[0] == counts[1], "the resumed optimizer counts its steps or evaluations differently")
 
 
-@law
+@kit.law
 def loaded_in_place(case: Case) -> None:
     """Loading an earlier state into the optimizer that made it goes back to that point."""
     at, opt = _begin(case)
-    state, start = copy.deepcopy(opt.state_dict()), snapshot(at.params)
+    state, start = copy.deepcopy(opt.state_dict()), kit.snapshot(at.params)
     expected = _go_on(case, opt, at)
     _put(at.params, start)
     opt.load_state_dict(state)
-    expect_same("run again from its own state,", _go_on(case, opt, at), expected)
+    kit.expect_same("run again from its own state,", _go_on(case, opt, at), expected)
 
 
-class _Holder(nn.Module):
-    """A model and its optimizer, copied together so that the copy moves its own parameters."""
-
-    def __init__(self, opt: Optimizer, at: LawProblem) -> None:
-        super().__init__()
-        self.opt = opt
-        self.population = at.subject if isinstance(at, MemberProblem) else None
-        self.params = nn.ParameterList([] if isinstance(at, MemberProblem) else at.params)
-
-
-def _expect_twin(case: Case, copied: Callable[[_Holder], Any]) -> None:
+def _expect_twin(case: Case, copied: Callable[[Any], Any]) -> None:
     at, opt = _begin(case)
     try:
-        twin = copied(_Holder(opt, at))
+        twin, subject = copied((opt, at.subject))
     except (TypeError, AttributeError, pickle.PicklingError, RuntimeError) as error:
         raise LawError(f"it can't be copied: {error}") from error
-    other = problem(case)
-    if isinstance(other, MemberProblem):
-        other.adopt(twin.population)
+    other = kit.problem(case)
+    if isinstance(other, kit.MemberProblem):
+        other.adopt(subject)
     else:
-        other.params = list(twin.params)
-    before = snapshot(at.params)
-    found = _go_on(case, twin.opt, other)
-    expect_same("a step of the copy moved the original:", at.params, before)
-    expect_same("the copy goes on differently:", found, _go_on(case, opt, at))
+        other.params = subject
+    before = kit.snapshot(at.params)
+    found = _go_on(case, twin, other)
+    kit.expect_same("a step of the copy moved the original:", at.params, before)
+    kit.expect_same("the copy goes on differently:", found, _go_on(case, opt, at))
 
 
-@law
+@kit.law
 def deepcopied(case: Case) -> None:
     """A deep copy goes on bit by bit, and is independent."""
     _expect_twin(case, copy.deepcopy)
 
 
-@law
+@kit.law
 def pickled(case: Case) -> None:
     """So does what comes out of pickle."""
     _expect_twin(case, lambda thing: pickle.loads(pickle.dumps(thing)))  # our own bytes
 
 
-@law
+@kit.law
 def reordered(case: Case) -> None:
     """State is by name: loaded into parameters in another order, the run goes on."""
     at, opt = _begin(case)
-    state = _pass_through_file(opt.state_dict())
-    other = _copy_problem(at, case)
-    resumed = optimizer(case, list(reversed(_name_params(other))))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resumed.load_state_dict(state)
-    expected = _go_on(case, opt, at)
+        other, resumed = _resume(case, at, opt, lambda named: list(reversed(named)))
     found = _go_on(case, resumed, other)
     # Random draws, and sums over one vector, follow the order of the parameters.
     if not case.random:
-        expect_same("with the parameters in another order", found, expected, 1e-9)
+        kit.expect_same("with the parameters in another order", found, _go_on(case, opt, at), 1e-9)
 
 
-@law
+@kit.law
 def grown(case: Case) -> None:
     """Parameters may be added between steps and before loading; what is known goes on, what is new starts fresh."""
     at, opt = _begin(case)
     state = _pass_through_file(opt.state_dict())
-    extra = problem(case, ((3, 2), (4,), (2,)))
+    extra = kit.problem(case, ((3, 2), (4,), (2,)))
     _put(extra.params, at.params)
-    bigger = optimizer(case, [*zip(_NAMES, extra.params[:2], strict=True), ("new", extra.params[2])])
-    whole_vector = any(link.vector_state for link in all_links(case.links()))
+    bigger = kit.optimizer(case, [*zip(_NAMES, extra.params[:2], strict=True), ("new", extra.params[2])])
+    whole_vector = any(link.vector_state for link in kit.all_links(case.links()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if whole_vector else "error")
         bigger.load_state_dict(state, strict=not whole_vector)
     _expect_alive(case, bigger, extra)
     new = nn.Parameter(torch.ones(3, dtype=torch.float64))
-    whole = problem(case, ((3, 2), (4,), (3,)))
+    whole = kit.problem(case, ((3, 2), (4,), (3,)))
     whole.params = [*at.params, new]
     opt.add_param_group({"params": [("late", new)]})
     _expect_alive(case, opt, whole)
 
 
-def _expect_alive(case: Case, opt: Optimizer, at: LawProblem) -> None:
-    start = snapshot(at.params)
-    step(case, opt, at, 2)
-    expect_finite("after adding a parameter something", at.params)
-    expect(not case.target or have_moved(start[-1:], at.params[-1:]), "an added parameter does not move")
+def _expect_alive(case: Case, opt: Optimizer, at: kit.LawProblem) -> None:
+    start = kit.snapshot(at.params)
+    kit.step(case, opt, at, 2)
+    kit.expect_finite("after adding a parameter something", at.params)
+    kit.expect(not case.target or kit.have_moved(start[-1:], at.params[-1:]), "an added parameter does not move")

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..optim import FusedRun, Module, Optimizer, Schedule
-from ._case import Case, LawError, NotApplicable
-from ._problems import (
-    LawProblem,
-    all_links,
-    expect,
-    expect_same,
-    have_moved,
-    law,
-    optimizer,
-    problem,
-    run,
-    snapshot,
-    step,
-)
+from . import _problems as kit
+from ._problems import Case, LawError, NotApplicable
 
 
 def _list_settings(links: Sequence[Module]) -> Iterator[tuple[Module, str, Any]]:
     """(link, setting, value) of every setting that is a number or a choice of two, once for each class."""
     seen = set()
-    for link in all_links(links):
+    for link in kit.all_links(links):
         for key, value in link.defaults.items():
             found = (type(link), key)
             if found not in seen and isinstance(value, bool | int | float):
@@ -66,22 +54,7 @@ def _perturb(value: Any) -> Any:
 
 def named_links(links: Sequence[Module], name: str) -> Iterator[Module]:
     """The links of this class, and all of it inside them."""
-    return (link for link in all_links(links) if type(link).__name__ == name)
-
-
-def _try(
-    case: Case,
-    at: LawProblem,
-    groups: Any = None,
-    change: Callable[[Optimizer], None] | None = None,
-) -> list[Tensor]:
-    """Where three steps lead: with these groups, after a change of the optimizer."""
-    opt = optimizer(case, at.params if groups is None else groups)
-    if change is not None:
-        change(opt)
-    torch.manual_seed(1)
-    step(case, opt, at, 3)
-    return snapshot(at.params)
+    return (link for link in kit.all_links(links) if type(link).__name__ == name)
 
 
 def _set_default(opt: Optimizer, name: str, key: str, value: Any, before: Any = None) -> None:
@@ -94,27 +67,26 @@ def _set_default(opt: Optimizer, name: str, key: str, value: Any, before: Any = 
         group.pop(key, None)
 
 
-@law
+@kit.law
 def groups(case: Case) -> None:
     """A setting in the optimizer's groups or in the link's own does what the same default would."""
     for name, key, value in require_numbers(case):
         new = _perturb(value)
-
-        first, second, third = problem(case), problem(case), problem(case)
+        second, third = kit.problem(case), kit.problem(case)
         own = [{"params": third.params, key: new}]
 
         def set_by_link(opt: Optimizer, name: str = name, own: Any = own) -> None:
             for link in named_links(opt.modules, name):
                 link.set_param_groups(own)
 
-        expected = _try(case, first, change=functools.partial(_set_default, name=name, key=key, value=new))
-        by_group = _try(case, second, [{"params": second.params, f"{name}.{key}": new}])
-        by_link = _try(case, third, change=set_by_link)
+        expected = kit.trial(case, change=functools.partial(_set_default, name=name, key=key, value=new))
+        by_group = kit.trial(case, second, [{"params": second.params, f"{name}.{key}": new}])
+        by_link = kit.trial(case, third, change=set_by_link)
         for where, got in (("the optimizer's group", by_group), ("set_param_groups", by_link)):
-            expect_same(f"{name}.{key}={new:g} given by {where} is not obeyed:", got, expected, 1e-12)
+            kit.expect_same(f"{name}.{key}={new:g} given by {where} is not obeyed:", got, expected, 1e-12)
 
 
-@law
+@kit.law
 def per_group(case: Case) -> None:
     """A setting of one group is obeyed for its parameters, or refused in a sentence that names it."""
     if case.members:
@@ -126,9 +98,9 @@ def per_group(case: Case) -> None:
     def trial(first: int, settings: dict[str, Any]) -> list[Tensor]:
         """With settings of the parameters from the first on, which those before it do not have."""
         # What happens to one parameter does not reach another by the loss.
-        at = problem(case, ((3, 2), (4,), (2, 3)), kind="bowl")
+        at = kit.problem(case, ((3, 2), (4,), (2, 3)), kind="bowl")
         others = [{"params": at.params[:first]}] if first else []
-        return _try(case, at, [*others, {"params": at.params[first:], **settings}])
+        return kit.trial(case, at, [*others, {"params": at.params[first:], **settings}])
 
     plain = trial(0, {})
     broken: list[str] = []
@@ -139,7 +111,7 @@ def per_group(case: Case) -> None:
             everywhere = trial(0, given)
         except ValueError:
             continue  # no value that this link can have here
-        if not have_moved(plain[1:], everywhere[1:]):
+        if not kit.have_moved(plain[1:], everywhere[1:]):
             continue
         try:
             partly = trial(1, given)
@@ -147,95 +119,77 @@ def per_group(case: Case) -> None:
             if key not in str(error) or name not in str(error):
                 broken.append(f"{name}.{key} of one group is refused without naming both: {error}")
             continue
-        if not have_moved(plain, partly):
+        if not kit.have_moved(plain, partly):
             broken.append(f"{name}.{key}={new} of the second group is ignored")
-    expect(not broken, "; ".join(broken))
+    kit.expect(not broken, "; ".join(broken))
 
 
 def arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
     """Keyword arguments to build another such link with one setting changed; None where that can't be said."""
-    known = inspect.signature(type(link).__init__).parameters
-    if key not in known:
+    known = inspect.signature(type(link)).parameters
+    named = [p for p in known.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = {p.name for p in known.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD} - {key}
+    if key not in [p.name for p in named] or not required <= link.defaults.keys():
         return None
-    out = {key: value}
-    for name, parameter in list(known.items())[1:]:
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or name == key:
-            continue
-        if parameter.default is parameter.empty:
-            if name not in link.defaults:
-                return None
-            out[name] = link.defaults[name]
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            return None
-    return out
+    return {**{name: link.defaults[name] for name in required}, key: value}
 
 
-class _Always:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self, step: int) -> Any:
-        return self.value
-
-
-@law
+@kit.law
 def functions(case: Case) -> None:
     """A number given as a function of the step does what the number does, or is refused by name when it is given."""
     found = [row for row in _list_settings(case.links()) if not isinstance(row[2], bool)]
     if not found:
         raise NotApplicable("it has no numbers to set")
-    plain = _try(case, problem(case))
+    plain = kit.trial(case)
     for link, key, value in found:
-        name, function = type(link).__name__, Schedule(_Always(value))
+        name, function = type(link).__name__, Schedule(lambda step, value=value: value)  # type: ignore[misc]
         given = arguments(link, key, function.fn)
         if given is not None:
             try:
                 cast("Any", type(link))(**given)
             except (TypeError, ValueError) as error:
                 named = name in str(error) and key in str(error)
-                expect(named, f"{name}({key}=a function) is refused without naming both: {error}")
+                kit.expect(named, f"{name}({key}=a function) is refused without naming both: {error}")
                 continue
 
         schedule = functools.partial(_set_default, name=name, key=key, value=function, before=value)
         try:
-            got = _try(case, problem(case), change=schedule)
+            got = kit.trial(case, change=schedule)
         except (TypeError, RuntimeError) as error:
             raise LawError(f"{name}.{key} as a function: {type(error).__name__}: {error}") from error
-        expect_same(f"{name}.{key} as a function that is always {value}:", got, plain, 1e-12)
+        kit.expect_same(f"{name}.{key} as a function that is always {value}:", got, plain, 1e-12)
 
 
-@law
+@kit.law
 def split_groups(case: Case) -> None:
     """Parameters in two groups with equal settings move as in one; settings of one group do not reach another."""
-    at, apart = problem(case), problem(case)
-    opt = optimizer(case, at.params)
-    together = _try(case, at)
-    separate = _try(case, apart, [{"params": [param]} for param in apart.params])
-    expect_same("with each parameter in a group of its own", separate, together, 1e-12)
-    if "lr" not in opt.param_groups[0]:
+    apart = kit.problem(case)
+    separate = kit.trial(case, apart, [{"params": [param]} for param in apart.params])
+    kit.expect_same("with each parameter in a group of its own", separate, kit.trial(case), 1e-12)
+    if "lr" not in kit.optimizer(case, kit.problem(case).params).param_groups[0]:
         return
-    still = problem(case)
-    start = snapshot(still.params)
+    still = kit.problem(case)
+    start = kit.snapshot(still.params)
     try:
-        opt = optimizer(case, [{"params": [still.params[0]], "lr": 0.0}, {"params": [still.params[1]]}])
-        step(case, opt, still)
+        opt = kit.optimizer(case, [{"params": [still.params[0]], "lr": 0.0}, {"params": [still.params[1]]}])
+        kit.step(case, opt, still)
         if torch.equal(start[1], still.params[1].detach()):
-            step(case, opt, still)  # the first step of some links only measures
+            kit.step(case, opt, still)  # the first step of some links only measures
     except ValueError as error:
         if "one vector" in str(error) or "all parameters" in str(error):
             return  # a link over all parameters says that it has one value for all
         raise
-    expect(torch.equal(start[0], still.params[0].detach()), "a parameter with lr=0 in its group moved")
-    expect(not case.target or have_moved(start[1:], still.params[1:]), "lr=0 of one group stopped another")
+    kit.expect(torch.equal(start[0], still.params[0].detach()), "a parameter with lr=0 in its group moved")
+    kit.expect(not case.target or kit.have_moved(start[1:], still.params[1:]), "lr=0 of one group stopped another")
 
 
-@law
+@kit.law
 def schedulers(case: Case) -> None:
     """A scheduler of torch, a function of the step, and numbers written by hand into the group do the same."""
-    if not any("lr" in link.defaults for link in all_links(case.links())):
+    if not any("lr" in link.defaults for link in kit.all_links(case.links())):
         raise NotApplicable("it has no learning rate")
-    at = problem(case)
-    opt = optimizer(case, at.params)
+    at = kit.problem(case)
+    opt = kit.optimizer(case, at.params)
     if "lr" not in opt.param_groups[0]:
         raise NotApplicable("its links have different learning rates")
     base = opt.param_groups[0]["lr"]
@@ -243,22 +197,22 @@ def schedulers(case: Case) -> None:
         raise NotApplicable("its learning rate is a schedule already")
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
     for _ in range(4):
-        step(case, opt, at)
+        kit.step(case, opt, at)
         scheduler.step()
-    by_hand = problem(case)
-    opt = optimizer(case, by_hand.params)
+    by_hand = kit.problem(case)
+    opt = kit.optimizer(case, by_hand.params)
     for t in range(4):
         opt.param_groups[0]["lr"] = base * 0.5**t
-        step(case, opt, by_hand)
-    expect_same("under a scheduler", at.params, by_hand.params, 1e-12)
-    function = problem(case)
-    step(case, optimizer(case, [{"params": function.params, "lr": lambda t: base * 0.5**t}]), function, 4)
-    expect_same("with the learning rate a function of the step", function.params, by_hand.params, 1e-12)
+        kit.step(case, opt, by_hand)
+    kit.expect_same("under a scheduler", at.params, by_hand.params, 1e-12)
+    function = kit.problem(case)
+    kit.step(case, kit.optimizer(case, [{"params": function.params, "lr": lambda t: base * 0.5**t}]), function, 4)
+    kit.expect_same("with the learning rate a function of the step", function.params, by_hand.params, 1e-12)
 
 
 def _count_kernels(opt: Optimizer) -> int:
     """How many kernels the optimizer's fused runs have made."""
-    owners: list[Any] = [opt, *all_links(opt.modules)]
+    owners: list[Any] = [opt, *kit.all_links(opt.modules)]
     return sum(
         len(part._fused)
         for owner in owners
@@ -267,16 +221,16 @@ def _count_kernels(opt: Optimizer) -> int:
     )
 
 
-@law
+@kit.law
 def no_rebuild(case: Case) -> None:
     """A new number for a setting never makes a new kernel."""
     found = require_numbers(case)
-    at = problem(case)
-    opt = run(case, at, 3)
+    at = kit.problem(case)
+    opt = kit.run(case, at, 3)
     before = _count_kernels(opt)
     for i in range(3):
         for name, key, value in found:
             opt.param_groups[0][f"{name.lower()}.{key}"] = value * (1 - 0.01 * (i + 1))
-        step(case, opt, at)
+        kit.step(case, opt, at)
     after = _count_kernels(opt)
-    expect(after <= before, f"changing numbers made {after - before} more kernels ({before} before)")
+    kit.expect(after <= before, f"changing numbers made {after - before} more kernels ({before} before)")

@@ -1,36 +1,15 @@
 """Every operation that a compiled kernel knows, as a Python function of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Operations = dict[str, Callable[..., Tensor]]
+from moduli.testing._gpu import ONE, TWO
 
-_ONE: list[Any] = [torch.neg, torch.abs, torch.sign, torch.sgn, torch.square, torch.sqrt, torch.rsqrt, torch.reciprocal]
-_ONE += [torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.erf, torch.erfc]
-_ONE += [torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.sinc, torch.rad2deg, torch.deg2rad]
-_ONE += [torch.sinh, torch.cosh, torch.tanh, torch.asinh, torch.acosh, torch.atanh, torch.sigmoid, torch.relu]
-_ONE += [F.silu, F.mish, F.gelu, F.relu6, F.selu, F.softsign, F.hardtanh, F.hardsigmoid, F.hardswish]
-_ONE += [torch.floor, torch.ceil, torch.trunc, torch.round, torch.frac, torch.nan_to_num]
-_TWO: list[Any] = [
-    torch.add,
-    torch.sub,
-    torch.mul,
-    torch.div,
-    torch.floor_divide,
-    torch.fmod,
-    torch.remainder,
-    torch.maximum,
-]
-_TWO += [torch.minimum, torch.fmax, torch.fmin, torch.hypot, torch.atan2, torch.copysign, torch.logaddexp, torch.xlogy]
-
-UNARY: Operations = {
-    **{function.__name__: function for function in _ONE},
+UNARY: dict[str, Callable[..., Tensor]] = {
+    **{function.__name__: function for function in ONE},
     "logsigmoid": F.logsigmoid,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
@@ -69,8 +48,8 @@ UNARY: Operations = {
     "through_double": lambda x: (x.double() * 3.0).to(x.dtype),
 }
 
-BINARY: Operations = {
-    **{function.__name__: function for function in _TWO},
+BINARY: dict[str, Callable[..., Tensor]] = {
+    **{function.__name__: function for function in TWO},
     "add_alpha": lambda x, y: torch.add(x, y, alpha=0.75),
     "sub_alpha": lambda x, y: torch.sub(x, y, alpha=2),
     "rsub": lambda x, y: torch.rsub(x, y, alpha=0.5),
@@ -92,7 +71,7 @@ BINARY: Operations = {
     "lerp_high": lambda x, y: torch.lerp(x, y, 0.8),
 }
 
-TERNARY: Operations = {
+TERNARY: dict[str, Callable[..., Tensor]] = {
     "addcmul": lambda x, y, z: torch.addcmul(x, y, z, value=0.5),
     "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z, value=-0.5),
     "lerp_tensor": torch.lerp,
