@@ -142,29 +142,25 @@ def until(done):
         time.sleep(0.05)
 
 
-def test_a_server_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
+def test_a_worker_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
     (tmp_path / "hangs_on_import.py").write_text("import time\nwhile True: time.sleep(1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_pool, "STARTUP", 0.5)
-    task = lab._tasks.Task("rosenbrock", "torch.SGD(lr=0.001)", 0, 5, 5.0, 1)
+    task = _pool.Task("rosenbrock", "torch.SGD(lr=0.001)", 0, 5, 5.0, 1)
     with contextlib.closing(_pool.RunPool(1, ["hangs_on_import"])) as pool:
-        pool._start()
-        server = pool.server.pid
         messages = [message for _, message in pool.run([task, task]) if "reason" in message]
+        assert pool.team == []
     assert [message["reason"] for message in messages] == ["hung, was killed"] * 2
     assert "did not start within 0.5 seconds" in messages[0]["detail"]
-    assert not alive(server)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_that_hangs_on_an_import_does_not_survive_its_driver(number, tmp_path):
+def test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver(number, tmp_path):
     (tmp_path / "hangs_on_import.py").write_text("import time\nwhile True: time.sleep(1)\n")
     program = """
         from moduli.lab import _pool
         _pool.STARTUP = 1.0
-        pool = _pool.RunPool(1, ["hangs_on_import"])
-        pool._start()
-        print(pool.server.pid, flush=True)
+        print(_pool._Worker(["hangs_on_import"]).process.pid, flush=True)
         while True: pass
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
@@ -183,7 +179,7 @@ def test_a_server_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
 
 def test_a_worker_that_hangs_on_the_import_of_its_problem_is_killed_in_its_time(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time\nwhile True: time.sleep(1)\n")
-    task = lab._tasks.Task(f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0, 5, 0.2, 1)
+    task = _pool.Task(f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0, 5, 0.2, 1)
     with contextlib.closing(_pool.RunPool(1)) as pool:
         (record,) = [message for _, message in pool.run([task]) if "reason" in message]
     assert (record["reason"], record["detail"]) == ("hung, was killed", "it did not come back within its time")

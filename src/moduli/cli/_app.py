@@ -23,11 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(epilog=EPILOG, short_help="Run optimizers side by side, and write a report.")(race)
-app.command(epilog=EPILOG, short_help="Minimise a problem of your own, with checkpoints.")(fit)
-app.command(epilog=EPILOG, short_help="List and search what chains are made of.")(links)
-app.command(epilog=EPILOG, short_help="Show what a checkpoint holds.")(inspect)
-app.command(epilog=EPILOG, short_help="Make one model of several.")(merge)
+for command in (race, fit, links, inspect, merge):
+    app.command(epilog=EPILOG)(command)
 
 
 def _version(asked: bool) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ._console import exit_with_usage, fail, note, out, print_json
 
@@ -15,76 +15,46 @@ RECIPES = (
 
 
 def inspect(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A checkpoint of moduli, a safetensors file, or one of torch.save.")
-    ],
-    verify: Annotated[bool, typer.Option(help="Compare every tensor with its checksum.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    file: Annotated[Path, Argument(metavar="FILE", help="A checkpoint, a safetensors file, or one of torch.save.")],
+    verify: Annotated[bool, Option(help="Compare every tensor with its checksum.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a checkpoint holds: tensors with the values of small ones, labels, versions. Nothing in the file is run."""
     from .. import io
 
-    if file.is_dir() or file.suffix == ".json":
-        _inspect_shards(file, verify, as_json)
-        return
-    if not file.is_file():
+    if not file.exists():
         exit_with_usage(f"there is no file {file}")
+    sharded = file.is_dir() or file.suffix == ".json"
     try:
-        found = io.inspect(file, verify=verify)
+        paths = [each.path for each in io.TensorFiles(file).files] if sharded else [file]
+        found = [io.inspect(path, verify=verify) for path in paths]
     except io.CheckpointError as error:
         fail(str(error))
     if as_json:
-        print_json({**found.as_dict(), "parameters": found.parameters})
-    else:
-        out().print(str(found), markup=False)
-
-
-def _inspect_shards(path: Path, verify: bool, as_json: bool) -> None:
-    from .. import io
-
-    if not path.exists():
-        exit_with_usage(f"there is no file {path}")
-    try:
-        files = io.TensorFiles(path)
-        found = [io.inspect(file.path, verify=verify) for file in files.files]
-    except io.CheckpointError as error:
-        fail(str(error))
-    if as_json:
-        print_json({"path": str(path), "files": [each.as_dict() for each in found]})
+        whole = {"path": str(file), "files": [each.as_dict() for each in found]}
+        print_json(whole if sharded else {**found[0].as_dict(), "parameters": found[0].parameters})
         return
-    out().print(io.escape(f"{path}: {len(files):,} tensors in {len(found)} files"), markup=False)
+    if sharded:
+        out().print(io.escape(f"{file}: {len(io.TensorFiles(file)):,} tensors in {len(found)} files"), markup=False)
     for each in found:
         out().print(str(each), markup=False)
 
 
 def merge(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="How: " + ", ".join(RECIPES) + "; or a recipe of mergekit, FILE.yml."),
-    ],
+    recipe: Annotated[str, Argument(metavar="RECIPE", help=f"How: {', '.join(RECIPES)}; or FILE.yml of mergekit.")],
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="CHECKPOINT", help="Files, sharded directories, LoRA adapters; with a base, the base first."
-        ),
+        list[Path] | None, Argument(metavar="CHECKPOINT", help="Files, directories, adapters; a base comes first.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="PLACE", help="The file or the directory to write.")
+        Path | None, Option("--out", "-o", metavar="PLACE", help="The file or the directory to write.")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            "-s",
-            metavar="NAME=VALUE",
-            help="An argument of the recipe: t=0.3, weights=[2,1], t=layers.0-15:0.3,layers.16-31:0.7,*:0.5",
-        ),
+        Option("--set", "-s", metavar="NAME=VALUE", help="t=0.3, weights=[2,1], t=layers.0-15:0.3,*:0.5"),
     ] = None,
-    base: Annotated[Path | None, typer.Option(metavar="PLACE", help="What LoRA adapters are applied to.")] = None,
-    shard_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Write shards of at most this size: 5GB, 500MiB.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    base: Annotated[Path | None, Option(metavar="PLACE", help="What LoRA adapters are applied to.")] = None,
+    shard_size: Annotated[str | None, Option(metavar="SIZE", help="Shards of at most 5GB, 500MiB, ...")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Make one model of several, tensor by tensor, without holding a whole model in memory.
 

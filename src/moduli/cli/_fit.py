@@ -5,32 +5,23 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
-from ._console import FAILED, INTERRUPTED, escape, exit_with_usage, fail, note, number, out, print_json
-from ._problems import blame, file_of, problem_of
+from . import _console as console
 
 
 def fit(
-    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="FILE.py:name, or the name of a problem.")],
-    chain: Annotated[
-        str, typer.Option("--with", "-w", metavar="CHAIN", help="The chain of links, or a preset.")
-    ] = "lbfgs",
-    output: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="A safetensors file for the model and its state.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from --out, if it exists.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again, also if --out exists.")] = False,
-    steps: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Steps altogether, those before a resume included.")
-    ] = 1000,
-    target: Annotated[
-        float | None, typer.Option(metavar="VALUE", help="End when the loss is as small as this.")
-    ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, metavar="S", help="End after this many seconds.")] = None,
-    every: Annotated[float, typer.Option(min=0, metavar="S", help="Seconds between checkpoints.")] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Start, batches and the optimizer's randomness.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    problem: Annotated[str, Argument(metavar="PROBLEM", help="FILE.py:name, or the name of a problem.")],
+    chain: Annotated[str, Option("--with", "-w", metavar="CHAIN", help="The chain of links, or a preset.")] = "lbfgs",
+    output: Annotated[Path | None, Option("--out", "-o", metavar="FILE", help="A file for model and state.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Go on from --out, if it exists.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Start again, also if --out exists.")] = False,
+    steps: Annotated[int, Option(min=0, metavar="N", help="Steps, those before a resume included.")] = 1000,
+    target: Annotated[float | None, Option(metavar="VALUE", help="End when the loss is as small as this.")] = None,
+    seconds: Annotated[float | None, Option(min=0, metavar="S", help="End after this many seconds.")] = None,
+    every: Annotated[float, Option(min=0, metavar="S", help="Seconds between checkpoints.")] = 30.0,
+    seed: Annotated[int, Option(min=0, metavar="N", help="Start, batches and the optimizer's randomness.")] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Minimise your own problem: FILE.py:name is a function that returns a loss, or a Problem.
 
@@ -49,17 +40,20 @@ def fit(
     from ..lab import fit as fit_problem
 
     if resume and output is None:
-        exit_with_usage("--resume goes on from a file: give it with --out")
+        console.exit_with_usage("--resume goes on from a file: give it with --out")
     if resume and overwrite:
-        exit_with_usage("--resume goes on and --overwrite starts again: give one of them")
+        console.exit_with_usage("--resume goes on and --overwrite starts again: give one of them")
     if output is not None and output.is_dir():
-        exit_with_usage(f"{output} is a directory; give the name of a file, such as {output / 'fit.safetensors'}")
+        console.exit_with_usage(
+            f"{output} is a directory; give the name of a file, such as {output / 'fit.safetensors'}"
+        )
     if output is not None and output.exists() and not resume and not overwrite:
-        exit_with_usage(f"{output} exists: go on from it with --resume, or start again with --overwrite")
-    course = problem_of(problem)
+        console.exit_with_usage(f"{output} exists: go on from it with --resume, or start again with --overwrite")
+    course = console.problem_of(problem)
     bar = Progress(
         TextColumn("{task.fields[name]}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
-        TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=note(), disable=not sys.stderr.isatty(), transient=True,
+        TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console.note(),
+        disable=not sys.stderr.isatty(), transient=True,
     )  # fmt: skip
     first: list[tuple[int, float]] = []
     with bar:
@@ -69,7 +63,7 @@ def fit(
             first.append((now["steps"], now["seconds"])) if not first else None
             took = now["seconds"] - first[0][1]
             rate = f"{(now['steps'] - first[0][0]) / took:.0f} steps/s" if took > 0 else ""
-            bar.update(task, completed=now["steps"], loss=number(now["loss"]), rate=rate)
+            bar.update(task, completed=now["steps"], loss=console.number(now["loss"]), rate=rate)
 
         try:
             result = fit_problem(
@@ -77,53 +71,58 @@ def fit(
                 out=output, resume=resume, overwrite=overwrite, every=every, listen=listen,
             )  # fmt: skip
         except ChainSyntaxError as error:
-            exit_with_usage(str(error))
+            console.exit_with_usage(str(error))
         except (io.CheckpointError, ProblemFileError) as error:
-            fail(str(error))
+            console.fail(str(error))
         except OSError as error:
-            fail(f"{output} cannot be written: {error}")
+            console.fail(f"{output} cannot be written: {error}")
         except KeyboardInterrupt:
             kept = f"; {output} has the last checkpoint" if output is not None and output.exists() else ""
-            fail(f"interrupted{kept}", INTERRUPTED)
+            console.fail(f"interrupted{kept}", console.INTERRUPTED)
         except Exception as error:
-            told = blame(error, file_of(problem))
+            told = console.blame(error, console.file_of(problem))
             if not told:
                 raise  # no line of the user's: it is ours, and its traceback tells
-            fail(f"{course.name} raised {told}")
+            console.fail(f"{course.name} raised {told}")
+
+    def drop_infinite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
     summary = {
-        "problem": course.name, "chain": chain, "reason": str(result.reason), "value": _finite(result.value),
-        "start": _finite(result.start), "steps": result.steps, "evaluations": result.evaluations,
+        "problem": course.name, "chain": chain, "reason": str(result.reason), "value": drop_infinite(result.value),
+        "start": drop_infinite(result.start), "steps": result.steps, "evaluations": result.evaluations,
         "seconds": round(result.seconds, 3), "path": None if result.path is None else str(result.path),
         "parameters": result.parameters, "standard_errors": result.errors,
     }  # fmt: skip
     if as_json:
-        print_json(summary)
+        console.print_json(summary)
     else:
-        console = out()
-        console.print(f"{course.name}: {result.reason}", style="bold", markup=False)
-        console.print(f"loss {number(result.start, 6)} -> {number(result.value, 6)}", markup=False)
         counts = f"{result.steps} steps, {result.evaluations} evaluations, {result.seconds:.1f} s"
-        console.print(counts if result.path is None else f"{counts}, saved in {result.path}", markup=False)
-        for line in format_fit(result.parameters, result.errors):
-            console.print(line, markup=False)
+        lines = [
+            f"{course.name}: {result.reason}",
+            f"loss {console.number(result.start, 6)} -> {console.number(result.value, 6)}",
+        ]
+        lines.append(counts if result.path is None else f"{counts}, saved in {result.path}")
+        lines += format_fit(result.parameters, result.errors)
+        sys.stdout.write(console.escape("\n".join(lines)) + "\n")
     if result.reason is Ended.INTERRUPTED:
         if output is not None:
-            note().print("go on with the same command and --resume", markup=False)
-        raise typer.Exit(INTERRUPTED)
+            console.note().print("go on with the same command and --resume", markup=False)
+        raise Exit(console.INTERRUPTED)
     if not result.reason.success:
-        raise typer.Exit(FAILED)
+        raise Exit(console.FAILED)
 
 
 def format_fit(parameters: dict[str, Any], errors: dict[str, Any] | None) -> list[str]:
     """The fitted values, one to a line, with their standard errors where there are any."""
-    flat = [(escape(name + place), value) for name, held in parameters.items() for place, value in _flat(held)]
+    flat = [(name + place, value) for name, held in parameters.items() for place, value in _flat(held)]
     beside = [value for held in (errors or {}).values() for _, value in _flat(held)]
     width = max((len(name) for name, _ in flat), default=0)
     sign = "±" if "utf" in (sys.stdout.encoding or "").lower() else "+-"
     lines = []
     for at, (name, value) in enumerate(flat):
-        error = f" {sign} {number(beside[at], 2)}" if at < len(beside) else ""
-        lines.append(f"  {name:{width}} = {number(value, 6)}{error}")
+        error = f" {sign} {console.number(beside[at], 2)}" if at < len(beside) else ""
+        lines.append(f"  {name:{width}} = {console.number(value, 6)}{error}")
     return lines
 
 
@@ -131,7 +130,3 @@ def _flat(held: Any, place: str = "") -> list[tuple[str, Any]]:
     if not isinstance(held, list):
         return [(place, held)]
     return [pair for at, each in enumerate(held) for pair in _flat(each, f"{place}[{at}]")]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,23 +1,18 @@
 """`moduli links`."""
 
 import difflib
-import shutil
 import sys
-import textwrap
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ._catalogue import entries
-from ._console import exit_with_usage, out, print_json
+from ._console import exit_with_usage, print_columns, print_json
 
 
 def links(
-    query: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="A name, a family, or words to search for in names, families and texts."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    query: Annotated[str | None, Argument(metavar="NAME", help="A name, a family, or words to search for.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The catalogue: links, presets and torch's optimizers, with arguments and references.
 
@@ -34,33 +29,14 @@ def links(
         if as_json:
             print_json(_describe_entry(entry, whole=True))
             return
-        head, kind = f"{entry['name']}{entry['signature']}", f"{entry['called']}, family {entry['family']}\n"
-        if not sys.stdout.isatty():
-            sys.stdout.write(
-                f"{head}\n{kind}\n{entry['documentation']}\n"
-            )  # without rich, which takes longer than the rest
-            return
-        console = out()
-        console.print(head, style="bold", markup=False)
-        console.print(kind, style="dim", markup=False)
-        console.print(entry["documentation"], markup=False)
+        head, kind = f"{entry['name']}{entry['signature']}", f"{entry['called']}, family {entry['family']}"
+        sys.stdout.write(f"{head}\n{kind}\n\n{entry['documentation']}\n")
         return
     found = list(known.values()) if query is None else _search(known, query, families)
     if as_json:
         print_json([_describe_entry(entry) for entry in found])
         return
-    _print_columns([("name", "family", "summary"), *((e["name"], e["family"], e["summary"]) for e in found)])
-
-
-def _print_columns(rows: list[tuple[str, str, str]]) -> None:
-    """Three columns; in a terminal the last one is wrapped, in a pipe a line is as long as it needs to be."""
-    first, second = (max(len(row[at]) for row in rows) + 1 for at in (0, 1))
-    width = shutil.get_terminal_size().columns - first - second - 2 if sys.stdout.isatty() else None
-    for name, family, summary in rows:
-        lines = [summary] if width is None else textwrap.wrap(summary, max(width, 20)) or [""]
-        for at, line in enumerate(lines):
-            left = f"{name:{first}} {family:{second}} " if at == 0 else " " * (first + second + 2)
-            sys.stdout.write(f"{left}{line}".rstrip() + "\n")
+    print_columns([("name", "family", "summary"), *((e["name"], e["family"], e["summary"]) for e in found)], 2)
 
 
 def _search(known: dict[str, dict[str, Any]], query: str, families: set[str]) -> list[dict[str, Any]]:

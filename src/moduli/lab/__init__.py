@@ -3,7 +3,7 @@
 * A **problem** (`moduli.lab.problems`) is a model at a starting point, a loss, and the best value that is known.
 * A **contender** is a chain of links as text, read by `parse` and looked up in the `catalogue`, or a function from a model to an
   optimizer.
-* A **race** runs every contender on every problem from every seed, each run in a process of its own, with a budget that is
+* A **race** runs every contender on every problem from every seed, in processes of their own, with a budget that is
   counted in evaluations of the loss. It gives `Results`, which live in a file that survives whatever ends the race.
 * A **report** is one HTML page of the results; `picture` draws them as one SVG.
 * A **fit** runs one chain on a problem of the user's own, and can be stopped and resumed.
@@ -16,13 +16,12 @@ from . import catalogue, problems
 from ._contender import Contender, Entrant, contender
 from ._fit import Ended, Fit, fit
 from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
-from ._meter import RunReason
 from ._picture import picture, write_picture
 from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
 from ._reference import ProblemFileError, as_problem, load_problem
 from ._report import command_for, report, write_report
-from ._results import Results, ResultsError, check_table, flat_rows, write_table
-from ._run import run
+from ._results import Results, ResultsError, flat_rows, write_table
+from ._run import RunReason, run
 from ._statistics import curves, profiles, quantile, summary
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "ResultsError",
     "flat_rows",
     "write_table",
-    "check_table",
     "summary",
     "curves",
     "profiles",

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from .. import io
+from .._minimize import minimize
 from ._contender import Contender, Entrant, contender
 from ._grammar import ParsedChain
-from ._meter import Meter, drop_infinite
-from ._run import IDLE, closure_for, seed_all
+from ._run import IDLE, Meter, RunEnd, RunReason, closure_for, drop_infinite, seed_all, take_steps
 from .problems import Problem
 
 # A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.
@@ -128,7 +130,10 @@ def fit(
         if resume:
             course.load(path)
     with _patience() as asked:
-        reason = course.drive(steps, target, seconds, path, every, asked, listen or (lambda _: None))
+        try:
+            reason = course.drive(steps, target, seconds, path, every, asked, listen or (lambda _: None))
+        except RunEnd as end:
+            reason = Ended.DIVERGED if end.reason is RunReason.DIVERGED else Ended.STOPPED
     best = entrant.best()
     value = problem.measure(best)
     if not math.isfinite(value):
@@ -138,7 +143,7 @@ def fit(
     errors = standard_errors(problem, fitted) if parameters and reason is not Ended.DIVERGED else None
     if path is not None:
         course.save(path, value=value, parameters=parameters, errors=errors)
-    counts = course.steps, course.evaluations, course.seconds
+    counts = course.steps, course.earlier + course.meter.evaluations, course.before + course.meter.seconds()
     return Fit(fitted, reason, value, course.start, *counts, path, parameters, errors)
 
 
@@ -151,36 +156,25 @@ class _Course:
         self.still, self.last = 0, math.nan
         self.start = problem.measure(entrant.model)
         self.meter = Meter(2**62, math.inf, None)
-        self.closure = closure_for(problem, entrant, self.meter)
-
-    @property
-    def evaluations(self) -> int:
-        return self.earlier + self.meter.evaluations
-
-    @property
-    def seconds(self) -> float:
-        return self.before + self.meter.seconds()
 
     def drive(
         self, steps: int, target: float | None, limit: float, path: Path | None, every: float, asked: list[int],
         tell: Callable[[dict[str, Any]], None],
     ) -> Ended:  # fmt: skip
-        idle, told, measured, saved = 0, 0.0, 0.0, time.monotonic()
+        told, measured, saved = 0.0, 0.0, time.monotonic()
+        closure = closure_for(self.problem, self.entrant, self.meter)
+        moves = take_steps(self.problem, self.entrant, self.meter, closure, self.generator)
         while self.steps < steps:
             if asked:
                 return Ended.INTERRUPTED
             count = self.meter.evaluations
-            self.problem.resample(self.generator)
-            loss = self.entrant.optimizer.step(self.closure)
+            loss = next(moves)
             self.steps += 1
-            if not self.entrant.finite():
-                return Ended.DIVERGED
-            idle = idle + 1 if self.meter.evaluations == count else 0
-            here = _number(loss)
+            here = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
             searched = self.meter.evaluations - count >= SEARCHED
             self.still = self.still + 1 if searched and here == self.last and not self.problem.noisy else 0
             self.last = here
-            if idle >= IDLE or self.still >= IDLE or self.entrant.finished:
+            if self.still >= IDLE or self.entrant.finished:
                 return Ended.STOPPED
             now = time.monotonic()
             if now - told > 0.1 or self.steps == steps:
@@ -190,7 +184,7 @@ class _Course:
                 measured = now
                 if self.problem.measure(self.entrant.best()) <= target:
                     return Ended.TARGET
-            if self.seconds > limit:
+            if self.before + self.meter.seconds() > limit:
                 return Ended.TIME
             if path is not None and now - saved > every:
                 self.save(path)
@@ -198,17 +192,15 @@ class _Course:
         return Ended.STEPS
 
     def counts(self) -> dict[str, Any]:
-        return {"steps": self.steps, "evaluations": self.evaluations, "seconds": self.seconds}
+        evaluations, seconds = self.earlier + self.meter.evaluations, self.before + self.meter.seconds()
+        return {"steps": self.steps, "evaluations": evaluations, "seconds": seconds}
 
     def save(self, path: Path, **found: Any) -> None:
         entrant = self.entrant
         about = {"chain": self.source, "problem": self.problem.name, "start": self.start}
         about |= {"still": self.still, "last": self.last}
-        extra = {
-            "fit": {**self.counts(), **about, **found},
-            "generator": self.generator,
-            "losses": entrant.losses,
-        }
+        fitted = {**self.counts(), **about, **found}
+        extra = {"fit": fitted, "generator": self.generator, "losses": entrant.losses}
         # Of a population, the module in the file is its best member: any program can then read the result.
         module = entrant.best() if entrant.population is not None else entrant.model
         io.make_directory(path.parent)
@@ -220,29 +212,15 @@ class _Course:
         if not isinstance(about, dict) or "chain" not in about:
             raise io.CheckpointError(f"{path} was not written by a fit: it cannot be resumed. Choose another --out")
         if about["chain"] != self.source:
-            raise io.CheckpointError(
-                f"{path} was fitted with {about['chain']!r}, and cannot be resumed with {self.source!r}: their states differ"
-            )
-        entrant = self.entrant
-        io.load(
-            path,
-            None if entrant.population is not None else entrant.model,
-            optimizer=entrant.optimizer,
-            population=entrant.population,
-            extra={"generator": self.generator},
-        )
+            fact = f"{path} was fitted with {about['chain']!r}, and cannot be resumed with {self.source!r}"
+            raise io.CheckpointError(f"{fact}: their states differ")
+        entrant, extra = self.entrant, {"generator": self.generator}
+        model = None if entrant.population is not None else entrant.model
+        io.load(path, model, optimizer=entrant.optimizer, population=entrant.population, extra=extra)
         entrant.losses = saved["losses"]
         self.steps, self.earlier, self.before = about["steps"], about["evaluations"], about["seconds"]
-        self.start = about["start"]
-        self.still, self.last = about.get("still", 0), about.get("last", math.nan)
+        self.start, self.still, self.last = about["start"], about.get("still", 0), about.get("last", math.nan)
         self.meter.began = time.perf_counter()
-
-
-def _number(loss: Any) -> float:
-    if loss is None:
-        return math.nan
-    values = torch.as_tensor(loss).detach()
-    return float(values.min()) if values.numel() else math.nan
 
 
 @contextlib.contextmanager
@@ -258,15 +236,13 @@ def _patience() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before: dict[int, Any] = {}
-    with contextlib.suppress(ValueError):
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            if hasattr(signal, name):
-                before[getattr(signal, name)] = signal.signal(getattr(signal, name), note)
+    names = ("SIGINT", "SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = [(number, signal.signal(number, note)) for number in numbers]
     try:
         yield asked
     finally:
-        for number, handler in before.items():
+        for number, handler in before:
             signal.signal(number, handler)
 
 
@@ -275,11 +251,11 @@ def readable(model: nn.Module) -> dict[str, Any]:
     found = _trainable(model)
     if sum(parameter.numel() for parameter in found.values()) > MOST_SHOWN:
         return {}
-    return {_name(name): _to_numbers(parameter.detach()) for name, parameter in found.items()}
+    return _to_numbers(found)
 
 
 def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None:
-    """The standard errors of a least-squares fit: the roots of the diagonal of s² (JᵀJ)⁻¹, with s² = |r|² / (n - p).
+    """The standard errors of a least-squares fit: `Result.stderr` of `moduli.minimize` where the model stands.
 
     Args:
         problem: The problem.
@@ -290,53 +266,29 @@ def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None
         parameters, or does not determine all of them.
     """
     found = _trainable(model)
-    if any(parameter.is_complex() for parameter in found.values()):
+    residuals = problem.residuals(model)
+    if residuals is None or not residuals.requires_grad or any(each.is_complex() for each in found.values()):
         return None
-    with torch.enable_grad():
-        residuals = problem.residuals(model)
-        if residuals is None or not residuals.requires_grad:
-            return None
-        rows = [
-            torch.autograd.grad(each, list(found.values()), retain_graph=True, allow_unused=True) for each in residuals
-        ]
-    columns = [
-        torch.stack([torch.zeros_like(p) if row[at] is None else row[at] for row in rows])
-        .reshape(len(rows), -1)
-        .double()
-        for at, p in enumerate(found.values())
-    ]
-    jacobian = torch.cat(columns, 1)
-    count, unknowns = jacobian.shape
-    # Columns of one length: which parameters are determined does not depend on their units.
-    lengths = jacobian.norm(dim=0)
-    if count <= unknowns or not bool((lengths > 0).all()):
-        return None
-    values, vectors = torch.linalg.eigh((jacobian / lengths).mT @ (jacobian / lengths))
-    if float(values[0]) <= 1e-12 * float(values[-1]):
-        return None
-    variance = residuals.detach().double().square().sum() / (count - unknowns)
-    errors = (variance * (vectors.square() / values).sum(1)).sqrt() / lengths
-    parts = errors.split([parameter.numel() for parameter in found.values()])
-    return {
-        _name(name): _to_numbers(part.reshape(parameter.shape))
-        for (name, parameter), part in zip(found.items(), parts, strict=True)
-    }
+
+    def fun(values: dict[str, torch.Tensor]) -> Any:
+        return problem.residuals(lambda *args, **kwargs: functional_call(model, values, args, kwargs))
+
+    errors = minimize(fun, {name: value.detach() for name, value in found.items()}, "lm", max_evals=1).stderr
+    return _to_numbers(errors) if all(bool(error.isfinite().all()) for error in errors.values()) else None
 
 
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+def _trainable(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _name(name: str) -> str:
-    """The name that a user knows: arguments of a function and owned tensors have a prefix in a model."""
-    path, dot, last = name.rpartition(".")
-    return path + dot + last.removeprefix("arg_").removeprefix("tensor:")
-
-
-def _to_numbers(values: torch.Tensor) -> Any:
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    return _drop_infinite(values.double().tolist())
+def _to_numbers(values: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Under the names that a user knows: arguments of a function and owned tensors have a prefix in a model."""
+    found = {}
+    for name, value in values.items():
+        path, dot, last = name.rpartition(".")
+        real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
+        found[path + dot + last.removeprefix("arg_").removeprefix("tensor:")] = _drop_infinite(real.double().tolist())
+    return found
 
 
 def _drop_infinite(value: Any) -> Any:

@@ -18,9 +18,6 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-LONGEST = 20_000
-DEEPEST = 40
-
 Value: TypeAlias = "bool | int | float | str | list[Value] | tuple[Value, ...] | ParsedChain | None"
 
 
@@ -113,8 +110,6 @@ def parse(source: str) -> ParsedChain:
     >>> parse(str(chain)) == chain
     True
     """
-    if len(source) > LONGEST:
-        raise ChainSyntaxError(f"a chain has at most {LONGEST} characters, this one has {len(source)}")
     line = re.sub(r"\s", " ", source)
     if not line.strip():
         raise ChainSyntaxError("a chain needs at least one link", source)
@@ -122,7 +117,10 @@ def parse(source: str) -> ParsedChain:
     rest = line.lstrip().encode()[tree.end_col_offset :].decode()
     if "#" in rest:  # Python takes it for a comment, and would drop it in silence
         raise ChainSyntaxError("'#' has no meaning in a chain", source, len(source) - len(rest) + rest.index("#") + 1)
-    return reader.chain(tree, 0)
+    try:
+        return reader.chain(tree)
+    except RecursionError as error:
+        raise ChainSyntaxError("this nests too deeply", source) from error
 
 
 def _tree(source: str, line: str) -> ast.expr:
@@ -162,7 +160,7 @@ class _ChainReader:
         at = self.column(node)
         return ChainSyntaxError(fact, self.source, at, self.column(node, end=True) - at)
 
-    def chain(self, node: ast.expr, depth: int) -> ParsedChain:
+    def chain(self, node: ast.expr) -> ParsedChain:
         links: list[Link] = []
         waiting = [node]
         while waiting:
@@ -170,20 +168,20 @@ class _ChainReader:
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
                 waiting += [node.right, node.left]
             else:
-                links.append(self.link(node, depth))
+                links.append(self.link(node))
         return ParsedChain(tuple(links), self.source)
 
-    def link(self, node: ast.expr, depth: int) -> Link:
+    def link(self, node: ast.expr) -> Link:
         if not isinstance(node, ast.Call):
             return Link(self.name(node), column=self.column(node))
-        args = tuple(self.value(each, depth + 1) for each in node.args)
+        args = tuple(self.value(each) for each in node.args)
         kwargs: list[tuple[str, Value]] = []
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise self.refuse(keyword, "'**' has no meaning in a chain")
             if any(keyword.arg == name for name, _ in kwargs):
                 raise self.refuse(keyword, f"{keyword.arg!r} is given twice")
-            kwargs.append((keyword.arg, self.value(keyword.value, depth + 1)))
+            kwargs.append((keyword.arg, self.value(keyword.value)))
         columns = (*map(self.column, node.args), *map(self.column, node.keywords))
         return Link(self.name(node.func), args, tuple(kwargs), self.column(node), columns)
 
@@ -197,24 +195,22 @@ class _ChainReader:
             raise self.refuse(node, "here the name of a link is expected, such as Adam or LR(0.1)")
         return ".".join([inner.id, *reversed(words)])
 
-    def value(self, node: ast.expr, depth: int) -> Value:
-        if depth > DEEPEST:
-            raise self.refuse(node, f"a chain nests at most {DEEPEST} deep")
+    def value(self, node: ast.expr) -> Value:
         match node:
             case ast.Constant(value=None | bool() | str() | int() | float() as found):
                 return found
             case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-                number = self.value(node.operand, depth + 1)
+                number = self.value(node.operand)
                 if isinstance(number, int | float) and not isinstance(number, bool):
                     return -number if isinstance(node.op, ast.USub) else number
             case ast.Name() if node.id in _WORDS:
                 return _WORDS[node.id]
             case ast.List():
-                return [self.value(each, depth + 1) for each in node.elts]
+                return [self.value(each) for each in node.elts]
             case ast.Tuple():
-                return tuple(self.value(each, depth + 1) for each in node.elts)
+                return tuple(self.value(each) for each in node.elts)
             case ast.Name() | ast.Attribute() | ast.Call() | ast.BinOp(op=ast.BitOr()):
-                return self.chain(node, depth)
+                return self.chain(node)
         raise self.refuse(node, "this has no meaning in a chain: a value is a number, a string, a list or a chain")
 
 

@@ -2,20 +2,21 @@
 
 import contextlib
 import importlib.util
+import json
 import math
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 from torch import nn
 
 from ._contender import Contender, contender
 from ._grammar import ParsedChain
-from ._pool import RunPool
+from ._pool import RunPool, Task, execute, resolve
 from ._results import FORMAT, Results, Writer, environment
-from ._tasks import Task, execute, resolve
 from .problems import Problem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
@@ -77,8 +78,8 @@ def race(
 ) -> Results:
     """Run every contender on every problem from every seed.
 
-    Each run has a process and a fixed number of threads of its own. One that crashes, hangs or diverges is a row of the
-    results like any other. The numbers of a run depend on its problem, contender, seed, budget and threads only, not on what runs
+    Runs are done in other processes, each with a fixed number of threads. One that crashes, hangs or diverges is a row of
+    the results like any other. The numbers of a run depend on its problem, contender, seed, budget and threads only, not on what runs
     beside it, so `workers` changes how long a race takes and nothing else.
 
     Args:
@@ -111,7 +112,10 @@ def race(
     field = [contender(spec) for spec in contenders]
     courses = [(spec, resolve(spec)) for spec in problems]
     for _, problem in courses:
-        _check_installed(problem)
+        for package in {name.partition(".")[0] for name in problem.requires}:
+            if importlib.util.find_spec(package) is None:
+                fact = f"{problem.name} needs {package}, which is not installed: pip install 'moduli[lab]'"
+                raise ModuleNotFoundError(fact, name=package)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check(field, [problem.name for _, problem in courses], numbers, budget, threads)
     if target is not None and not math.isfinite(target):
@@ -135,23 +139,21 @@ def race(
     done = {Results.key(run) for run in writer.results.runs}
     tasks: list[Task] = []
     about: list[dict[str, Any]] = []
-    for spec, problem in courses:
-        for entry in field:
-            for seed in numbers:
-                if (problem.name, entry.source, seed) not in done:
-                    # A chain travels as text; anything else as itself.
-                    runner = entry.source if entry.is_chain else entry
-                    tasks.append(Task(spec, runner, seed, budget, seconds, threads, target))
-                    names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
-                    about.append({"kind": "run", **names})
+    for (spec, problem), entry, seed in product(courses, field, numbers):
+        if (problem.name, entry.source, seed) not in done:
+            # A chain travels as text; anything else as itself.
+            runner = entry.source if entry.is_chain else entry
+            tasks.append(Task(spec, runner, seed, budget, seconds, threads, target))
+            names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
+            about.append({"kind": "run", **names})
     preload = sorted({name for _, problem in courses for name in problem.requires})
     if any(not entry.is_chain or entry.source.startswith("torch.") for entry in field):
         preload.append("torch.optim")
     tell = listen or (lambda *_: None)
-    workers = len(os.sched_getaffinity(0)) if workers is None and hasattr(os, "sched_getaffinity") else workers
+    if workers is None:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        messages = _run_here(tasks) if workers == 0 else _run_in_workers(tasks, workers or os.cpu_count() or 1, preload)
-        with contextlib.closing(messages):
+        with contextlib.closing(_do(tasks, workers, preload)) as messages:
             for number, message in messages:
                 if number < 0:
                     if tasks:
@@ -167,55 +169,24 @@ def race(
     return results
 
 
-def _run_here(tasks: list[Task]) -> Messages:
-    for number, task in enumerate(tasks):
-        yield number, {"pid": os.getpid()}
-        yield number, execute(task)
-
-
-def _run_in_workers(tasks: list[Task], workers: int, preload: list[str]) -> Messages:
-    if not tasks:
+def _do(tasks: list[Task], workers: int, preload: list[str]) -> Messages:
+    if workers == 0:
+        for number, task in enumerate(tasks):
+            yield number, {"pid": os.getpid()}
+            yield number, execute(task)
         return
     for task in tasks:
-        _sendable(task)
+        task.encode()  # what cannot be sent is refused before anything runs
     with contextlib.closing(RunPool(workers, preload)) as pool:
         yield from pool.run(tasks)
 
 
-def _sendable(task: Task) -> None:
-    for part in (task.problem, task.contender.factory if isinstance(task.contender, Contender) else None):
-        module = getattr(part if not isinstance(part, Problem) else type(part), "__module__", "")
-        if part is not None and not isinstance(part, str) and module == "__main__":
-            raise TypeError(
-                f"{task.what}: what is defined in the program itself is not known to other processes. Put it into a file "
-                "beside it and import it, or race in this process with workers=0"
-            )
-    task.encode()
-
-
-def _check_installed(problem: Problem) -> None:
-    for name in problem.requires:
-        package = name.partition(".")[0]
-        if importlib.util.find_spec(package) is None:
-            fact = f"{problem.name} needs {package}, which is not installed: pip install 'moduli[lab]'"
-            raise ModuleNotFoundError(fact, name=package)
-
-
 def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:
-    return {
-        "name": problem.name,
-        "reference": spec if isinstance(spec, str) else f"{type(problem).__module__}:{type(problem).__qualname__}",
-        "summary": problem.summary,
-        "tags": list(problem.tags),
-        "optimum": problem.optimum,
-        "exact": problem.exact,
-        "tolerance": problem.tolerance,
-        "noisy": problem.noisy,
-        "dimension": problem.dimension,
-        "budget": problem.budget,
-        "window": list(problem.window) if problem.window else None,
-        "minimisers": [list(point) for point in problem.minimisers],
-    }
+    reference = spec if isinstance(spec, str) else f"{type(problem).__module__}:{type(problem).__qualname__}"
+    keys = ("summary", "tags", "optimum", "exact", "tolerance", "noisy", "dimension", "budget", "window", "minimisers")
+    # As JSON has it: lists for tuples.
+    about = json.loads(json.dumps({key: getattr(problem, key) for key in keys}))
+    return {"name": problem.name, "reference": reference, **about}
 
 
 def _check(field: list[Contender], problems: list[str], seeds: list[int], budget: int | None, threads: int) -> None:

@@ -103,10 +103,8 @@ def as_problem(value: Any, name: str = "problem") -> Problem:
     parameters = inspect.signature(value).parameters
     without = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
     if without:
-        raise ProblemFileError(
-            f"{name}({', '.join(without)}) has arguments without a default. The arguments of a problem are what is searched "
-            f"for, and their defaults where the search starts: def {name}({without[0]}=torch.zeros(3))"
-        )
+        fact = f"{name}({', '.join(without)}) has arguments without a default"
+        raise ProblemFileError(f"{fact}, where the search for them starts: def {name}({without[0]}=torch.zeros(3))")
     if parameters:
         return FunctionProblem(name, value, {key: parameter.default for key, parameter in parameters.items()})
     made = value()
@@ -114,10 +112,8 @@ def as_problem(value: Any, name: str = "problem") -> Problem:
         return made
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
         return ModuleProblem(name, value)
-    raise ProblemFileError(
-        f"{name}() returned {type(made).__name__}: without arguments it returns a Problem, or a module and a function of it "
-        "that returns the loss"
-    )
+    fact = f"{name}() returned {type(made).__name__}"
+    raise ProblemFileError(f"{fact}: without arguments it returns a Problem, or a module and a function of it")
 
 
 class NamedArguments(nn.Module):
@@ -152,10 +148,7 @@ class _CalledProblem(Problem):
         loss = _data(value)
         if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
             what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
-            raise ProblemFileError(
-                f"{self.name}: a loss is one number as a tensor, or several as residuals of a least-squares problem, not "
-                f"{what}"
-            )
+            raise ProblemFileError(f"{self.name}: a loss is one number as a tensor, or several residuals, not {what}")
         return loss.reshape(()) if loss.numel() == 1 else loss.abs().square().sum()
 
     def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
@@ -190,9 +183,8 @@ class FunctionProblem(_CalledProblem):
         try:
             made = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ProblemFileError(
-                f"{self.name}: the default of {key!r} is {value!r}, not a number or a tensor"
-            ) from error
+            fact = f"{self.name}: the default of {key!r} is {value!r}, not a number or a tensor"
+            raise ProblemFileError(fact) from error
         return made if made.is_floating_point() or made.is_complex() else made.to(torch.get_default_dtype())
 
     def model(self, seed: int) -> nn.Module:
@@ -217,7 +209,8 @@ class ModuleProblem(_CalledProblem):
     def __init__(self, name: str, make: Callable[[], tuple[nn.Module, Callable[..., Any]]]) -> None:
         super().__init__(name, make)
         self.make = make
-        self.function: Callable[..., Any] | None = None
+        self.function: Callable[..., Any] = lambda model: None
+        self.model(0)
 
     def model(self, seed: int) -> nn.Module:
         """A new module, made after seeding torch."""
@@ -227,8 +220,4 @@ class ModuleProblem(_CalledProblem):
         return model
 
     def _call_function(self, model: Callable[..., Any]) -> Any:
-        if self.function is None:
-            self.model(0)
-        if self.function is None:
-            raise ProblemFileError(f"{self.name} returned no function of the model")
         return self.function(model)

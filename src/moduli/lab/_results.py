@@ -12,8 +12,8 @@ import json
 import math
 import os
 import platform
-import sys
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy
 import torch
 
 from ..io import make_directory, write_bytes
-from ._meter import RunReason
+from ._run import RunReason
 from .problems import Problem
 
 COLUMNS = (
@@ -30,24 +30,11 @@ COLUMNS = (
 
 FORMAT = 1
 
-# What every reader of results relies on: types, and lists and mappings of them. A key with a question mark may be missing.
-_NUMBER = (int, float)
-_MAYBE = (int, float, type(None))
-_PLACES = {"path?": [[_NUMBER]], "cloud?": [[[_NUMBER]]], "generations?": [_NUMBER]}
-_HEADER: Any = {
-    "format": int, "command": [str], "started": str, "seeds": [int], "budget": _MAYBE, "seconds": _NUMBER, "threads": int,
-    "target?": _MAYBE, "versions": dict, "machine": dict, "contenders": [{"source": str, "label": str}],
-    "problems": [
-        {
-            "name": str, "reference": str, "optimum": _MAYBE, "exact": bool, "tolerance": _NUMBER, "noisy": bool,
-            "window": (list, type(None)), "minimisers": [[_NUMBER]],
-        }
-    ],
+# What every reader of results relies on.
+_HEADER = {
+    "command", "started", "seeds", "budget", "seconds", "threads", "versions", "machine", "contenders", "problems",
 }  # fmt: skip
-_RUN: Any = {
-    "problem": str, "contender": str, "source": str, "seed": int, "reason": str, "detail": str, "traceback": str, "value": _MAYBE,
-    "evaluations": _NUMBER, "gradients": _MAYBE, "steps": _MAYBE, "seconds": _MAYBE, "history": [[_MAYBE]], **_PLACES,
-}  # fmt: skip
+_RUN = {*COLUMNS, "history", "traceback"}
 
 
 class ResultsError(ValueError):
@@ -66,29 +53,12 @@ def environment() -> dict[str, Any]:
     """
     from .._version import __version__
 
+    versions = {"moduli": __version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
+    system, processor = f"{platform.system()} {platform.release()}", platform.processor() or platform.machine()
     return {
-        "versions": {
-            "moduli": __version__,
-            "torch": str(torch.__version__),
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {
-            "system": f"{platform.system()} {platform.release()}",
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-        },
+        "versions": {**versions, "python": platform.python_version()},
+        "machine": {"system": system, "processor": processor, "cores": os.cpu_count()},
     }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # only Linux has this file; the name of the architecture serves elsewhere
-    return platform.processor() or platform.machine()
 
 
 @dataclass
@@ -119,13 +89,9 @@ class Results:
 
     def keys(self) -> set[tuple[str, str, int]]:
         """The keys of all runs that the race is made of, finished or not."""
-        head = self.header
-        return {
-            (problem["name"], contender["source"], seed)
-            for problem in head["problems"]
-            for contender in head["contenders"]
-            for seed in head["seeds"]
-        }
+        problems, contenders = self.header["problems"], self.header["contenders"]
+        found = product(problems, contenders, self.header["seeds"])
+        return {(problem["name"], contender["source"], seed) for problem, contender, seed in found}
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Results:
@@ -144,16 +110,17 @@ class Results:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 record = json.loads(line, parse_float=_finite, parse_constant=_finite)
-                kind = record["kind"]
-                if kind == "race" and record["format"] > FORMAT:
-                    raise ResultsError(f"{path} has format {record['format']}; this moduli reads up to {FORMAT}")
-                if kind == "race":
-                    header = _check_header(record)
-                elif kind == "run":
-                    runs[cls.key(record)] = _check_run(record)
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                if isinstance(error, ResultsError):
-                    raise
+                missing = (_HEADER if record["kind"] == "race" else _RUN) - record.keys()
+                if missing:
+                    raise ValueError(f"it has no {min(missing)!r}")
+                if record["kind"] == "run":
+                    RunReason(record["reason"])
+                    runs[cls.key(record)] = record
+                elif record["format"] > FORMAT:
+                    raise ValueError(f"it has format {record['format']}; this moduli reads up to {FORMAT}")
+                else:
+                    header = record
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise ResultsError(f"line {number} of {path} is no line of a race ({error})") from error
         if header is None:
             raise ResultsError(f"{path} holds no race")
@@ -187,54 +154,6 @@ def _finite(text: str) -> float:
     return float(text)
 
 
-def _check_header(record: dict[str, Any]) -> dict[str, Any]:
-    _check_shape(record, _HEADER, "the race")
-    for problem in record["problems"]:
-        if problem["window"] is not None:
-            _check_shape(problem["window"], [_NUMBER], "window")
-            if len(problem["window"]) != 4:
-                raise ValueError("a window has four sides")
-    return record
-
-
-def _check_run(record: dict[str, Any]) -> dict[str, Any]:
-    _check_shape(record, _RUN, "a run")
-    RunReason(record["reason"])
-    for point in record["history"]:
-        if len(point) != 3 or None in point[:2]:
-            raise ValueError("a point of a history is a number of evaluations, seconds and a value")
-    if ("cloud" in record) != ("generations" in record):
-        raise ValueError("a cloud has generations")
-    return record
-
-
-def _check_shape(value: Any, shape: Any, what: str) -> None:
-    """Refuse what is not as others rely on.
-
-    Raises:
-        TypeError: If it is something else.
-        ValueError: If something is missing, or a number has no float.
-    """
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            raise TypeError(f"{what} is no mapping")
-        for key, inner in shape.items():
-            name = key.removesuffix("?")
-            if name in value:
-                _check_shape(value[name], inner, name)
-            elif name == key:
-                raise ValueError(f"{what} has no {name!r}")
-    elif isinstance(shape, list):
-        if not isinstance(value, list):
-            raise TypeError(f"{what} is no list")
-        for each in value:
-            _check_shape(each, shape[0], what)
-    elif not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
-        raise TypeError(f"{what} is {type(value).__name__}")
-    elif isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
-        raise ValueError(f"{what} is no finite number")
-
-
 def flat_rows(results: Results) -> list[dict[str, Any]]:
     """One row per run, made of numbers and texts only: for tables.
 
@@ -262,7 +181,8 @@ def write_table(results: Results, path: str | os.PathLike[str]) -> Path:
     'problem,contender,source,seed,reason,value,evaluations,gradients,steps,seconds,detail'
     """
     path = Path(path)
-    check_table(path)
+    if path.suffix not in (".csv", ".jsonl"):
+        raise ResultsError(f"{path} says no format: a table ends in .csv or .jsonl")
     text = io.StringIO()
     if path.suffix == ".csv":
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -273,15 +193,6 @@ def write_table(results: Results, path: str | os.PathLike[str]) -> Path:
     make_directory(path.parent)
     write_bytes(path, text.getvalue().encode())
     return path
-
-
-def check_table(path: Path) -> None:
-    """Refuse a name that says no format.
-
-    >>> check_table(Path("runs.csv"))
-    """
-    if path.suffix not in (".csv", ".jsonl"):
-        raise ResultsError(f"{path} says no format: a table ends in .csv or .jsonl")
 
 
 class Writer:
@@ -300,24 +211,17 @@ class Writer:
             return
         path = Path(path)
         if resume and path.exists() and path.stat().st_size:
-            wanted = self.results.keys()
-            self.results.runs = [run for run in self._same(path, header).runs if Results.key(run) in wanted]
+            old, wanted = Results.read(path), self.results.keys()
+            for key in ("budget", "seconds", "threads", "target"):
+                if old.header.get(key) != header[key]:
+                    fact = f"{path} holds a race with {key} {old.header.get(key)}, this one has {header[key]}"
+                    raise ResultsError(f"{fact}: its runs cannot be compared. Give the same, or another file")
+            self.results.runs = [run for run in old.runs if Results.key(run) in wanted]
             self.results.sort()
         # A new file takes the place of the old one only when all that is kept is on the disk.
         make_directory(path.parent)
         write_bytes(path, b"".join(_line(record) for record in (header, *self.results.runs)))
         self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-
-    @staticmethod
-    def _same(path: Path, header: dict[str, Any]) -> Results:
-        old = Results.read(path)
-        for key in ("budget", "seconds", "threads", "target"):
-            if old.header.get(key) != header[key]:
-                raise ResultsError(
-                    f"{path} holds a race with {key} {old.header.get(key)}, this one has {header[key]}: its runs cannot be "
-                    "compared. Give the same, or another file"
-                )
-        return old
 
     def append(self, run: dict[str, Any]) -> None:
         """Keep a finished run."""

@@ -1,19 +1,22 @@
-"""One run: one contender on one problem from one seed."""
+"""One run: one contender on one problem from one seed; what it costs, what it reached, and why it ended."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import random
+import struct
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 from typing import Any
 
 import numpy
 import torch
 
 from ._contender import Contender, Entrant
-from ._meter import Meter, RunEnd, RunReason, drop_infinite
 from ._reference import ProblemFileError
 from .problems import Problem
 
@@ -22,6 +25,10 @@ CLOUD_FRAMES = 48
 CLOUD_MEMBERS = 64
 # A step that evaluates nothing changes nothing that counts: an optimizer that does this many has finished.
 IDLE = 8
+# Points of the history are this factor of evaluations apart: the curve has the same detail in every decade.
+SPACING = 1.04
+# A line search may step where the loss is not a number and come back. This many in a row is no line search.
+LOST = 40
 
 
 def run(
@@ -69,7 +76,16 @@ def run(
         entrant = contender.enter(model)
         try:
             meter.value(first)
-            _steps(problem, entrant, meter, tracks, torch.Generator().manual_seed(seed))
+            # A step of L-BFGS may go a long way: its path is drawn through the evaluations that were better than any before.
+            tracks.look(entrant)
+            closure = closure_for(problem, entrant, meter, lambda: tracks.look(entrant))
+            for _ in take_steps(problem, entrant, meter, closure, torch.Generator().manual_seed(seed)):
+                tracks.steps += 1
+                with meter.pause():
+                    tracks.look(entrant)
+                    if problem.noisy and meter.due:
+                        meter.value(problem.measure(entrant.best()))
+                meter.check_budget()
         except RunEnd as stop:
             reason, detail = stop.reason, stop.detail
     except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
@@ -99,30 +115,25 @@ def seed_all(seed: int) -> None:
     numpy.random.seed(seed % 2**32)
 
 
-def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, generator: torch.Generator) -> None:
-    # A step of L-BFGS may go a long way: its path is drawn through the evaluations that were better than any before.
-    closure = closure_for(problem, entrant, meter, lambda: tracks.look(entrant))
-    with meter.pause():
-        tracks.look(entrant)
+def take_steps(
+    problem: Problem, entrant: Entrant, meter: Meter, closure: Callable[..., torch.Tensor], generator: torch.Generator
+) -> Iterator[Any]:
+    """Take steps, and give what each returns, until the contender stops by itself or leaves the numbers: a `RunEnd`."""
     idle = 0
     while True:
         with meter.pause():
             problem.resample(generator)
         before = meter.evaluations
-        entrant.optimizer.step(closure)
-        tracks.steps += 1
-        idle = idle + 1 if meter.evaluations == before else 0
+        loss = entrant.optimizer.step(closure)
         with meter.pause():
-            tracks.look(entrant)
             if not entrant.finite():
                 raise RunEnd(RunReason.DIVERGED, "a parameter is no longer a finite number")
-            if problem.noisy and meter.due:
-                meter.value(problem.measure(entrant.best()))
+        yield loss
+        idle = idle + 1 if meter.evaluations == before else 0
         if entrant.finished:
             raise RunEnd(RunReason.STOPPED, entrant.finished)
         if idle >= IDLE:
             raise RunEnd(RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
-        meter.check_budget()
 
 
 def closure_for(
@@ -148,8 +159,14 @@ def closure_for(
             population.zero_grad()
         with torch.enable_grad() if backward else contextlib.nullcontext():
             loss: torch.Tensor = problem.loss(model) if population is None else population.losses(problem.loss)
+            if backward and not loss.requires_grad:
+                fact = (
+                    "the loss has no gradient, because it does not depend on its arguments or leaves torch on the way"
+                )
+                remedy = "Chains that need none, such as CMAES(sigma=0.5), can minimise it as it is"
+                raise ProblemFileError(f"{problem.name}: {fact} (item, numpy, detach). {remedy}")
             if backward:
-                _differentiable(problem, loss).sum().backward()  # type: ignore[no-untyped-call]
+                loss.sum().backward()  # type: ignore[no-untyped-call]
         with meter.pause():
             values = loss.detach().reshape(-1)
             meter.count(len(values), len(values) * int(backward))
@@ -169,15 +186,6 @@ def closure_for(
     # The same function at every step: a line search may hand on the point that it accepted.
     closure.fixed = not problem.noisy  # type: ignore[attr-defined]
     return closure
-
-
-def _differentiable(problem: Problem, loss: torch.Tensor) -> torch.Tensor:
-    if not loss.requires_grad:
-        raise ProblemFileError(
-            f"{problem.name}: the loss has no gradient, because it does not depend on its arguments or leaves torch on the way "
-            "(item, numpy, detach). Chains that need none, such as CMAES(sigma=0.5), can minimise it as it is"
-        )
-    return loss
 
 
 class _Tracks:
@@ -220,3 +228,125 @@ def _thin(items: list[Any], most: int) -> list[Any]:
         return items
     places = sorted({round((len(items) - 1) * (i / (most - 1)) ** 1.5) for i in range(most)})
     return [items[place] for place in places]
+
+
+class RunReason(StrEnum):
+    """Why a run ended, as a sentence.
+
+    >>> print(RunReason.REACHED)
+    reached the optimum
+    """
+
+    REACHED = "reached the optimum"
+    TARGET = "reached the target"
+    BUDGET = "budget spent"
+    TIME = "time limit"
+    STOPPED = "stopped by itself"
+    DIVERGED = "diverged"
+    CRASHED = "crashed"
+    HUNG = "hung, was killed"
+    KILLED = "process died"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run has no result that could be compared: it broke, or left the numbers."""
+        return self in (RunReason.DIVERGED, RunReason.CRASHED, RunReason.HUNG, RunReason.KILLED)
+
+
+class RunEnd(BaseException):
+    """Raised out of a closure to end the run. No error, so that no `except Exception` in an optimizer swallows it."""
+
+    def __init__(self, reason: RunReason, detail: str = "") -> None:
+        super().__init__(str(reason))
+        self.reason, self.detail = reason, detail
+
+
+class Meter:
+    """Counts evaluations, keeps the best value against evaluations and seconds, and ends the run when it is time.
+
+    Args:
+        budget: How many evaluations there are.
+        seconds: How many seconds there are.
+        target: The run ends when a value is as small as this.
+        reached: The reason that it then ends for.
+        progress: Called now and then with (evaluations, best value).
+    """
+
+    def __init__(
+        self, budget: int, seconds: float, target: float | None, progress: Callable[[int, float], None] | None = None,
+        reached: RunReason = RunReason.REACHED,
+    ) -> None:  # fmt: skip
+        self.reached = reached
+        self.budget, self.limit, self.target, self.progress = budget, seconds, target, progress
+        self.evaluations = self.gradients = self.lost = 0
+        self.best = math.inf
+        self.history: list[tuple[int, float, float]] = []
+        self.digest = hashlib.blake2b(digest_size=16)
+        self.next = 0.0
+        self.paused = 0.0
+        self.told = self.began = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Seconds of the run, without those of the bookkeeping."""
+        return time.perf_counter() - self.began - self.paused
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Within this, time does not count."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.paused += time.perf_counter() - began
+
+    def check_budget(self) -> None:
+        """Before an evaluation: is there anything left to spend?"""
+        if self.evaluations >= self.budget:
+            raise RunEnd(RunReason.BUDGET)
+        if self.seconds() > self.limit:
+            raise RunEnd(RunReason.TIME, f"more than {self.limit:g} seconds")
+
+    def count(self, evaluations: int, gradients: int) -> None:
+        """Count evaluations, and how many of them had gradients."""
+        self.evaluations += evaluations
+        self.gradients += gradients
+
+    def record_loss(self, loss: float) -> None:
+        """A loss came out of an evaluation. It is part of the digest, which is equal for equal runs."""
+        self.digest.update(struct.pack("<d", loss))
+        self.lost = 0 if math.isfinite(loss) else self.lost + 1
+        if self.lost >= LOST:
+            raise RunEnd(RunReason.DIVERGED, f"the loss was {loss} in {LOST} evaluations in a row")
+
+    def value(self, value: float) -> None:
+        """The value the run is judged by, now."""
+        if value < self.best:
+            self.best = value
+        reached = self.target is not None and self.best <= self.target
+        if reached or self.evaluations >= self.next:
+            self.record()
+        if reached:
+            raise RunEnd(self.reached)
+
+    @property
+    def due(self) -> bool:
+        """Whether the history wants a point: what is costly to measure is measured only then."""
+        return self.evaluations >= self.next
+
+    def record(self) -> None:
+        """Put a point into the history."""
+        now = time.perf_counter()
+        point = (self.evaluations, round(self.seconds(), 6), self.best)
+        if self.history and self.history[-1][0] == point[0]:
+            self.history[-1] = point
+        else:
+            self.history.append(point)
+        self.next = max(self.evaluations + 1, self.evaluations * SPACING)
+        if self.progress is not None and now - self.told > 0.2:
+            self.told = now
+            self.progress(self.evaluations, self.best)
+
+
+def drop_infinite(value: float) -> float | None:
+    """A number as JSON has it: None in the place of what is not finite."""
+    return value if math.isfinite(value) else None

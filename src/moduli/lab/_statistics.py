@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ._meter import RunReason, drop_infinite
 from ._results import Results
+from ._run import RunReason, drop_infinite
 
 TOLERANCES = (1e-1, 1e-3, 1e-6)
 POINTS = 90

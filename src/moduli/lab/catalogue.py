@@ -72,9 +72,9 @@ def _population(size: int = 16, *, spread: float = 1.0, seed: int = 0) -> dict[s
         spread: The standard deviation of the start, in every parameter.
         seed: Added to the seed of the run.
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if size < 1:
         raise ValueError(f"a population has at least one member, not {size!r}")
-    if not isinstance(spread, int | float) or not (math.isfinite(spread) and spread >= 0):
+    if not (math.isfinite(spread) and spread >= 0):
         raise ValueError(f"spread is a finite number of at least zero, not {spread!r}")
     return {"size": size, "spread": float(spread), "seed": int(seed)}
 
@@ -202,34 +202,27 @@ def _find(link: Link, source: str) -> CatalogueEntry:
 
 
 def _bind(link: Link, entry: CatalogueEntry, source: str) -> None:
-    signature = entry.signature
-    words = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    free = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    known = entry.signature.parameters.values()
+    words = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    free = any(p.kind is p.VAR_KEYWORD for p in known)
     for place, (key, value) in enumerate(link.kwargs, len(link.args)):
         if key not in words and not free:
             near = difflib.get_close_matches(key, words, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(words) or 'no arguments'}"
             if entry.kind == "link" and key in ("lr", "learning_rate"):
-                hint = _rate(link, value)
+                hint = f"; a step size is a link of its own: {link.name} | LR({value})"
             raise ChainSyntaxError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
     if entry.kind == "torch" and link.args:
         raise ChainSyntaxError(f"arguments of {link.name} are given by name", source, link.columns[0])
     try:
-        signature.bind(*link.args, **dict(link.kwargs))
+        entry.signature.bind(*link.args, **dict(link.kwargs))
     except TypeError as error:
-        places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        many = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
-        if len(link.args) > len(places) and not many:
-            fact = f"{link.name} takes {len(places) or 'no'} argument{'s' * (len(places) != 1)} by position"
-            fact += f"; by name it has {', '.join(words)}" if words else ""
-            if not places and isinstance(link.args[0], float):
-                fact += _rate(link, link.args[0])
-            raise ChainSyntaxError(fact, source, link.columns[len(places)]) from error
-        raise ChainSyntaxError(f"{link.name}: {error}", source, link.column, len(link.name)) from error
-
-
-def _rate(link: Link, value: Value) -> str:
-    return f"; a step size is a link of its own: {link.name} | LR({value})"
+        fact = f"{link.name}: {error}"
+        if "too many positional" in fact:
+            fact = f"{link.name} takes fewer arguments by position; by name it has {', '.join(words) or 'none'}"
+            if isinstance(link.args[0], float):
+                fact += f"; a step size is a link of its own: {link.name} | LR({link.args[0]})"
+        raise ChainSyntaxError(fact, source, link.column, len(link.name)) from error
 
 
 def _make(link: Link, entry: CatalogueEntry, source: str) -> Any:

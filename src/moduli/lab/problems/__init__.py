@@ -13,11 +13,10 @@ lists them. A name with a number at its end, such as ``rosenbrock-100``, is a fu
 """
 
 from ._base import Point, Problem
-from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals
+from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals, TextTransformer
 from ._functions import Function, NoisyQuadratic
 from ._physics import Bands, GroundState
 from ._registry import UnknownProblemError, get, names
-from ._text import TextTransformer
 
 __all__ = [
     "Problem",

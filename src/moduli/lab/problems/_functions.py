@@ -7,6 +7,7 @@ optimisation problems" (2013). Every function takes points on the last axis and 
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -208,7 +209,7 @@ def functions() -> dict[str, Callable[[], Problem]]:
     """The functions of two numbers, by name."""
 
     def make(name: str, *args: Any, **kwargs: Any) -> tuple[str, Callable[[], Problem]]:
-        return name, lambda: Function(name, *args, **kwargs)
+        return name, partial(Function, name, *args, **kwargs)
 
     himmelblau = [(3.0, 2.0), (-2.805118086952745, 3.131312518250573)]
     himmelblau += [(-3.779310253377747, -3.283185991286170), (3.584428340330492, -1.848126526964404)]

@@ -5,10 +5,9 @@ import re
 from collections.abc import Callable
 
 from ._base import Problem
-from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals
+from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals, TextTransformer
 from ._functions import functions, scalable
 from ._physics import Bands, GroundState
-from ._text import TextTransformer
 
 LARGEST = 100_000
 
