@@ -160,7 +160,7 @@ def test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
     program = """
         from moduli.lab import _pool
         _pool.STARTUP = 1.0
-        print(_pool._Worker(["hangs_on_import"]).process.pid, flush=True)
+        print(_pool._RunWorker(["hangs_on_import"]).process.pid, flush=True)
         while True: pass
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}

@@ -110,7 +110,7 @@ class RunPool:
 
     def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
         self.workers, self.preload = workers, tuple(preload)
-        self.team: list[_Worker] = []
+        self.team: list[_RunWorker] = []
 
     def close(self) -> None:
         """End every run that is under way, and the workers."""
@@ -129,7 +129,7 @@ class RunPool:
         while waiting or any(worker.number is not None for worker in self.team):
             idle = [worker for worker in self.team if worker.number is None]
             while len(idle) < len(waiting) and len(self.team) < self.workers:
-                idle.append(_Worker(self.preload))
+                idle.append(_RunWorker(self.preload))
                 self.team.append(idle[-1])
             for worker in idle[: len(waiting)]:
                 number = waiting.pop()
@@ -149,7 +149,7 @@ class RunPool:
                 yield from ((number, message) for number in numbers if message and number is not None)
 
 
-class _Worker:
+class _RunWorker:
     """A process, the pipe that it is ordered and tells by, and the file that its errors go to."""
 
     def __init__(self, preload: Sequence[str]) -> None:
