@@ -79,8 +79,8 @@ def race(
     """Run every contender on every problem from every seed.
 
     Runs are done in other processes, each with a fixed number of threads. One that crashes, hangs or diverges is a row of
-    the results like any other. The numbers of a run depend on its problem, contender, seed, budget and threads only, not on what runs
-    beside it, so `workers` changes how long a race takes and nothing else.
+    the results like any other. The numbers of a run depend on its problem, contender, seed, budget and threads only, not on
+    what runs beside it, so `workers` changes how long a race takes and nothing else.
 
     Args:
         problems: Names (`moduli.lab.problems.names()`), ``FILE.py:name``, or problems.
