@@ -34,6 +34,8 @@ _FOREACH: dict[Any, Callable[..., Any] | None] = {
     torch.lerp: torch._foreach_lerp,
     operator.pos: getattr(torch, "_foreach_clone", None),  # since torch 2.13
 }
+# The same with a number that lies on a device, from which torch would read it back.
+_BY_NUMBER = {operator.add: "_foreach_add", operator.mul: "_foreach_mul", operator.truediv: "_foreach_div"}
 _IN_PLACE: dict[Any, Callable[..., Any]] = {
     operator.add: torch._foreach_add_,
     operator.sub: torch._foreach_sub_,
@@ -118,9 +120,17 @@ def apply(fn: Callable[..., Any], *operands: Any) -> Values:
     foreach = None if is_composing() else _FOREACH.get(fn)
     if foreach is not None and type(operands[0]) is list and not isinstance(operands[-1], Tensor | complex):
         return foreach(*operands)  # type: ignore[no-any-return]
+    if foreach is not None and fn in _BY_NUMBER:
+        held, given = operands if fn is operator.truediv or type(operands[0]) is list else operands[::-1]
+        if type(held) is list and _is_number_elsewhere(given):
+            return getattr(torch.ops.aten, _BY_NUMBER[fn]).Tensor(held, given)  # type: ignore[no-any-return]
     columns = _columns(operands, len(lists[0]))
     made = [fn(*row) for row in zip(*columns, strict=True)]
     return [new.clone() if any(new is old for old in row) else new for new, *row in zip(made, *columns, strict=True)]
+
+
+def _is_number_elsewhere(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0 and value.device.type != "cpu"
 
 
 def _columns(operands: Sequence[Any], count: int) -> list[list[Any]]:
@@ -338,6 +348,8 @@ def overwrite(left: Operand, act: Callable[[list[Tensor], Any], Any], given: Any
 def _change(fn: Any, tensors: list[Tensor], given: Any) -> None:
     if fn in _IN_PLACE and not (isinstance(given, Tensor) and given.dim() == 0):
         _IN_PLACE[fn](tensors, given)
+    elif fn in _BY_NUMBER and _is_number_elsewhere(given):
+        getattr(torch.ops.aten, _BY_NUMBER[fn] + "_").Tensor(tensors, given)
     else:
         act = getattr(operator, f"i{fn.__name__}")
         for tensor, value in zip(tensors, given if isinstance(given, list) else [given] * len(tensors), strict=True):
