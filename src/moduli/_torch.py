@@ -19,8 +19,8 @@ import ctypes
 import importlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -89,11 +89,10 @@ class _NoSetup(torch.autograd.Function):
         return x
 
 
+#: Whether a transform of `torch.func` (vmap, grad, jvp, functionalize) runs now, in this thread.
+#:
+#: Since torch 2.1: `torch._C._are_functorch_transforms_active`. Fallback: an autograd.Function that transforms refuse.
 in_transform: Final[Callable[[], bool]] = _find("torch._C._are_functorch_transforms_active") or _in_transform
-"""Whether a transform of `torch.func` (vmap, grad, jvp, functionalize) runs now, in this thread.
-
-Since torch 2.1: `torch._C._are_functorch_transforms_active`. Fallback: an autograd.Function that transforms refuse.
-"""
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
@@ -147,30 +146,21 @@ def _assume_true() -> bool:
     return True
 
 
+#: Whether a mode sees every operation before it runs (fake tensors, a tracer, a counter of operations).
+#:
+#: Since torch 2.0: `torch._C._len_torch_dispatch_stack`. Fallback: True.
 has_dispatch_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_dispatch_stack") or _assume_true
-"""Whether a mode sees every operation before it runs (fake tensors, a tracer, a counter of operations).
 
-Since torch 2.0: `torch._C._len_torch_dispatch_stack`. Fallback: True.
-"""
-
+#: Whether a `torch.overrides.TorchFunctionMode` sees every call of a torch function; a default device is one.
+#:
+#: Since torch 2.0: `torch._C._len_torch_function_stack`. Fallback: True.
 has_function_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_function_stack") or _assume_true
-"""Whether a `torch.overrides.TorchFunctionMode` sees every call of a torch function; a default device is one.
-
-Since torch 2.0: `torch._C._len_torch_function_stack`. Fallback: True.
-"""
-
-is_tracing: Final[Callable[[], bool]] = _find("torch._C._is_tracing") or torch.jit.is_tracing  # type: ignore[attr-defined]
-"""Whether `torch.jit.trace` writes down what runs.
-
-Since torch 1.0: `torch._C._is_tracing`. Fallback: `torch.jit.is_tracing`, which asks it.
-"""
 
 _saved_hooks: Final = _find("torch._C._autograd._top_saved_tensors_default_hooks")
+#: Whether `torch.autograd.graph.saved_tensors_hooks` would be given what a graph keeps.
+#:
+#: Since torch 2.8: `torch._C._autograd._top_saved_tensors_default_hooks`. Fallback: True.
 has_saved_tensor_hooks: Final[Callable[[], Any]] = _assume_true if _saved_hooks is None else partial(_saved_hooks, True)
-"""Whether `torch.autograd.graph.saved_tensors_hooks` would be given what a graph keeps.
-
-Since torch 2.8: `torch._C._autograd._top_saved_tensors_default_hooks`. Fallback: True.
-"""
 
 
 def has_mode_beside(kind: type) -> bool:
@@ -192,11 +182,10 @@ def _has_autocast() -> bool:
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda", "mps", "xpu")))
 
 
+#: Whether operations on some kind of device cast their operands.
+#:
+#: Since torch 2.0: `torch._C._is_any_autocast_enabled`. Fallback: the usual kinds of devices are asked one by one.
 has_autocast: Final[Callable[[], bool]] = _find("torch._C._is_any_autocast_enabled") or _has_autocast
-"""Whether operations on some kind of device cast their operands.
-
-Since torch 2.0: `torch._C._is_any_autocast_enabled`. Fallback: the usual kinds of devices are asked one by one.
-"""
 
 
 def guard_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
@@ -229,16 +218,13 @@ def in_forward_ad() -> bool:
 
     Since torch 2.0: `torch.autograd.forward_ad._current_level`. Fallback: outside of a level no dual tensor can be made.
     """
-    if _has_level:
-        return bool(forward_ad._current_level >= 0)
+    if not _HIDDEN and hasattr(forward_ad, "_current_level"):
+        return forward_ad._current_level >= 0
     try:
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False
     return True
-
-
-_has_level: Final = _find("torch.autograd.forward_ad._current_level") is not None
 
 
 def run_outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -252,32 +238,18 @@ def run_outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
     if _no_transforms is not None and _no_modes is not None:
         with _no_modes(), _no_transforms(), torch.inference_mode(False):
             return function(*args, **kwargs)
-    outcome: list[tuple[bool, Any]] = []
-
-    def run() -> None:
-        try:
-            outcome.append((True, function(*args, **kwargs)))
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that asked
-            outcome.append((False, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    worked, result = outcome[0]
-    if not worked:
-        raise result
-    return result  # type: ignore[no-any-return]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *args, **kwargs).result()
 
 
 _no_transforms: Final = _find("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 _no_modes: Final = _find("torch.utils._python_dispatch._disable_current_modes")
 
 
+#: Set the grad mode of this thread; the caller sets it back.
+#:
+#: Since torch 2.0: `torch._C._set_grad_enabled`. Fallback: `torch.set_grad_enabled`, a context manager that starts at once.
 set_grad_enabled: Final[Callable[[bool], Any]] = _find("torch._C._set_grad_enabled") or torch.set_grad_enabled
-"""Set the grad mode of this thread; the caller sets it back.
-
-Since torch 2.0: `torch._C._set_grad_enabled`. Fallback: `torch.set_grad_enabled`, a context manager that starts at once.
-"""
 
 
 def is_fake(tensor: object) -> bool:
@@ -305,12 +277,11 @@ def open_fake_device(name: str) -> Any:
     """
     setup = _find("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
     kind = _find("torch._subclasses.fake_tensor.FakeTensorMode")
-    current = _find("torch._C._get_privateuse1_backend_name")
-    if setup is None or kind is None or current is None:
+    if setup is None or kind is None:
         return None
     if name in ("cuda", "xpu", "mps"):
         return kind()
-    if current() != name:
+    if not hasattr(torch, name):  # the module of a device that is registered
         setup(rename=name)
 
     # Numbers that a program writes down become tensors without a device at hand; copies of tensors are in the same mode.
@@ -391,7 +362,7 @@ def keep_from_tracing(*functions: Any) -> None:
     frames = _find("torch._C._dynamo.eval_frame")
     for function in functions:
         function._torchdynamo_disable = True
-        if hasattr(frames, "set_code_exec_strategy") and hasattr(frames, "_FrameExecStrategy"):
+        if hasattr(frames, "_FrameExecStrategy"):
             skip = frames._FrameAction.SKIP
             frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
@@ -414,26 +385,6 @@ def register_constant_type(cls: type, members: tuple[str, ...]) -> None:
 
 
 # -- autograd and optimizers -------------------------------------------------------------------------------------------
-
-
-def run_backward(loss: torch.Tensor) -> None:
-    """`loss.backward()`; for an ordinary loss on the CPU without the checks of arguments that are not given.
-
-    Since torch 2.2: `torch.autograd.graph._engine_run_backward`. Fallback: `torch.autograd.backward`.
-    """
-    dtype = loss.dtype
-    usual = type(loss) is torch.Tensor and (dtype is torch.float32 or dtype is torch.float64) and loss.is_cpu
-    if not usual or _engine is None or in_transform():
-        torch.autograd.backward(loss)
-        return
-    one = _ones.get(dtype)
-    if one is None or one._version:  # a hook may have changed it in place
-        one = _ones[dtype] = torch.ones((), dtype=dtype)
-    _engine((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-_engine: Final = _find("torch.autograd.graph._engine_run_backward")
-_ones: Final[dict[torch.dtype, torch.Tensor]] = {}
 
 
 def is_observed(optimizer: torch.optim.Optimizer) -> bool:
@@ -462,35 +413,23 @@ class _Containers:
     @classmethod
     def tree_flatten(cls, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
         """The leaves in order, and what `tree_unflatten` needs to put others in their places."""
-        leaves: list[Any] = []
-
-        def take(node: Any) -> Any:
-            if is_leaf is not None and is_leaf(node):
-                pass
-            elif isinstance(node, dict):
-                return type(node), list(node), [take(each) for each in node.values()]
-            elif isinstance(node, list | tuple):
-                return type(node), None, [take(each) for each in node]
-            leaves.append(node)
-            return None
-
-        return leaves, take(tree)
+        if not isinstance(tree, dict | list | tuple) or (is_leaf is not None and is_leaf(tree)):
+            return [tree], None
+        keys = list(tree) if isinstance(tree, dict) else None
+        parts = [cls.tree_flatten(each, is_leaf) for each in (tree if keys is None else tree.values())]
+        return [leaf for leaves, _ in parts for leaf in leaves], (type(tree), keys, [spec for _, spec in parts])
 
     @classmethod
     def tree_unflatten(cls, leaves: Any, spec: Any) -> Any:
         """The containers with these leaves."""
         rest = iter(leaves)
-
-        def put(spec: Any) -> Any:
-            if spec is None:
-                return next(rest)
-            kind, keys, inner = spec
-            made = [put(each) for each in inner]
-            if keys is not None:
-                return kind(zip(keys, made, strict=True))
-            return kind(*made) if hasattr(kind, "_fields") else kind(made)
-
-        return put(spec)
+        if spec is None:
+            return next(rest)
+        kind, keys, parts = spec
+        made = [cls.tree_unflatten(rest, part) for part in parts]
+        if keys is not None:
+            return kind(zip(keys, made, strict=True))
+        return kind(*made) if hasattr(kind, "_fields") else kind(made)
 
     @classmethod
     def tree_leaves(cls, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
@@ -508,12 +447,11 @@ class _Containers:
         """Nothing: there is no table to enter a type into."""
 
 
+#: What takes nested containers apart and puts them together, and the table in which labelled tensors are entered.
+#:
+#: Since torch 2.0: the module `torch.utils._pytree`. Fallback: a class with the same functions for lists, tuples, named tuples
+#: and dictionaries.
 pytree: Final[Any] = _find("torch.utils._pytree") or _Containers
-"""What takes nested containers apart and puts them together, and the table in which labelled tensors are entered.
-
-Since torch 2.0: the module `torch.utils._pytree`. Fallback: a class with the same functions for lists, tuples, named tuples
-and dictionaries.
-"""
 
 
 def register_collate(cls: type, function: Callable[..., Any]) -> None:
@@ -534,11 +472,10 @@ def _assume_shared(held: Any) -> int:
     return UNKNOWN
 
 
+#: How many references there are to an object, that of the call included.
+#:
+#: Since CPython 3.11: `sys.getrefcount`, an implementation detail. Fallback: more than any count.
 count_references: Final[Callable[[Any], int]] = _find("sys.getrefcount") or _assume_shared
-"""How many references there are to an object, that of the call included.
-
-Since CPython 3.11: `sys.getrefcount`, an implementation detail. Fallback: more than any count.
-"""
 
 
 def count_storage_uses(tensor: torch.Tensor) -> int:

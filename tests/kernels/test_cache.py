@@ -176,11 +176,11 @@ def test_no_compiler(fresh, monkeypatch):
     ("script", "words"),
     [
         ("exit 3\n", "code 3"),
-        ('case "$*" in *--version*) exit 0;; esac; kill -9 $$\n', "signal 9"),
-        ("exit 0\n", "could not be run|no library"),
+        ('case "$*" in *--version*) exit 0;; esac; kill -9 $$\n', "code -9"),
+        ("exit 0\n", "no library"),
         (
             'case "$*" in *--version*) exit 0;; esac\nwhile [ "$1" != -o ]; do shift; done; echo text > "$2"\n',
-            "no library",
+            "can't be loaded",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_compilers_that_fail(fresh, monkeypatch, tmp_path, script, words):
     form, caught = answer()
     assert form == "foreach"
     assert len(caught) == 1
-    assert any(word in caught[0] for word in words.split("|"))
+    assert words in caught[0]
     assert not entries(fresh)
     monkeypatch.setenv("MODULI_KERNELS", "c")
     with pytest.raises(kernels.KernelError, match="can't be compiled"):
@@ -204,7 +204,7 @@ def test_a_compiler_that_hangs(fresh, monkeypatch, tmp_path):
     form, caught = answer()
     assert form == "foreach"
     assert len(caught) == 1
-    assert "did not finish" in caught[0]
+    assert "timed out" in caught[0]
 
 
 def test_without_openmp_and_without_march(fresh, monkeypatch, tmp_path):
@@ -235,16 +235,6 @@ def test_another_compiler_makes_another_entry(fresh, monkeypatch, tmp_path):
     monkeypatch.setattr(_compiler, "reset", lambda: None)
     assert answer()[0] == "c"
     assert len(entries(fresh)) == 3 * len(first)
-
-
-def test_leftovers_of_killed_builds_are_removed(fresh):
-    old, new = fresh / ".tmp-old", fresh / ".tmp-new"
-    for path in (old, new):
-        path.write_text("")
-    os.utime(old, (1, 1))
-    assert answer()[0] == "c"
-    assert not old.exists()
-    assert new.exists()
 
 
 PROGRAM = """
@@ -345,14 +335,11 @@ def test_a_fresh_home_under_a_group_umask(fresh, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "private", "is_open"),
+    ("mode", "own", "is_open"),
     [(0o700, False, False), (0o770, False, True), (0o770, True, False), (0o707, True, True), (0o1777, False, False)],
 )
-def test_a_group_of_the_user_alone_is_no_other_user(monkeypatch, mode, private, is_open):
-    user = _compiler.pwd.struct_passwd(("me", "x", os.geteuid(), 7, "", "/", ""))
-    members = [] if private else ["me", "other"]
-    monkeypatch.setattr(_compiler.pwd, "getpwuid", lambda uid: user)
-    monkeypatch.setattr(_compiler.grp, "getgrgid", lambda gid: _compiler.grp.struct_group(("me", "x", 7, members)))
+def test_the_group_of_the_user_is_no_other_user(monkeypatch, mode, own, is_open):
+    monkeypatch.setattr(os, "getegid", lambda: 7 if own else 8)
     info = os.stat_result((mode, 0, 0, 0, os.geteuid(), 7, 0, 0, 0, 0))
     assert _compiler._is_open(info) is is_open
 

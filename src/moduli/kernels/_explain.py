@@ -140,13 +140,12 @@ def explain(fused: Fused | None = None, *args: Any, out: Any = None, flat: bool 
     if isinstance(shared, str):
         return Explanation("foreach", (f"foreach: {shared}",))
     library = shared.library
-    tool = _compiler.compiler()
     return Explanation(
         "c",
         (
             f"c: MODULI_KERNELS={setting}, {torch.get_num_threads()} threads"
             + ("" if library.threaded else " asked for, but built without OpenMP: one is used"),
-            f"  compiler {' '.join(tool.command)} {' '.join(library.flags)}",
+            f"  compiler {' '.join(_compiler.compiler())} {' '.join(library.flags)}",
             f"  cache {_compiler.directory()}",
             f"  kernels in this process: {len(_backend.list_built())}",
         ),

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import run_backward
 from ..population import Population
 from ._needs import PASS_LOSS, ClosureError
 
@@ -217,7 +216,7 @@ class Evaluator:
                     raise ClosureError(
                         "the loss does not depend on any parameter that requires a gradient, so there is nothing to descend"
                     )
-                run_backward(reduced)
+                torch.autograd.backward(reduced)
         if self.negated:
             negate_gradients(params)
             self.turned = True
@@ -236,7 +235,7 @@ class Evaluator:
             for param in params:
                 param.grad = None
             try:  # by backward, whose gradients a DistributedDataParallel averages
-                run_backward(scalar(loss))
+                torch.autograd.backward(scalar(loss))
             except RuntimeError as error:
                 for param, grad in zip(params, after, strict=True):
                     param.grad = grad
