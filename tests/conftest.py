@@ -117,11 +117,3 @@ def pytest_collection_modifyitems(config, items):
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept
-
-
-@pytest.fixture
-def without_onednn():
-    """torch's own functions: oneDNN, which takes their place on some processors, gives NaN for gelu of infinity."""
-    before = torch.backends.mkldnn.set_flags(False)
-    yield
-    torch.backends.mkldnn.set_flags(before[0])

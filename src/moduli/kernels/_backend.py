@@ -18,7 +18,7 @@ import torch
 from .._torch import find_tensor_reader
 from . import _compiler
 from ._compiler import Library, Unavailable, build
-from ._emit_c import HALF, headers
+from ._emit_c import HALF, HEADERS
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ def runtime() -> Runtime | str:
 
 
 def _load_shared() -> Runtime:
-    return Runtime(build(headers() + HALF + _SOURCE, ["moduli_read", "moduli_huge", "moduli_reduce"]))
+    return Runtime(build(HEADERS + HALF + _SOURCE, ["moduli_read", "moduli_huge", "moduli_reduce"]))
 
 
 def kernel(source: str) -> Kernel | str:

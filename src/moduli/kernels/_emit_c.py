@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._graph import Graph
-from ._operations import FUNCTIONS_1, C, NoFormError, write_node
+from ._operations import FUNCTIONS_1, C, write_node
 
 _STORAGE = {
     torch.float64: ("double", "{p}[k]", "{v}"),
@@ -51,26 +51,20 @@ static inline uint16_t m_to_float16(float f) {
 """
 
 # Functions for which glibc has vector forms (libmvec); declaring them so lets the loop stay vectorised.
-_VECTOR = set(FUNCTIONS_1) - {"sqrt", "floor", "ceil", "trunc"}
-_VECTOR_2 = {"pow", "atan2", "hypot"}
+_VECTOR = {name: "{0}" for name in FUNCTIONS_1 if name not in ("sqrt", "floor", "ceil", "trunc")}
+_VECTOR |= dict.fromkeys(("pow", "atan2", "hypot"), "{0}, {0}")
+
+#: What every source of this room starts with.
+HEADERS = "\n".join(f"#include <{name}.h>" for name in ("stdint", "stddef", "string", "math", "float")) + "\n"
 
 
-def headers() -> str:
-    """What every source of this room starts with."""
-    return (
-        "#include <stdint.h>\n#include <stddef.h>\n#include <string.h>\n#include <math.h>\n#include <float.h>\n"
-        "#ifdef _OPENMP\n#include <omp.h>\n#endif\n"
-    )
-
-
-def _vector_math(body: str) -> str:
+def _declare_vector_functions(body: str) -> str:
     lines = []
-    for name in sorted(_VECTOR | _VECTOR_2):
+    for name, args in _VECTOR.items():
         for function, kind in ((name, "double"), (f"{name}f", "float")):
             if f"{function}(" in body:
-                args = f"{kind}, {kind}" if name in _VECTOR_2 else kind
-                lines.append(f'__attribute__((simd("notinbranch"))) extern {kind} {function}({args});')
-    return "#ifdef MODULI_VECTOR_MATH\n" + "\n".join(lines) + "\n#endif\n" if lines else ""
+                lines.append(f'__attribute__((simd("notinbranch"))) extern {kind} {function}({args.format(kind)});')
+    return "\n".join(["#ifdef MODULI_VECTOR_MATH", *lines, "#endif\n"])
 
 
 def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
@@ -79,8 +73,7 @@ def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
     `outputs` pairs the node to store with the dtype of the storage. Raises `NoFormError` for a graph beyond C.
     """
     preamble, loads, body = [], [], []
-    live = graph.find_needed()
-    for index in live:
+    for index in graph.find_needed():
         node = graph.nodes[index]
         kind = C.name_type(node.dtype)
         if node.op == "role":
@@ -95,8 +88,6 @@ def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
             (body if node.vector else preamble).append(line)
     stores = []
     for position, (index, dtype) in enumerate(outputs):
-        if dtype not in _STORAGE:
-            raise NoFormError(f"a result of dtype {str(dtype).removeprefix('torch.')}")
         storage, _, store = _STORAGE[dtype]
         text = C.convert(graph, index, C.name_type(dtype))
         loads.append(f"{storage} *const w{position} = ({storage} *)tables[{graph.roles + position}][i];")
@@ -108,26 +99,12 @@ def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
 void moduli_run(int64_t n, const uint64_t *const *tables, const int64_t *sizes, const int64_t *starts,
                 const double *s, int32_t threads) {{
   {before}
-  const int64_t total = starts[n];
-  (void)s;
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if (threads > 1)
-#endif
-  {{
-    int64_t part = 0, parts = 1;
-#ifdef _OPENMP
-    part = omp_get_thread_num();
-    parts = omp_get_num_threads();
-#endif
-    /* Each thread takes one range of all elements; multiples of 64 keep threads off each other's cache lines. */
-    const int64_t lo = part == 0 ? 0 : (total / parts * part) / 64 * 64;
-    const int64_t hi = part + 1 == parts ? total : (total / parts * (part + 1)) / 64 * 64;
-    int64_t i = 0, end = n;
-    while (i < end) {{
-      const int64_t middle = (i + end) / 2;
-      if (starts[middle + 1] <= lo) i = middle + 1; else end = middle;
-    }}
-    for (; i < n && starts[i] < hi; i++) {{
+  /* Each thread takes one range of all elements; multiples of 64 keep threads off each other's cache lines. */
+  const int64_t share = (starts[n] / threads / 64 + 1) * 64;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t part = 0; part < threads; part++) {{
+    const int64_t lo = part * share, hi = lo + share;
+    for (int64_t i = 0; i < n; i++) {{
       const int64_t a = lo > starts[i] ? lo - starts[i] : 0;
       const int64_t b = hi - starts[i] < sizes[i] ? hi - starts[i] : sizes[i];
       {pointers}
@@ -139,5 +116,4 @@ void moduli_run(int64_t n, const uint64_t *const *tables, const int64_t *sizes, 
   }}
 }}
 """
-    helpers = HALF if "float16(" in loop else ""
-    return headers() + _vector_math(loop) + helpers + loop
+    return HEADERS + _declare_vector_functions(loop) + (HALF if "float16(" in loop else "") + loop

@@ -20,8 +20,7 @@ from ._graph import COMPUTE, Graph, Node, Ref
 #: Functions of libm, of libdevice and of Python's `math`, most of them under the names of aten.
 FUNCTIONS_1 = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin", "acos"]
 FUNCTIONS_1 += ["atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc"]
-_FUNCTIONS_2 = ["fmod", "hypot", "atan2", "copysign", "nextafter"]
-_FUNCTIONS = frozenset([*FUNCTIONS_1, *_FUNCTIONS_2, "abs", "rint", "pow"])
+_FUNCTIONS_2 = ["fmod", "hypot", "atan2", "copysign"]
 
 
 class NoFormError(Exception):
@@ -51,29 +50,23 @@ class Language:
             return f"t{index}"
         return f"(t{index} != 0)" if kind == self.types[torch.bool] else self.cast.format(f"t{index}", kind)
 
-    def read(self, graph: Graph, index: int, kind: str) -> ExpressionText:
-        """The value of a node, for a formula."""
-        return ExpressionText(self, kind, self.convert(graph, index, kind))
-
-    def number(self, value: Any, kind: str) -> ExpressionText:
-        """A number, for a formula."""
-        return ExpressionText(self, kind, self.write_number(value, kind))
+    def read(self, graph: Graph, value: Any, kind: str) -> ExpressionText:
+        """The value of a node, or a number, for a formula."""
+        text = self.convert(graph, value.index, kind) if isinstance(value, Ref) else self.write_number(value, kind)
+        return ExpressionText(self, kind, text)
 
     def take(self, value: Any, kind: str) -> str:
         """The text of a term, or of a number in a formula."""
         if isinstance(value, ExpressionText):
             return value.text
-        if kind == self.types[torch.bool]:
+        if kind == self.types[torch.bool] and not isinstance(value, bool):
             raise NoFormError("arithmetic of bool values")
         return self.write_number(value, kind)
 
     def call(self, name: str, kind: str, *args: Any) -> ExpressionText:
         """One of the functions."""
-        if kind == self.types[torch.bool]:
-            raise NoFormError(f"{name} of bool values")
-        return ExpressionText(
-            self, kind, self.write_call(name, kind, ", ".join(self.take(value, kind) for value in args))
-        )
+        given = ", ".join(self.take(value, kind) for value in args)
+        return ExpressionText(self, kind, self.write_call(name, kind, given))
 
     def choose(self, kind: str, *values: Any) -> ExpressionText:
         """By a condition, one of two values."""
@@ -88,16 +81,13 @@ def _operator(sign: str, *, reverse: bool = False) -> Any:
     return write
 
 
+@dataclass(slots=True, eq=False)
 class ExpressionText:
     """An expression as text; arithmetic with it writes a longer one."""
 
-    __slots__ = ("kind", "language", "text")
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, language: Language, kind: str, text: str) -> None:
-        self.language = language
-        self.kind = kind
-        self.text = text
+    language: Language
+    kind: str
+    text: str
 
     def __neg__(self) -> ExpressionText:
         return ExpressionText(self.language, self.kind, f"(-{self.text})")
@@ -153,12 +143,8 @@ class _HostLanguage:
         return float if dtype is torch.float64 else bool
 
     @staticmethod
-    def read(values: Mapping[int, Any], index: int, kind: Any) -> Any:
-        return kind(values[index])
-
-    @staticmethod
-    def number(value: Any, kind: Any) -> Any:
-        return kind(value)
+    def read(values: Mapping[int, Any], value: Any, kind: Any) -> Any:
+        return kind(values[value.index] if isinstance(value, Ref) else value)
 
     @staticmethod
     def call(name: str, kind: Any, *args: Any) -> Any:
@@ -175,8 +161,6 @@ def write_node(language: Language, graph: Graph, node: Node) -> str:
     if node.op in ("constant", "cast"):
         source = args["value" if node.op == "constant" else "self"]
         if not isinstance(source, Ref):
-            if isinstance(source, complex):
-                raise NoFormError("complex numbers")
             return language.write_number(source, own)
         text = language.convert(graph, source.index, own)
         # An explicit narrowing is part of the function: it rounds, although the sums around it stay in float32.
@@ -213,8 +197,6 @@ class NodeArguments:
         return self._read(name, self._kind)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _FUNCTIONS:
-            raise AttributeError(name)
         return partial(self._language.call, name, self._kind)
 
     @property
@@ -227,19 +209,15 @@ class NodeArguments:
         """The argument `other`."""
         return self["other"]
 
-    def truth(self, name: str | bool) -> Any:
-        """An argument as a truth value, or one that is given."""
+    def truth(self, name: str) -> Any:
+        """An argument as a truth value."""
         return self._read(name, self._language.name_type(torch.bool))
 
-    def _read(self, name: str | bool, kind: Any) -> Any:
-        if name not in self.given and not isinstance(name, bool):
-            raise NoFormError(f"aten.{self.node.op} without {name}")
-        value = name if isinstance(name, bool) else self.given[name]
-        if isinstance(value, Ref):
-            return self._language.read(self._source, value.index, kind)
-        if not isinstance(value, int | float):
-            raise NoFormError(f"an argument {name}={value!r}")
-        return self._language.number(value, kind)
+    def _read(self, name: str, kind: Any) -> Any:
+        value = self.given.get(name)
+        if not isinstance(value, Ref | int | float):
+            raise NoFormError(f"aten.{self.node.op} with {name}={value!r}")
+        return self._language.read(self._source, value, kind)
 
     def constant(self, name: str) -> Any:
         """The argument itself if it is a constant, otherwise None."""
@@ -341,18 +319,6 @@ def _clamp(e: Any) -> Any:
     return e.min(value, e["max"]) if "max" in e.given else value
 
 
-def _gelu(e: Any) -> Any:
-    x = e.x
-    if e.constant("approximate") == "tanh":
-        return 0.5 * x * (1 + e.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
-    return 0.5 * x * (1 + e.erf(x * math.sqrt(0.5)))
-
-
-def _logit(e: Any) -> Any:
-    x = e.min(e.max(e.x, e["eps"]), 1 - e["eps"]) if "eps" in e.given else e.x
-    return e.log(x / (1 - x))
-
-
 def _nan_to_num(e: Any) -> Any:
     top = 0.0 if e.node.compute is torch.bool else torch.finfo(COMPUTE[e.node.compute]).max
     nan, high, low = (
@@ -365,33 +331,9 @@ def _sign(e: Any) -> Any:
     return e.choose(e.x > 0, 1, e.choose(e.x < 0, -1, 0))
 
 
-def _logaddexp(e: Any) -> Any:
-    a, b = e.x, e.y
-    return e.choose((e.abs(a) == math.inf) & (a == b), a, e.max(a, b) + e.log1p(e.exp(-e.abs(a - b))))
-
-
 def _lerp(e: Any) -> Any:
     start, end, weight = e.x, e["end"], e["weight"]
     return e.choose(e.abs(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
-
-
-def _softplus(e: Any) -> Any:
-    scaled = e.x * e["beta"]
-    return e.choose(scaled > e["threshold"], e.x, e.log1p(e.exp(scaled)) / e["beta"])
-
-
-def _elu(e: Any) -> Any:
-    return e.choose(e.x < 0, e.expm1(e.x * e["input_scale"]) * (e["alpha"] * e["scale"]), e.x * e["scale"])
-
-
-def _sinc(e: Any) -> Any:
-    angle = e.x * math.pi
-    return e.choose(e.x == 0, 1, e.sin(angle) / angle)
-
-
-def _signbit(e: Any) -> Any:
-    # Not signbit(): vectorised, it crashes some compilers. The one is an element of a vector, as libdevice wants it.
-    return e.copysign(e.choose(e.x == e.x, 1, 1), e.x) < 0
 
 
 def _call_function(name: str, *arguments: str) -> Callable[[Any], Any]:
@@ -429,28 +371,9 @@ OPERATIONS |= {
     "remainder": _remainder,
     "fmax": lambda e: e.choose((e.x >= e.y) | (e.y != e.y), e.x, e.y),
     "fmin": lambda e: e.choose((e.x <= e.y) | (e.y != e.y), e.x, e.y),
-    "logaddexp": _logaddexp,
-    "xlogy": lambda e: e.choose(e.y != e.y, e.y, e.choose(e.x == 0, 0, e.x * e.log(e.y))),
-    "sinc": _sinc,
-    "rad2deg": lambda e: e.x * (180 / math.pi),
-    "deg2rad": lambda e: e.x * (math.pi / 180),
     "nan_to_num": _nan_to_num,
-    "logit": _logit,
-    "heaviside": lambda e: e.choose(e.x == 0, e["values"], e.choose(e.x > 0, 1, 0)),
-    # Activations.
     "silu": lambda e: e.x / (1 + e.exp(-e.x)),
-    "mish": lambda e: e.x * e.tanh(e.log1p(e.exp(e.x))),
-    "gelu": _gelu,
     "relu": lambda e: e.max(e.x, 0),
-    "leaky_relu": lambda e: e.choose(e.x > 0, e.x, e.x * e["negative_slope"]),
-    "elu": _elu,
-    "celu": lambda e: e.choose(e.x > 0, e.x, e["alpha"] * e.expm1(e.x / e["alpha"])),
-    "softplus": _softplus,
-    "log_sigmoid_forward": lambda e: e.min(e.x, 0) - e.log1p(e.exp(-e.abs(e.x))),
-    "hardtanh": lambda e: e.min(e.max(e.x, e["min_val"]), e["max_val"]),
-    "hardsigmoid": lambda e: e.min(e.max(e.x + 3, 0), 6) / 6,
-    "hardswish": lambda e: e.x * e.min(e.max(e.x + 3, 0), 6) / 6,
-    "threshold": lambda e: e.choose(e.x <= e["threshold"], e["value"], e.x),
     # Questions and choices.
     "eq": lambda e: e.x == e.y,
     "ne": lambda e: e.x != e.y,
@@ -462,11 +385,10 @@ OPERATIONS |= {
     "isinf": lambda e: e.abs(e.x) == math.inf,
     "isposinf": lambda e: e.x == math.inf,
     "isneginf": lambda e: e.x == -math.inf,
-    "signbit": _signbit,
     "logical_and": lambda e: e.truth("self") & e.truth("other"),
     "logical_or": lambda e: e.truth("self") | e.truth("other"),
     "logical_xor": lambda e: e.truth("self") ^ e.truth("other"),
-    "logical_not": lambda e: e.truth("self") ^ e.truth(True),
+    "logical_not": lambda e: e.truth("self") ^ True,
     "where": lambda e: e.choose(e.truth("condition"), e.x, e.y),
     "masked_fill": lambda e: e.choose(e.truth("mask"), e["value"], e.x),
 }

@@ -22,13 +22,11 @@ from ..optim import Module, Optimizer, closure
 
 ONE: list[Any] = [torch.neg, torch.abs, torch.sign, torch.sgn, torch.square, torch.sqrt, torch.rsqrt, torch.reciprocal]
 ONE += [torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.erf, torch.erfc]
-ONE += [torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.sinc, torch.rad2deg, torch.deg2rad]
+ONE += [torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan]
 ONE += [torch.sinh, torch.cosh, torch.tanh, torch.asinh, torch.acosh, torch.atanh, torch.sigmoid, torch.relu]
-ONE += [F.silu, F.mish, F.gelu, F.relu6, F.selu, F.softsign, F.hardtanh, F.hardsigmoid, F.hardswish]
-ONE += [torch.floor, torch.ceil, torch.trunc, torch.round, torch.frac, torch.nan_to_num]
+ONE += [F.silu, F.softsign, torch.floor, torch.ceil, torch.trunc, torch.round, torch.frac, torch.nan_to_num]
 TWO: list[Any] = [torch.add, torch.sub, torch.mul, torch.div, torch.floor_divide, torch.fmod, torch.remainder]
-TWO += [torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.hypot]
-TWO += [torch.atan2, torch.copysign, torch.logaddexp, torch.xlogy]
+TWO += [torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.hypot, torch.atan2, torch.copysign]
 THREE: list[Any] = [torch.addcmul, torch.addcdiv, torch.lerp]
 """Functions of one, two and three tensors that a compiled kernel knows."""
 
