@@ -4,7 +4,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import HealthCheck, settings
 

@@ -25,67 +25,46 @@ _STORAGE = {
 _HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 
 
-def find_needed_numbers(graph: Graph, placed: Collection[int]) -> list[int]:
-    """The scalar nodes that the kernel is given as numbers: those it reads and that follow from numbers of the host.
-
-    `placed` are the scalar nodes that follow from 0-d tensors on the device.
-    """
-    found = []
-    for index in graph.find_needed():
-        node = graph.nodes[index]
-        if node.vector or index in placed:
-            continue
-        readers = [i for i in graph.find_needed() if index in graph.nodes[i].refs()]
-        if any(graph.nodes[i].vector or i in placed for i in readers):
-            found.append(index)
-    return found
-
-
 def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed: Collection[int]) -> str:
     """The source of a kernel: `kernel(rows, chunks, numbers..., tensors..., ALIGNED, BLOCK)`.
 
-    Numbers are `find_needed_numbers` in order, tensors the 0-d tensors among the scalars in order. Raises `NoFormError`.
+    Numbers are the scalar nodes that are not `placed`, tensors the 0-d tensors on the device among the scalars, from which
+    the placed nodes follow. Raises `NoFormError`.
     """
-    live = graph.find_needed()
-    numbers = set(find_needed_numbers(graph, placed))
-    scalars, tensors, body = [], [], []
+    parameters, tensors, scalars, body = [], [], [], []
     loaded: dict[int, str] = {}
-    for index in live:
+    for index in graph.find_needed():
         node = graph.nodes[index]
         if node.op == "role":
             position = dict(node.args)["position"]
-            if node.dtype not in _STORAGE:
-                raise NoFormError(f"a list of dtype {str(node.dtype).removeprefix('torch.')}")
             loaded[position] = _STORAGE[node.dtype]
             value = f"tl.load(p{position} + at@MASK@)"
             value = f"({value} != 0)" if node.dtype is torch.bool else f"{value}.to({TRITON.name_type(node.dtype)})"
             body.append(f"t{index} = {value}")
         elif node.vector:
             body.append(f"t{index} = {write_node(TRITON, graph, node)}")
-        elif index in numbers:
+        elif index not in placed:
             kind = TRITON.name_type(node.dtype)
-            number = f"tl.full((), n{index}, {kind if kind != 'tl.int1' else 'tl.float64'})"
-            scalars.append(f"t{index} = {number} != 0" if kind == "tl.int1" else f"t{index} = {number}")
-        elif index in placed and node.op == "scalar":
-            tensors.append(index)
+            parameters.append(f'n{index}: "fp64"')
+            number = f"tl.full((), n{index}, tl.float64)"
+            scalars.append(f"t{index} = {number} != 0" if kind == "tl.int1" else f"t{index} = {number}.to({kind})")
+        elif node.op == "scalar":
+            tensors.append(f"q{index}")
             scalars.append(f"t{index} = tl.load(q{index}).to(tl.float64)")
-        elif index in placed:
+        else:
             scalars.append(f"t{index} = {write_node(TRITON, graph, node)}")
     for position, (index, dtype) in enumerate(outputs):
-        if dtype not in _STORAGE:
-            raise NoFormError(f"a result of dtype {str(dtype).removeprefix('torch.')}")
         where = graph.roles + position
         loaded[where] = _STORAGE[dtype]
         text = TRITON.convert(graph, index, TRITON.name_type(dtype))
         body.append(f"tl.store(p{where} + at, ({text}).to({_STORAGE[dtype]})@MASK@)")
     columns = graph.roles + len(outputs) + 1
-    parameters = ["rows", "chunks", *(f'n{i}: "fp64"' for i in sorted(numbers)), *(f"q{i}" for i in tensors)]
     lines = [
-        f"def kernel({', '.join(parameters)}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):",
+        f"def kernel({', '.join(['rows', 'chunks', *parameters, *tensors])}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):",
         *_find_chunk("tl.program_id(0)", columns, loaded),
         *(f"    {line}" for line in scalars),
         "    if start + BLOCK <= size:",
-        *(f"        {line.replace(', other=0', '').replace('@MASK@', '')}" for line in body),
+        *(f"        {line.replace('@MASK@', '')}" for line in body),
         "    else:",
         "        mask = at < size",
         *(f"        {_add_mask(line)}" for line in body),

@@ -23,7 +23,7 @@ import torch
 
 from .._torch import is_fake
 from ._backend import KernelError, mode, warn_once
-from ._emit_triton import emit_reduction, emit_triton, find_needed_numbers
+from ._emit_triton import emit_reduction, emit_triton
 from ._graph import COMPUTE, Graph
 from ._memory import Memory, take_result
 from ._scalars import evaluate_scalars, find_placed
@@ -147,33 +147,28 @@ class _HostLibrary:
     _NAMES |= {"atanh": "arctanh", "atan2": "arctan2", "pow": "power"}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(np, self._NAMES.get(name, name), None)
-        if function is None:
-            plain = getattr(math, name)
-            function = np.vectorize(plain, otypes=[np.float64])
+        found = getattr(np, self._NAMES.get(name, name), None)
+        function = found or np.vectorize(getattr(math, name), otypes=[np.float64])
 
         def run(*args: Any) -> Any:
             import triton.language as tl
             from triton.runtime.interpreter import TensorHandle
 
             first = max(args, key=lambda each: len(each.shape))
-            with np.errstate(all="ignore"):
-                data = function(*(each.handle.data for each in args))
-            data = np.asarray(data).astype(first.handle.data.dtype)
-            kind = first.type
-            return tl.core.tensor(TensorHandle(data, first.handle.dtype), kind)
+            data = np.asarray(function(*(each.handle.data for each in args))).astype(first.handle.data.dtype)
+            return tl.core.tensor(TensorHandle(data, first.handle.dtype), first.type)
 
         return run
 
 
-def _launch(
-    name: str, kernel: Any, table: Table, programs: int, size: int, args: Sequence[Any], **options: Any
-) -> None:
+def _launch(name: str, kernel: Any, table: Table, programs: int, size: int, args: Sequence[Any], warps: int) -> None:
     if kernel is not None and programs:
         here = nullcontext() if table.device.type == "cpu" else torch.accelerator.device_index(table.device.index)
+        options = {"ALIGNED": table.aligned, "BLOCK": table.block, "num_warps": warps}
+        options["enable_fp_fusion"] = False  # each operation rounds as torch's does
         try:
             with here, np.errstate(all="ignore"):
-                kernel[(programs,)](*args, enable_fp_fusion=False, **options)  # each operation rounds as torch's does
+                kernel[(programs,)](table.rows, table.chunks, *args, **options)
         except Exception as error:
             if id(kernel) in _compiled:
                 raise
@@ -217,15 +212,12 @@ class Table:
         each = -(-self.sizes // block)
         #: How many programs it takes.
         self.programs = int(each.sum())
-        first = np.repeat(np.cumsum(each) - each, each)
-        self._starts = (np.arange(self.programs) - first) * block
-        self._owners = np.repeat(np.arange(len(self.sizes)), each)
+        starts = (np.arange(self.programs) - np.repeat(np.cumsum(each) - each, each)) * block
+        self._chunks = np.stack([np.repeat(np.arange(len(self.sizes)), each), starts], 1)
         self.rows: torch.Tensor | None = None
         self.chunks: torch.Tensor | None = None
         self.aligned = False
         self.lock = threading.Lock()
-        #: How often rows were copied to the device.
-        self.uploads = 0
         self._stream: Any = None
         self._addresses: Any = None
         self._kept: list[torch.Tensor] = []
@@ -237,7 +229,10 @@ class Table:
                 self.rows = torch.empty(self.host.shape, dtype=torch.int64, device=self.device)
                 self.chunks = torch.empty((self.programs, 2), dtype=torch.int64, device=self.device)
             return
-        stream, capturing = _find_stream(self.device)
+        stream, capturing = None, False
+        if self.device.type != "cpu":
+            stream = torch.accelerator.current_stream(self.device).stream_id
+            capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         same = self.rows is not None and stream == self._stream
         if same and addresses is self._addresses and not capturing:
             return
@@ -250,9 +245,8 @@ class Table:
         if not same or capturing:
             # Another stream may still read the old rows, and a captured copy reads its source again at every replay.
             self.rows = self.chunks = None
-        self.uploads += 1
         if self.chunks is None:
-            self.chunks = self._send(np.stack([self._owners, self._starts], 1), None, capturing)
+            self.chunks = self._send(self._chunks, None, capturing)
         self.rows = self._send(self.host, self.rows, capturing)
         self._stream = stream
 
@@ -269,20 +263,10 @@ class Table:
         return over
 
 
-def _find_stream(device: torch.device) -> tuple[Any, bool]:
-    """The current stream of a device, and whether it is being captured in a graph."""
-    if device.type == "cpu":
-        return None, False
-    stream = torch.accelerator.current_stream(device)
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return stream.stream_id, capturing
-
-
 class _Source(NamedTuple):
-    """A kernel as text, the scalar nodes that the host computes, those it is given, and the scalars given as tensors."""
+    """A kernel as text, the scalar nodes that the host computes for it, and the scalars given as tensors."""
 
     text: str
-    host: list[int]
     numbers: list[int]
     tensors: list[int]
 
@@ -301,8 +285,8 @@ class TritonKernel:
         live = [graph.nodes[i] for i in graph.find_needed()]
         wide = any(COMPUTE.get(node.dtype) is torch.float64 and node.vector for node in live)
         read = {dict(node.args)["position"] for node in live if node.op == "role"}
-        written = {graph.roles + i if role is None else role for i, (_, _, role) in enumerate(outputs)}
-        self.block, self.warps = choose_block(torch.float64 if wide else torch.float32, len(read | written))
+        columns = graph.roles + sum(role is None for _, _, role in outputs)
+        self.block, self.warps = choose_block(torch.float64 if wide else torch.float32, columns)
         #: Bytes that are read and written for each element.
         self.width = sum(graph.role_dtypes[role].itemsize for role in read)
         self.width += sum(dtype.itemsize for _, dtype in self._outputs)
@@ -316,7 +300,6 @@ class TritonKernel:
             found = self._sources[tensors] = _Source(
                 emit_triton(self.graph, self._outputs, placed),
                 [i for i in self.graph.find_needed() if not nodes[i].vector and i not in placed],
-                find_needed_numbers(self.graph, placed),
                 [dict(nodes[i].args)["position"] for i in sorted(placed) if nodes[i].op == "scalar"],
             )
         return found
@@ -332,23 +315,15 @@ class TritonKernel:
             Whether it could be compiled.
         """
         source = self.source(tuple([isinstance(value, torch.Tensor) for value in scalars]))
-        found = evaluate_scalars(self.graph, source.host, scalars, frozenset())
+        found = evaluate_scalars(self.graph, source.numbers, scalars, frozenset())
         numbers = [float(found[index]) for index in source.numbers]
         tensors = [scalars[position] for position in source.tensors]
         with table.lock:
             table.point(addresses)
             try:
-                _launch(
-                    self.name,
-                    None if addresses is None else build(source.text),
-                    table,
-                    table.programs,
-                    self.width * table.elements,
-                    [table.rows, table.chunks, *numbers, *tensors],
-                    ALIGNED=table.aligned,
-                    BLOCK=table.block,
-                    num_warps=self.warps,
-                )
+                kernel = None if addresses is None else build(source.text)
+                size = self.width * table.elements
+                _launch(self.name, kernel, table, table.programs, size, [*numbers, *tensors], self.warps)
             except UnbuiltError as problem:
                 report_unbuilt(problem)
                 self.problem = str(problem)
@@ -416,8 +391,7 @@ def _reduce_checked(
         table.point(None if fake else [np.array([t.data_ptr() for t in tensors], np.uint64) for tensors in lists])
         programs = min(table.programs, _PROGRAMS)
         size = table.elements * sum(dtype.itemsize for dtype in dtypes)
-        args = [table.rows, table.chunks, found.partial, table.programs, programs]
-        _launch(kind, kernel, table, programs, size, args, ALIGNED=table.aligned, BLOCK=block, num_warps=warps)
+        _launch(kind, kernel, table, programs, size, [found.partial, table.programs, programs], warps)
         result, partial = take_result(found.result, table.device), found.partial.narrow(0, 0, programs)
         if kind in ("largest", "amax"):
             return torch.amax(partial, 0, out=result)
