@@ -120,11 +120,11 @@ class Reads:
                 self._follow(value, names, where)
         self._follow_closures({code for code, _, _ in second.frames})
         self._seen.clear()
-        self._dtype = torch.get_default_dtype()
         self._before = self._look()
 
     def _look(self) -> list[Any]:
-        return list(chain.from_iterable([how(holder, keys) for how, holder, keys in self._places.values()]))
+        found = [how(holder, keys) for how, holder, keys in self._places.values()]
+        return [torch.get_default_dtype(), *chain.from_iterable(found)]
 
     def is_stale(self) -> bool:
         """Whether what was read is not as it was, or can't be compared."""
@@ -132,12 +132,11 @@ class Reads:
 
     def find_change(self) -> str | None:
         """What is not as it was, in words; None where everything is. Every call asks, by identity first."""
-        if torch.get_default_dtype() is not self._dtype:
-            return "the default dtype"
-        now = self._look()
+        now, before = self._look(), iter(self._before)
         if len(now) == len(self._before) and all(map(operator.is_, now, self._before)):
             return None
-        before = iter(self._before)
+        if next(before) is not now[0]:
+            return "the default dtype"
         for how, holder, keys in self._places.values():
             for words, value in zip_longest(keys.values(), how(holder, keys)):
                 if not _equal(value, next(before, _MISSING)):
@@ -151,7 +150,8 @@ class Reads:
         looked = {key: f"{where}.{key}" for key in keys if key != "__builtins__"}
         if looked:
             found = how(holder, looked)
-            self._places.setdefault((how, id(holder)), (how, holder, {}))[2].update(looked)
+            if not isinstance(holder, tuple | frozenset):
+                self._places.setdefault((how, id(holder)), (how, holder, {}))[2].update(looked)
             for value in found:
                 self._follow(value, names, where)
 
