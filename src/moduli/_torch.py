@@ -415,8 +415,8 @@ class _Containers:
         """The leaves in order, and what `tree_unflatten` needs to put others in their places."""
         if not isinstance(tree, dict | list | tuple) or (is_leaf is not None and is_leaf(tree)):
             return [tree], None
-        keys = list(tree) if isinstance(tree, dict) else None
-        parts = [cls.tree_flatten(each, is_leaf) for each in (tree if keys is None else tree.values())]
+        keys, held = (list(tree), tree.values()) if isinstance(tree, dict) else (None, tree)
+        parts = [cls.tree_flatten(each, is_leaf) for each in held]
         return [leaf for leaves, _ in parts for leaf in leaves], (type(tree), keys, [spec for _, spec in parts])
 
     @classmethod

@@ -212,10 +212,10 @@ def test_the_first_launch_is_what_compiles(monkeypatch):
 
     kernel, table = Broken(), _triton.Table(torch.device("cpu"), [4], 1, 64)
     with pytest.raises(_triton.UnbuiltError, match="ValueError: no such intrinsic"):
-        _triton._launch("fused", kernel, table, 1, 0, [])
+        _triton._launch("fused", kernel, table, 1, 0, [], 4)
     monkeypatch.setattr(_triton, "_compiled", {id(kernel)})
     with pytest.raises(ValueError, match="intrinsic"):  # it has run before, so that this is another error
-        _triton._launch("fused", kernel, table, 1, 0, [])
+        _triton._launch("fused", kernel, table, 1, 0, [], 4)
 
 
 def test_without_triton_there_is_one_warning_and_foreach(monkeypatch, unwatched):

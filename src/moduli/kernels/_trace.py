@@ -218,7 +218,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return target
 
     def _record(self, func: Any, name: str, bound: dict[str, Any], result: torch.Tensor) -> _Cell:
-        op, args, dtype, compute, source = name, bound, result.dtype, result.dtype, bound.get("self")
+        source: Any = bound.get("self")
+        op, args, dtype, compute = name, bound, result.dtype, result.dtype
         if name in _ALIASES and id(source) not in self.cells and name.startswith("lift") and source.dim() == 0:
             # A number that the function wrapped itself, `torch.tensor(0.5)`.
             op, args = "constant", {"value": source.item()}
@@ -233,7 +234,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in _COPIES:
             op, args = "cast", {"self": bound[_COPIES[name]]}
         elif dtype is torch.bool:  # of a comparison
-            operands = [v for v in bound.values() if isinstance(v, torch.Tensor | float) or type(v) is int]
+            operands: list[Any] = [v for v in bound.values() if isinstance(v, torch.Tensor | float) or type(v) is int]
             compute = torch.result_type(*operands) if len(operands) == 2 else operands[0].dtype
         read = tuple((key, self.read(value, name)) for key, value in args.items())
         if result.dim() > 0 and tuple(result.shape) != self.shape:

@@ -35,7 +35,9 @@ class Transparent(TorchFunctionMode):
 
 def ambient() -> Ambient | None:
     """What a value computed now depends on besides its sources, or None where nothing may be reused."""
-    if in_transform() or has_dispatch_mode() or has_saved_tensor_hooks() or in_forward_ad() or torch.jit.is_tracing():
+    if in_transform() or has_dispatch_mode() or has_saved_tensor_hooks() or in_forward_ad():
+        return None
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
     if not has_function_mode() and not has_autocast():
         return torch.is_grad_enabled(), torch.get_default_dtype()
