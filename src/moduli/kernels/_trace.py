@@ -136,8 +136,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         for value in results:
             if id(value) not in self.cells or value.dim() == 0:
-                shape = tuple(value.shape)
-                raise NotPointwiseError(f"{self.where} returned a tensor of shape {shape}, not one value per element")
+                raise NotPointwiseError(f"{self.where} returned shape {tuple(value.shape)}, not one value per element")
         cells = [self.cells[id(value)] for value in results]
         same = tuple(cell.role if cell.role in changed else None for cell in cells)
         returned, mutated = tuple(cell.node for cell in cells), tuple(changed.items())
