@@ -67,7 +67,9 @@ def test_a_run_of_0_1_goes_on(name):
     opt.load_state_dict(saved["optimizer"])
     start = pop.matrix.clone()
     train(pop, opt, 2)
-    torch.testing.assert_close(pop.matrix, saved["later"], rtol=1e-10, atol=1e-14)
+    # Eigenvectors of all members at once round otherwise than one after the other.
+    rtol = 1e-10 if "SOAP" in name.upper() else 1e-12
+    torch.testing.assert_close(pop.matrix, saved["later"], rtol=rtol, atol=1e-14)
     assert (pop.matrix - start).abs().max() > 1e-4
     # Without the state it would not have gone there.
     fresh = population()
