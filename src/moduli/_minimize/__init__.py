@@ -138,7 +138,7 @@ def minimize(
         try:
             if all(fixed is not None and bool(fixed.all()) for fixed in variables.find_fixed()):
                 run.evaluate(residuals)
-                run.norms = torch.zeros_like(run.norms)
+                run.norms = 0.0 * run.size
                 run.end("All variables are fixed by their bounds.", True)
             elif name in DIRECT:
                 _run_direct(run, name, point.choose_tol(None, 1e-12, 1e-6), max_steps, after)

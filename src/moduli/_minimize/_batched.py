@@ -13,7 +13,7 @@ from ..m import LineSearchBase
 from ..optim import Closure, Module, Objective, step
 from ._methods import CHAINS
 from ._point import data_of
-from ._runs import RunRecord
+from ._runs import RunRecord, read
 from ._variables import Variables
 
 BATCHED = ("bfgs", "lbfgs", "cg", "gd", "adam")
@@ -48,7 +48,7 @@ class BatchedRuns(RunRecord):
         self.at, self.g = torch.full_like(self.x, math.nan), torch.zeros_like(self.x)
         self.f = torch.full_like(self.x[:, 0], math.inf)
         self.look(self.x)
-        self.first, self.steepness = self.f.double(), self.norms.clone()
+        self.first, self.steepness = read(self.f), self.norms
         self.start = [leaf.clone() for leaf in self.best]
         self.x.requires_grad_()  # what links move, and closures differentiate by
 
@@ -60,6 +60,10 @@ class BatchedRuns(RunRecord):
         parts = torch.split(x, [shape.numel() for shape in self.shapes], 1)
         return [part.reshape(len(x), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
+    def put(self, numbers: Any) -> Tensor:
+        """Numbers of runs where the runs are."""
+        return torch.as_tensor(numbers, device=self.x.device)
+
     def _one(self, row: Tensor) -> Tensor:
         leaves = [leaf[0] for leaf in self._part(row[None])]
         data: Tensor | None = data_of(self.point.call(self.fun, leaves))
@@ -70,13 +74,13 @@ class BatchedRuns(RunRecord):
     def look(self, z: Tensor) -> None:
         """Evaluate those runs that have moved since they were evaluated last; those that may not any more find infinity."""
         moved = (z != self.at).any(1)
-        spent = moved & (self.each >= self.max_evals)
+        spent = moved & self.put(self.each >= self.max_evals)
         self.f = torch.where(spent, math.inf, self.f)
         rows = (moved & ~spent).nonzero()[:, 0]
         if not len(rows):
             return
         self.evaluations += 1
-        self.each[rows] += 1
+        self.each[rows.cpu().numpy()] += 1
         self.at[rows] = math.nan  # unless the function fails, that is known in a moment
         with torch.enable_grad():
             z = z.detach().requires_grad_()
@@ -128,8 +132,8 @@ def minimize_batched(runs: BatchedRuns, *, tol: float, max_steps: int | None, af
         limit = f"The limit of {runs.max_evals} evaluations was reached."
         runs.end(limit, False, runs.each >= runs.max_evals)
         runs.look_far([runs.x], lambda far: runs.look(far[0]))
-        stays = (runs.x == before).all(1)
-        runs.check_progress(stays, lowest, lambda again: _begin_again(runs, links, f, g, again))  # noqa: B023
+        stays = (runs.x == before).all(1).cpu().numpy()
+        runs.check_progress(stays, lowest, lambda again: _begin_again(runs, links, f, g, runs.put(again)))  # noqa: B023
 
 
 def _step(runs: BatchedRuns, links: list[Module], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +141,7 @@ def _step(runs: BatchedRuns, links: list[Module], f: Tensor, g: Tensor) -> tuple
     held = runs.x.detach().clone()
     out = step(_objective(runs, f, g), links)
     out.update_parameters()
-    going = runs.active
+    going = runs.put(runs.active)
     with torch.no_grad():  # runs that are over stay where they are
         runs.x.copy_(torch.where(going[:, None], runs.x, held))
     if out.accepted is not None:
@@ -151,7 +155,7 @@ def _objective(runs: BatchedRuns, f: Tensor, g: Tensor) -> Objective:
     closure = Closure(lambda: _Losses.apply(runs.x, runs), fixed=True)  # type: ignore[no-untyped-call]
     objective = Objective([runs.x], closure, f, current_step=runs.steps, members=len(runs.x))
     # Runs that are over have nowhere to go.
-    objective.grads = [torch.where(runs.active[:, None], g, 0.0)]
+    objective.grads = [torch.where(runs.put(runs.active)[:, None], g, 0.0)]
     return objective
 
 

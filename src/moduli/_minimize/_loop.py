@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
 from ._point import data_of
-from ._runs import RunRecord
+from ._runs import RunRecord, read
 
 
 class EndOfRun(Exception):
@@ -72,7 +73,7 @@ class SingleRun(RunRecord):
         if self.first == -math.inf:
             if not bool(value.isfinite()):
                 raise EndOfRun(f"The loss is {float(value)} at the start.")
-            self.first = value.double()
+            self.first = read(value)
         self.judge(value, seen)
         if not self.active:
             raise EndOfRun(self.reason)
@@ -80,7 +81,7 @@ class SingleRun(RunRecord):
 
     def finish(self, residuals: bool, tol: float) -> None:
         """Know the gradient at the point that is returned, and say so where the run ended at another one."""
-        if self.values_only or bool(self.norms.isfinite()) or not bool(self.values.isfinite()):
+        if self.values_only or math.isfinite(self.norms) or not math.isfinite(self.values):
             return
         if self.evaluations < self.max_evals:
             self.evaluations += 1
@@ -93,7 +94,7 @@ class SingleRun(RunRecord):
                 grads = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
                 self.norms = self.largest(self.variables.follow(leaves, grads))
         if bool(self.good) and not self.variables.transform and tol < float(self.norms) < math.inf:
-            self.good = ~self.good
+            self.good = np.bool_(False)
             self.reasons = [
                 "The run ended where the gradient vanishes, but it had seen a lower point, which is returned: its "
                 f"gradient is {float(self.norms):.2g}. Start again from there."
@@ -113,10 +114,10 @@ class _GradientWatch(Module):
         run, variables = self.run, self.run.variables
         loss, grads = objective.get_loss_grads()
         norm = run.largest(grads if variables.transform else variables.follow(objective.params, grads))
-        if run.steps == 0 and bool(norm.isfinite()):
+        if run.steps == 0 and math.isfinite(norm):
             run.steepness = norm
         run.check_gradient(loss, norm, self.tol)
-        if loss is not None and not variables.transform and bool(norm.isfinite()):
+        if loss is not None and not variables.transform and math.isfinite(norm):
             run.judge(loss, variables.seen(), norm)
         if run.active:
             run.look_far(objective.params, lambda far: self._evaluate(objective, far))
@@ -162,7 +163,7 @@ def run_chain(
             if run.value == 0.0 and residuals:
                 run.end("All residuals are zero.", True)
             if not run.count_step(after, steps):
-                stays = torch.tensor(all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True)))
+                stays = np.bool_(all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True)))
                 run.check_progress(stays, lowest, lambda _: opt.reset())
     except ClosureError as error:
         if "does not depend" not in str(error) and "without a graph" not in str(error):

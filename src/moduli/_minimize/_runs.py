@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +25,19 @@ OUTSIDE = (ArithmeticError, AssertionError, RuntimeError, ValueError)
 """What a function may raise far outside of its domain, where only the check for unbounded functions goes."""
 
 
+# One number, or an array of one for each run: NumPy's numbers take a fraction of the time of tensors without axes.
+Numbers = Any
+
+
+def read(numbers: Tensor) -> Numbers:
+    """A number of each run, on the host."""
+    return numbers.detach().double().cpu().numpy()[()]
+
+
 class RunRecord:
     """The best point of each run with its value and gradient, counts, and why it ended.
 
-    Numbers of runs are tensors of the shape `batch`: () for a single run, (N,) for N starts along the first axis of every
+    Numbers of runs are arrays of the shape `batch`: () for a single run, (N,) for N starts along the first axis of every
     leaf. What is not known is infinite.
 
     Args:
@@ -52,23 +62,26 @@ class RunRecord:
         self.max_evals, self.values_only, self.batch = max_evals, values_only, batch
         self.best: list[Tensor] = [leaf.detach().clone() for leaf in variables.seen()]
         self.start = [leaf.clone() for leaf in self.best]
-        self.size = self.largest(self.best).clamp(min=1.0)
-        self.values = torch.full(batch, math.inf, dtype=torch.float64)
-        self.lowest, self.norms = self.values.clone(), self.values.clone()
+        self.size: Numbers = np.maximum(self.largest(self.best), 1.0)
+        self.values: Numbers = np.full(batch, math.inf)[()]
+        self.lowest: Numbers = self.values
+        self.norms: Numbers = self.values
         # Until they are known, nothing falls.
-        self.first, self.steepness = -self.values, torch.ones(batch, dtype=torch.float64)
-        self.active = torch.ones(batch, dtype=torch.bool)
-        self.good = ~self.active
-        self.reasons = [""] * self.active.numel()
-        self.each = torch.zeros(batch, dtype=torch.long)
+        self.first: Numbers = -self.values
+        self.steepness: Numbers = np.ones(batch)[()]
+        self.active: Numbers = np.ones(batch, bool)[()]
+        self.good: Numbers = ~self.active
+        self.reasons = [""] * self.active.size
+        self.each: Numbers = np.zeros(batch, int)[()]
         self.evaluations = self.steps = 0
         self.history: list[tuple[int, Any]] = []
         self.began = time.perf_counter()
         #: Whether evaluations ask only how the function goes on, and are no candidates for the best.
         self.probing = False
         self._mark, self._way = [leaf.detach().clone() for leaf in variables.leaves], self.start
-        self._next = torch.full_like(self.each, 2 * STRIDE)
-        self._still, self._quiet = torch.zeros_like(self.each), torch.zeros_like(self.each)
+        self._next: Numbers = self.each + 2 * STRIDE
+        self._still: Numbers = self.each + 0
+        self._quiet: Numbers = self._still
         self._patience = 200 if values_only or method == "adam" else 30
 
     @property
@@ -86,17 +99,28 @@ class RunRecord:
         bad, count = int((~self.good).sum()), len(self.reasons)
         return f"{bad} of {count} starts ended where the gradient does not vanish; the others converged."
 
-    def largest(self, tensors: list[Tensor]) -> Tensor:
+    def some(self, rows: Numbers) -> bool:
+        """Whether it is so for one run at least."""
+        return bool(rows.any() if self.batch else rows)
+
+    def largest(self, tensors: list[Tensor]) -> Numbers:
         """The largest absolute value of all numbers of each run; NaN where one is."""
-        parts = [torch.zeros((*self.batch, 1), dtype=torch.float64)]
-        parts += [t.detach().abs().reshape(*self.batch, -1).double() for t in tensors if t.numel()]
-        return torch.cat(parts, -1).amax(-1)
+        found: Numbers = np.zeros(self.batch)[()]
+        for tensor in tensors:
+            if tensor.numel():
+                found = np.maximum(found, read(tensor.detach().abs().reshape(*self.batch, -1).amax(-1)))
+        return found
 
-    def spread(self, numbers: Tensor, like: Tensor) -> Tensor:
+    def spread(self, numbers: Numbers, like: Tensor) -> Tensor:
         """A number for each run, to be combined with a tensor of all runs."""
-        return numbers.reshape((*self.batch, *[1] * (like.dim() - len(self.batch))))
+        axes = (*self.batch, *[1] * (like.dim() - len(self.batch)))
+        return torch.as_tensor(np.asarray(numbers), device=like.device).reshape(axes)
 
-    def judge(self, values: Tensor, seen: list[Tensor], norms: Tensor | None = None) -> None:
+    def _choose(self, rows: Numbers, new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(self.spread(rows, old), new, old) if self.batch else new.clone()
+
+    @np.errstate(all="ignore")
+    def judge(self, values: Tensor, seen: list[Tensor], norms: Numbers = None) -> None:
         """Remember points that are better than the best: lower by more than rounding, or as low and flatter.
 
         Args:
@@ -104,54 +128,53 @@ class RunRecord:
             seen: The points.
             norms: The largest component of the gradient there, where it is known.
         """
-        eps, values = torch.finfo(values.dtype).eps, values.detach().double()
+        eps, losses = torch.finfo(values.dtype).eps, read(values)
+        falls = losses < -1e200
         # A number that tells most of the time that there is nothing to look at.
-        if bool(((values < -1e200) | (self.first - values >= 1e-3 * self.steepness * FAR * self.size)).any()):
+        if self.some(self.first - losses >= 1e-3 * self.steepness * FAR * self.size):
             far = self.largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
-            falls = (far > FAR * self.size) & (self.first - values >= 1e-3 * self.steepness * far)
-            falls |= values < -1e200
-        else:
-            falls = torch.zeros_like(self.active)
+            falls = falls | ((far > FAR * self.size) & (self.first - losses >= 1e-3 * self.steepness * far))
         if self.probing:
-            values = torch.where(falls, values, math.inf)
-        self.lowest = torch.fmin(self.lowest, values)
-        noise = 32 * eps * torch.maximum(values.abs(), self.values.abs()).nan_to_num(posinf=0.0)
+            losses = np.where(falls, losses, math.inf)[()]
+        self.lowest = np.fmin(self.lowest, losses)
+        noise = 32 * eps * np.fmin(np.maximum(abs(losses), abs(self.values)), 1e300)
         # A value that is lower by rounding only does not outweigh a gradient that is known to be small.
-        taken = values < self.values - torch.where(self.norms.isfinite(), noise, 0.0)
+        taken = losses < self.values - noise * (self.norms < math.inf)
         if norms is not None:
-            taken |= (values <= self.values + noise) & (norms <= self.norms) & values.isfinite()
-        taken |= falls
-        if bool(taken.any()):
+            taken = taken | ((losses <= self.values + noise) & (norms <= self.norms) & (losses < math.inf))
+        taken = taken | falls
+        if self.some(taken):
             pairs = zip(seen, self.best, strict=True)
-            self.best = [torch.where(self.spread(taken, old), new.detach(), old) for new, old in pairs]
-            self.values = torch.where(taken, values, self.values)
-            self.norms = torch.where(taken, math.inf if norms is None else norms, self.norms)
+            self.best = [self._choose(taken, new.detach(), old) for new, old in pairs]
+            self.values = np.where(taken, losses, self.values)[()]
+            self.norms = np.where(taken, math.inf if norms is None else norms, self.norms)[()]
         self.end("The function seems to be unbounded below: it falls without limit.", False, falls)
 
-    def check_gradient(self, values: Tensor | None, norms: Tensor, tol: float) -> None:
+    def check_gradient(self, values: Tensor | None, norms: Numbers, tol: float) -> None:
         """End the runs that are at a point where the gradient vanishes, or where there is none."""
-        finite = norms.isfinite() if values is None else norms.isfinite() & values.isfinite()
+        finite = np.isfinite(norms) if values is None else np.isfinite(norms) & np.isfinite(read(values))
         self.end("The loss or its gradient is not finite along the way.", False, ~finite)
         self.end(f"The gradient vanishes: its largest component is at most {tol:.2g}.", True, norms <= tol)
 
-    def end(self, reason: str, good: Tensor | bool, rows: Tensor | None = None) -> None:
+    def end(self, reason: str, good: Numbers, rows: Numbers = None) -> None:
         """These runs, or all of them, are over; the first reason counts."""
         rows = self.active if rows is None else rows & self.active
-        if bool(rows.any()):
-            for row in rows.reshape(-1).nonzero()[:, 0].tolist():
+        if self.some(rows):
+            for row in np.flatnonzero(rows):
                 self.reasons[row] = reason
             self.good, self.active = self.good | (rows & good), self.active & ~rows
 
     def count_step(self, after: Callable[[], bool], limit: int | None) -> bool:
         """A step was made; whether all runs are over, for the callback or for the limit of steps too."""
         self.steps += 1
-        self.history.append((self.evaluations, self.values if self.batch else float(self.lowest)))
+        self.history.append((self.evaluations, torch.as_tensor(self.values) if self.batch else float(self.lowest)))
         if after():
             self.end("The callback asked to stop.", False)
         elif limit is not None and self.steps >= limit:
             self.end(f"The limit of {limit} steps was reached.", False)
-        return not bool(self.active.any())
+        return not self.some(self.active)
 
+    @np.errstate(all="ignore")
     def look_far(self, leaves: list[Tensor], evaluate: Callable[[list[Tensor]], None]) -> None:
         """One value far along a way that goes on as it went; where it falls that far, the run is over."""
         if self.steps % STRIDE or self.variables.bounded:
@@ -161,10 +184,10 @@ class RunRecord:
         self._mark, length = here, self.largest(self._way)
         same = self.largest([a - b for a, b in zip(self._way, before, strict=True)]) <= 1e-3 * length
         rows = self.active & (length > 0) & same & (self._next <= self.steps) & (self.each < self.max_evals)
-        if not bool(rows.any()):
+        if not self.some(rows):
             return
-        self._next = torch.where(rows, 2 * self.steps, self._next)
-        far, self.probing = torch.where(rows, 2 * FAR * self.size / length, 0.0), True
+        self._next = np.where(rows, 2 * self.steps, self._next)
+        far, self.probing = np.where(rows, 2 * FAR * self.size / length, 0.0), True
         try:
             evaluate([a + (self.spread(far, a) * d).to(a.dtype) for a, d in zip(here, self._way, strict=True)])
         except OUTSIDE:
@@ -172,7 +195,8 @@ class RunRecord:
         finally:
             self.probing = False
 
-    def check_progress(self, stays: Tensor, before: Tensor, begin_again: Callable[[Tensor], None]) -> None:
+    @np.errstate(all="ignore")
+    def check_progress(self, stays: Numbers, before: Numbers, begin_again: Callable[[Numbers], None]) -> None:
         """Have runs that stay where they are, or fall no more, begin again, and end them when that does not help.
 
         Args:
@@ -180,26 +204,28 @@ class RunRecord:
             before: The lowest values before the step.
             begin_again: Has these runs forget what they have learned.
         """
-        self._still = torch.where(stays, self._still + 1, 0)
-        silent = before.isfinite() & (before - self.lowest <= 1e-15 * self.lowest.abs())
-        self._quiet = torch.where(silent, self._quiet + 1, 0)
+        self._still = (self._still + 1) * stays
+        silent = np.isfinite(before) & (before - self.lowest <= 1e-15 * abs(self.lowest))
+        self._quiet = (self._quiet + 1) * silent
         again = stays
         if self._patience == 30:
             again = again | (self._quiet == 15)
-        if bool((again & self.active).any()):
+        if self.some(again & self.active):
             begin_again(again & self.active)
+        still, quiet = self._still > (10 if self.values_only else 2), self._quiet >= self._patience
+        if not self.some(still | quiet):
+            return
         eps = torch.finfo(self.best[0].dtype).eps
-        small = self.norms <= eps**0.5 * 10 * self.values.abs().clamp(min=1.0)
-        still = self._still > (10 if self.values_only else 2)
+        small = self.norms <= eps**0.5 * 10 * np.maximum(abs(self.values), 1.0)
         self.end("No lower point was found: the loss is at the limit of its precision.", small, still)
-        self.end(f"The loss has not fallen for {self._patience} steps.", small, self._quiet >= self._patience)
+        self.end(f"The loss has not fallen for {self._patience} steps.", small, quiet)
 
     def result(self) -> Result:
         """All runs so far."""
         if not self.batch:
             return self._describe(self.point)
         starts = tuple(self._describe(self.point.row(i), (i,)) for i in range(*self.batch))
-        values, norms = (found.to(self.best[0].dtype) for found in (self.values, self.norms))
+        values, norms = (torch.as_tensor(found).to(self.best[0].dtype) for found in (self.values, self.norms))
         x, good, reason = self.point.result(self.best), bool(self.good.all()), self.reason or "Still running."
         counts, history = (self.steps, self.evaluations), tuple(self.history)
         seconds = time.perf_counter() - self.began
