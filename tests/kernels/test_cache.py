@@ -335,11 +335,14 @@ def test_a_fresh_home_under_a_group_umask(fresh, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "own", "is_open"),
+    ("mode", "private", "is_open"),
     [(0o700, False, False), (0o770, False, True), (0o770, True, False), (0o707, True, True), (0o1777, False, False)],
 )
-def test_the_group_of_the_user_is_no_other_user(monkeypatch, mode, own, is_open):
-    monkeypatch.setattr(os, "getegid", lambda: 7 if own else 8)
+def test_a_group_of_the_user_alone_is_no_other_user(monkeypatch, mode, private, is_open):
+    user = _compiler.pwd.struct_passwd(("me", "x", os.geteuid(), 7, "", "/", ""))
+    members = [] if private else ["me", "other"]
+    monkeypatch.setattr(_compiler.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(_compiler.grp, "getgrgid", lambda gid: _compiler.grp.struct_group(("me", "x", 7, members)))
     info = os.stat_result((mode, 0, 0, 0, os.geteuid(), 7, 0, 0, 0, 0))
     assert _compiler._is_open(info) is is_open
 

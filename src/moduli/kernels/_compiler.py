@@ -7,9 +7,11 @@ trusted.
 from __future__ import annotations
 
 import ctypes
+import grp
 import hashlib
 import os
 import platform
+import pwd
 import re
 import shlex
 import shutil
@@ -215,9 +217,15 @@ def private(path: Path) -> Path:
 
 
 def _is_open(info: os.stat_result) -> bool:
-    """Whether other users may replace what is in a directory. The group that the user acts in is no other user."""
-    others = 0o002 if info.st_gid == os.getegid() else 0o022
-    return bool(info.st_mode & others) and not info.st_mode & stat.S_ISVTX
+    """Whether other users may replace what is in a directory. A group that is the user's alone is no other user."""
+    if info.st_mode & stat.S_ISVTX or not info.st_mode & 0o022:
+        return False
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(info.st_gid)
+    except KeyError:
+        return True
+    alone = group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return bool(info.st_mode & 0o002) or not alone
 
 
 def _seal(name: str, body: bytes) -> bytes:
@@ -232,14 +240,13 @@ def is_whole(path: Path) -> bool:
     """Whether the entry is there, is the user's own, and is what was written under this name."""
     try:
         # Not blocking: opening a FIFO would wait for a writer.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+                return False
+            data = file.read()
     except OSError:
         return False
-    with os.fdopen(handle, "rb") as file:
-        info = os.fstat(handle)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
-            return False
-        data = file.read()
     return len(data) > _TRAILER and data[-_TRAILER:] == _seal(path.name, data[:-_TRAILER])
 
 
