@@ -147,7 +147,8 @@ class RunRecord:
             pairs = zip(seen, self.best, strict=True)
             self.best = [self._choose(taken, new.detach(), old) for new, old in pairs]
             self.values = np.where(taken, losses, self.values)[()]
-            self.norms = np.where(taken, math.inf if norms is None else norms, self.norms)[()]
+            known: Numbers = math.inf if norms is None else norms
+            self.norms = np.where(taken, known, self.norms)[()]
         self.end("The function seems to be unbounded below: it falls without limit.", False, falls)
 
     def check_gradient(self, values: Tensor | None, norms: Numbers, tol: float) -> None:
