@@ -34,6 +34,12 @@ def read(numbers: Tensor) -> Numbers:
     return numbers.detach().double().cpu().numpy()[()]
 
 
+def choose(rows: Numbers, new: Numbers, old: Numbers) -> Numbers:
+    """Of each run one of two numbers."""
+    found: Any = np.where(rows, new, old)
+    return found[()]
+
+
 class RunRecord:
     """The best point of each run with its value and gradient, counts, and why it ended.
 
@@ -135,7 +141,7 @@ class RunRecord:
             far = self.largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
             falls = falls | ((far > FAR * self.size) & (self.first - losses >= 1e-3 * self.steepness * far))
         if self.probing:
-            losses = np.where(falls, losses, math.inf)[()]
+            losses = choose(falls, losses, math.inf)
         self.lowest = np.fmin(self.lowest, losses)
         noise = 32 * eps * np.fmin(np.maximum(abs(losses), abs(self.values)), 1e300)
         # A value that is lower by rounding only does not outweigh a gradient that is known to be small.
@@ -146,9 +152,8 @@ class RunRecord:
         if self.some(taken):
             pairs = zip(seen, self.best, strict=True)
             self.best = [self._choose(taken, new.detach(), old) for new, old in pairs]
-            self.values = np.where(taken, losses, self.values)[()]
-            known: Numbers = math.inf if norms is None else norms
-            self.norms = np.where(taken, known, self.norms)[()]
+            self.values = choose(taken, losses, self.values)
+            self.norms = choose(taken, math.inf if norms is None else norms, self.norms)
         self.end("The function seems to be unbounded below: it falls without limit.", False, falls)
 
     def check_gradient(self, values: Tensor | None, norms: Numbers, tol: float) -> None:
