@@ -336,6 +336,22 @@ def test_what_was_asked_for_may_be_written_to(name):
     same(search.state_dict(), other.state_dict())
 
 
+@pytest.mark.parametrize("name", ["PSO", "DE rand/1", "GA", "CEM", "OpenES", "CMAES"])
+@pytest.mark.parametrize("hold", [lambda x: x, lambda x: x[1], lambda x: x.numpy(), lambda x: x * x.requires_grad_()])
+def test_what_is_still_held_stays_as_it_was_asked_for(name, hold):
+    search = run(make(name), 2)
+    asked = search.ask()
+    held, before = hold(asked), asked.detach().clone()
+    search.tell(sphere(before))
+    place = asked.data_ptr()
+    del asked
+    assert search.ask().data_ptr() != place
+    if isinstance(held, torch.Tensor) and held.requires_grad:
+        held.sum().backward()
+    else:
+        assert torch.equal(torch.as_tensor(held), torch.as_tensor(hold(before)))
+
+
 @given(st.sampled_from(sorted(SEARCHES)), st.integers(1, 7), st.integers(0, 2**40), st.integers(4, 11), st.data())
 def test_any_fitness_leaves_a_finite_state(name, dim, seed, population, data):
     population += population % 2

@@ -67,6 +67,14 @@ def test_ties_mixed_dtypes_and_frozen_parameters():
     assert result.x["a.weight"].dtype == torch.float32
 
 
+def test_a_module_of_one_number_is_searched_over():
+    model = nn.Module()
+    model.x = nn.Parameter(torch.tensor(3.0))
+    result = search(model, lambda m: m.x.square(), budget=200)
+    assert result.x["x"].shape == ()
+    assert result.value < 1e-3
+
+
 def test_strided_parameters_are_searched_over_like_others():
     class Strided(nn.Module):
         def __init__(self, strided):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .._torch import UNKNOWN, count_storage_uses
 from ._coordinates import Bounds, Coordinates
 from ._fitness import clean
 from ._noise import Share, key
@@ -79,6 +80,7 @@ class Search(ABC):
         self.target, self.patience, self.max_evaluations, self.tol = target, patience, max_evaluations, tol
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None
+        self._given = x0.new_empty(0)
         # A model may fill most of the memory, so copies are counted here.
         inside = x0.detach().clamp(self.coordinates.lower, self.coordinates.upper)
         best = x0.detach() if own and not self.coordinates.bounded else inside.clone()
@@ -352,6 +354,21 @@ class Search(ABC):
         value: Tensor = self.state[name]
         return value
 
+    def _lend(self, count: int) -> Tensor:
+        """Memory for members that the caller keeps: what was given last, where no one else holds it.
+
+        The C library returns a freed megabyte to the system, and a page fault for every 4 KiB of a fresh one takes longer than
+        most passes over it. What is shared, other processes may still read.
+        """
+        shape = count, self.dim
+        if count != self.population or count * self.dim > 1 << 24:  # more than a search should keep
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        held = self._given
+        shared = held.is_shared()  # type: ignore[no-untyped-call]
+        if shared or held.shape != shape or not count_storage_uses(held) <= _ALONE < UNKNOWN:
+            held = self._given = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return held.detach()
+
     def _uniform(self, generator: torch.Generator, *shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=self.dtype, device=self.device)
 
@@ -412,7 +429,7 @@ class MatrixSearch(Search):
 
     def _propose(self, start: int, stop: int) -> Tensor:
         # A copy, which the caller may write to: what is learned is learned from the original.
-        return self._proposal()["x"][start:stop].clone()
+        return self._lend(stop - start).copy_(self._proposal()["x"][start:stop])
 
     def _learn(self, fitness: Tensor) -> None:
         self._select(self._proposal(), fitness)
@@ -445,3 +462,6 @@ class MatrixSearch(Search):
         low, high = self._tensor("x").amin(0), self._tensor("x").amax(0)
         spread = float((high - low).max() / torch.maximum(low.abs(), high.abs()).max().clamp(min=1.0))
         return Reason.SMALL_STEP if spread <= self.tol else None
+
+
+_ALONE = count_storage_uses(torch.empty(1, device="cpu"))

@@ -77,10 +77,10 @@ class Distribution(Search):
     def _propose(self, start: int, stop: int) -> Tensor:
         mean, scale = self._tensor("mean"), self._scale()
         if not self.antithetic:
-            return self._reflect(_shift(mean, self._directions(start, stop), scale, 1))
+            return self._reflect(_shift(mean, self._directions(start, stop), scale, 1, self._lend(stop - start)))
         first = start // 2
         step = self._directions(first, -(-stop // 2))
-        pairs = mean.new_empty(len(step), 2, self.dim)
+        pairs = self._lend(2 * len(step)).view(-1, 2, self.dim)
         for side, sign in enumerate((1, -1)):
             _shift(mean, step, scale, sign, pairs[:, side])
         return self._reflect(pairs.view(-1, self.dim)[start - 2 * first : stop - 2 * first])
@@ -105,6 +105,7 @@ class Distribution(Search):
         wanted = ("seed", "counter", "population", *self._made_of)
         out.state = {name: self.state[name] for name in wanted if name in self.state}
         out._pending = out.share = None
+        out._given = self._given[:0].clone()
         return out
 
     def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:

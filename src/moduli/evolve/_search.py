@@ -290,7 +290,7 @@ class Chosen:
         found, at = {}, 0
         for entry in self.entries:
             part = rows[..., at : at + entry.numel]
-            found[entry.name] = part.reshape(*rows.shape[:-1], *entry.shape).to(entry.dtype)
+            found[entry.name] = part.reshape((*rows.shape[:-1], *entry.shape)).to(entry.dtype)
             at += entry.numel
         return found
 

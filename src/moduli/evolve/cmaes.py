@@ -162,13 +162,14 @@ class CMAES(Distribution):
 
     def _learn_full(self, order: Tensor, age: int, k: Constants) -> None:
         z, y, C = self._normal(), self._directions(0, self.population), self._tensor("C")
-        best, bad = order[: k.mu], order[k.mu :]
         w = k.weights.to(z)
+        weights = torch.empty_like(w).index_copy_(0, order, w)
+        good = weights.clamp(min=0)  # a product with zeros in it takes less than to copy the best rows
         # C^(-1/2) y_w is the root's inverse times y_w, whichever root; for the symmetric one it is the tutorial's.
-        h = self._follow(w[: k.mu] @ z[best], w[: k.mu] @ y[best], age, k)
+        h = self._follow(good @ z, good @ y, age, k)
         # The weight of a bad step is divided by its squared length ‖C^(-1/2) y‖² = ‖z‖² (46): C stays positive definite.
-        weights = torch.zeros_like(w).index_copy_(0, order, w)
-        weights[bad] *= k.dim / (z[bad].square().sum(1) + 1e-8)
+        lengths = torch.linalg.vector_norm(z, dim=1).square_()
+        weights = torch.where(weights < 0, weights * k.dim / (lengths + 1e-8), weights)
         decay = 1 + k.c_1 * (1 - h) * k.c_c * (2 - k.c_c) - k.c_1 - k.c_mu * k.total
         C.addmm_((y * weights[:, None]).mT, y, beta=decay, alpha=k.c_mu)  # (47)
         C.addr_(self._tensor("p_c"), self._tensor("p_c"), alpha=k.c_1)
