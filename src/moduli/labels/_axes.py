@@ -58,21 +58,27 @@ class Axes:
     """
     _plans: dict[Hashable, Any]
 
-    def run(self, function: Callable[..., R], *args: Any) -> R:
-        """``function(self, *args)``, remembered."""
+    def run(self, *call: *tuple[Callable[..., R], *tuple[Any, ...]]) -> R:
+        """``function(self, *args)``, remembered. A function and its arguments come as one tuple, which is the key."""
         plans = self._plans
-        key = (function, *args)
         try:
-            return plans[key]  # type: ignore[no-any-return]
+            return plans[call]  # type: ignore[no-any-return]
         except KeyError:
             pass
         except TypeError:  # a label that can't be hashed: the function knows how to say so
-            return function(self, *args)
-        value = function(self, *args)
+            return call[0](self, *call[1:])
+        value = call[0](self, *call[1:])
         if len(plans) >= _MOST_PLANS:  # ever new labels (one space per batch, say) must not grow without bound
             plans.clear()
-        plans[key] = value
+        plans[call] = value
         return value
+
+    def run_pair(self, function: Callable[[Axes, Axes], R], other: Axes) -> R:
+        """``function(self, other)``, remembered under the other alone: quickest, for the one function of arithmetic."""
+        found: R | None = self._plans.get(other)
+        if found is None:
+            found = self._plans[other] = self.run(function, other)  # which makes room
+        return found
 
     def drop_marks(self) -> Axes:
         """The axes alone, without what else was told of the tensor."""

@@ -17,6 +17,7 @@ from ._tensor import RULES, Tensor, finish, refuse_out
 
 Function = Callable[..., torch.Tensor]
 
+_new: Final = object.__new__
 _SCALARS: Final = (float, int, bool, complex)
 _OPERANDS: Final = (Tensor, torch.Tensor, np.ndarray, numbers.Number)
 
@@ -101,7 +102,11 @@ def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
             x, y = self._data, other._data
             if other._axes is not axes or not (axes.firm or x.shape == y.shape):
                 axes, x, y = align(axes, other._axes, x, y)
-            return finish(function(x, y), axes)
+            if axes is SCALAR:
+                return finish(function(x, y), axes)
+            made = _new(Tensor)  # `wrap` without the call
+            made._data, made._axes = function(x, y), axes
+            return made
         if type(other) is float or type(other) is int:
             return finish(function(self._data, other), self._axes)
         return _try_elementwise(function, self, other)  # type: ignore[no-any-return]
@@ -148,6 +153,8 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
     def rule(input: Any, *args: Any, **options: Any) -> Tensor:
         if not isinstance(input, Tensor):
             raise TypeError(f"{function.__name__} takes labelled tensors as its first argument only")
+        if not (args or options):
+            return finish(function(input._data), input._axes)
         return finish(function(input._data, *args, **options), input._axes)
 
     rule.__name__ = function.__name__

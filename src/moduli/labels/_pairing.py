@@ -51,15 +51,21 @@ def current_plan(axes: Axes, others: tuple[Axes, ...]) -> PairingPlan:
 
 def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[Axes, torch.Tensor, torch.Tensor]:
     """Bring two operands together: the axes of the result, and both aligned."""
-    plan = current_plan(first, (second,))
-    if plan.reorder is not None:
+    exact = policy.how == "exact"
+    plan = first.run_pair(_pair_exactly, second) if exact else current_plan(first, (second,))
+    reorder = plan.reorder
+    if reorder is not None:
         if plan.checks and x.shape != y.shape:
             check_sizes(plan.checks, (x, y))
-        axis, order = plan.reorder
+        axis, order = reorder
         return plan.axes, x, y.index_select(axis, index_of(order, y))
     if plan.permutes:
         refuse_itself(plan, (x, y))
     return plan.axes, *align_all(plan, (x, y))  # type: ignore[return-value]
+
+
+def _pair_exactly(axes: Axes, other: Axes) -> PairingPlan:
+    return pair(axes, (other,), "exact", 0.0)
 
 
 @cache_by_axes

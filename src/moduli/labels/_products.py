@@ -9,22 +9,21 @@ from typing import Any, Final
 
 import torch
 
-from ._axes import Axes, DimsLike, as_key, cache_by_axes, intern_pairs, split_names
+from ._axes import SCALAR, Axes, DimsLike, as_key, cache_by_axes, intern_pairs, split_names
 from ._gather import gather
 from ._join import policy
 from ._pairing import Check, Meeting, Moves, check_sizes, pair_axes, pair_labels
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
+_new: Final = object.__new__
+
 # What identifies an index of the contraction: a name, a letter, or a place within "...".
 _Index = Hashable
 
 
-# The equation for torch (None for its matmul), what is rearranged in each operand, the sizes that must agree, and the
-# axes of the result.
+# The equation for torch (None for its matmul), what is rearranged in each operand (empty if nothing is), the sizes that
+# must agree, and the axes of the result.
 _Contraction = tuple[str | None, list[Moves], tuple[Check, ...], Axes]
-
-
-_AS_IT_IS: Final = (None, [(), ()], ())
 
 
 def einsum(equation: str, *tensors: Tensor) -> Tensor:
@@ -114,11 +113,15 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         >>> mo.matmul(a, b).item()
         120.0
     """
-    a, b = as_tensor(a), as_tensor(b)
-    plan = a._axes.run(_plan_product, b._axes, policy.how)
-    if plan[:3] == _AS_IT_IS and a._data.dtype is b._data.dtype:
-        return finish(torch.matmul(a._data, b._data), plan[3])
-    return _contract(plan, [a._data, b._data])
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        a, b = as_tensor(a), as_tensor(b)  # type: ignore[unreachable]
+    x, y = a._data, b._data
+    equation, moves, checks, axes = plan = a._axes.run(_plan_product, b._axes, policy.how)
+    if not (equation or moves or checks) and x.dtype is y.dtype and axes is not SCALAR:
+        made = _new(Tensor)  # `wrap` without the call
+        made._data, made._axes = torch.matmul(x, y), axes
+        return made
+    return _contract(plan, [x, y])
 
 
 @method
@@ -330,7 +333,8 @@ def _plan_contraction(operands: Sequence[Axes], meetings: Sequence[Meeting], kep
     }
     pairs, moves, checks = pair_labels(operands, meetings, how)
     terms = ["".join(letters[k, i] for i in range(operand.ndim)) for k, operand in enumerate(operands)]
-    return f"{','.join(terms)}->{string.ascii_letters[:kept]}", moves, checks, intern_pairs(pairs[:kept])
+    equation = f"{','.join(terms)}->{string.ascii_letters[:kept]}"
+    return equation, moves if any(moves) else [], checks, intern_pairs(pairs[:kept])
 
 
 def _einsum_rule(equation: Any, *operands: Any) -> Tensor:
@@ -340,7 +344,7 @@ def _einsum_rule(equation: Any, *operands: Any) -> Tensor:
 
 
 def _matmul(self: Any, other: Any) -> Any:
-    if not isinstance(other, (Tensor, torch.Tensor)) and not hasattr(other, "__array__"):
+    if not (isinstance(other, Tensor) or hasattr(other, "__array__")):
         return NotImplemented
     return matmul(self, other)
 

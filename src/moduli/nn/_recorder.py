@@ -35,9 +35,7 @@ class Transparent(TorchFunctionMode):
 
 def ambient() -> Ambient | None:
     """What a value computed now depends on besides its sources, or None where nothing may be reused."""
-    if in_transform() or has_dispatch_mode() or has_saved_tensor_hooks() or in_forward_ad():
-        return None
-    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if in_transform() or has_dispatch_mode() or has_saved_tensor_hooks() or in_forward_ad() or _is_tracing():
         return None
     if not has_function_mode() and not has_autocast():
         return torch.is_grad_enabled(), torch.get_default_dtype()
@@ -48,6 +46,7 @@ def ambient() -> Ambient | None:
     return torch.is_grad_enabled(), torch.get_default_dtype(), *casts, *([] if device == _CPU else [device])
 
 
+_is_tracing: Final[Callable[[], bool]] = torch.jit.is_tracing  # type: ignore[attr-defined]
 _CPU: Final = torch.device("cpu")
 _AUTOCAST: Final = ("cpu", "cuda", "mps", "xpu")
 

@@ -4,6 +4,7 @@ Outside a scope a derived value is computed whenever it is read. Inside one it i
 containers they were found in and the state of torch are as they were.
 """
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -161,6 +162,10 @@ class Scope:
         # What records the computations under way, one inside the other.
         self.recorders: list[Recorder] = []
 
+    def forget(self, key: Key, _: object) -> None:
+        """Drop a value whose module is gone."""
+        self.entries.pop(key, None)
+
     def pause(self, paused: bool) -> None:
         """Look at tensors without being recorded, or go on recording."""
         for recorder in self.recorders:
@@ -238,11 +243,14 @@ def reuse(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]
     entries = scope.entries
     entry = entries.get(key)
     if entry is not None and entry.owner() is owner:
-        scope.pause(True)
+        nested = scope.recorders  # mostly none: then reading is a check and nothing else
+        if nested:
+            scope.pause(True)
         holds = entry.holds(surrounding)
-        if holds:
-            _absorb(scope, entry)
-        scope.pause(False)
+        if nested:
+            if holds:
+                _absorb(scope, entry)
+            scope.pause(False)
         if holds:
             return entry.value
     before, recorder = attributes(owner), Recorder()
@@ -257,7 +265,7 @@ def reuse(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]
     if places is None:
         entries.pop(key, None)
     else:
-        home = weakref.ref(owner, lambda _: scope.entries.pop(key, None))
+        home = weakref.ref(owner, functools.partial(scope.forget, key))
         sources = [tensor for tensor, _ in recorder.sources.values()]
         entries[key] = ReusedValue(home, value, sources, places, surrounding)
         _absorb(scope, entries[key])
