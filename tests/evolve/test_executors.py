@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,9 @@ import torch
 
 from evolve.work import Faulty, noisy, sphere
 from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, OpenES, Pool, Ranks, Ray
+from moduli.evolve._noise import Noise
+from moduli.evolve._search import Chosen, ModuleFitness
+from moduli.evolve._workers import Worker, pack
 
 ROOT = Path(__file__).resolve().parents[2]
 X = torch.arange(12.0).view(6, 2)
@@ -137,6 +141,21 @@ def test_seeds_travel_instead_of_members(executor, monkeypatch):
         pool.close()
         assert there.history == found(**options).history
     assert made == []
+
+
+def test_a_worker_draws_the_noise_of_mirrored_members_once(monkeypatch):
+    net = torch.nn.Linear(600, 500, bias=False)
+    chosen, search = Chosen(net, "*"), OpenES(torch.zeros(300_000), population=8)
+    worker = Worker(torch.get_num_threads())
+    worker.learn(ModuleFitness(net, chosen, lambda net: net.weight.double().square().sum()))
+    wanted = [float(row.double().square().sum()) for row in search.ask()]
+    drawn, normal = [], Noise._normal
+    monkeypatch.setattr(Noise, "_normal", lambda *args: drawn.append(args[2]) or normal(*args))
+    packed = pickle.dumps(pack(search.draft()))
+    # The fifth is made again after its mirror image, and its noise drawn again.
+    found = {member: worker.make(pickle.loads(packed), member, 0)[0] for member in (0, 1, 3, 2, 4, 5, 4, 6)}
+    assert found == pytest.approx({member: wanted[member] for member in found}, rel=1e-9)
+    assert len(drawn) == 5 * search._noise.segments
 
 
 def faulty(kind, tmp_path, bad=4.0, times=1):

@@ -141,13 +141,19 @@ class Workers(Executor):
         self._prepare(fitness, draft)
         faults = Faults(self.retries, len(todo))
         failed_on: dict[int, int] = {}
+        last: dict[int, int] = {}
+        mirrored = getattr(draft, "antithetic", False)
         busy: dict[int, tuple[int, Future[Any], float]] = {}
         try:
             while todo or busy:
                 for worker in [number for number in self._staff if number not in busy][: len(todo)]:
                     # One that did not fail there, if there is such a one.
-                    elsewhere = [i for i in todo if failed_on.get(i) != worker or len(self._staff) == 1]
-                    member = elsewhere[0] if elsewhere else todo[0]
+                    choice = [i for i in todo if failed_on.get(i) != worker or len(self._staff) == 1] or todo
+                    if mirrored:  # a worker has the noise of its last member, whose mirror image needs the same
+                        others = [i for i, _, _ in busy.values()]
+                        pair = [i for i in choice if i ^ 1 == last.get(worker)]
+                        choice = pair or [i for i in choice if i ^ 1 not in others] or choice
+                    member = last[worker] = choice[0]
                     todo.remove(member)
                     what = rows(member, member + 1)[0] if draft is None else (self._draft, member)
                     deadline = monotonic() + (math.inf if self.timeout is None else self.timeout)
@@ -198,7 +204,7 @@ class Worker:
 
     def learn(self, fitness: RowFitness) -> None:
         """Take the fitness."""
-        self.fitness = fitness
+        self.fitness, self.last = fitness, dict[Any, Tensor]()
 
     def evaluate(self, what: Any, seed: int) -> tuple[float, str | None]:
         """The fitness of a row, and what went wrong."""
@@ -208,11 +214,13 @@ class Worker:
 
     def make(self, draft: tuple[Search, dict[str, Any]], member: int, seed: int) -> tuple[float, str | None]:
         """The same of a member that is made here, of the packed draft."""
-        search, arrays = draft
+        search: Any = draft[0]
         # They may be memory that can't be written to, and are not.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            search.state.update((name, torch.from_numpy(array)) for name, array in arrays.items())
+            search.state.update((name, torch.from_numpy(array)) for name, array in draft[1].items())
+        if search.antithetic:
+            search._noise.last = self.last
         self.fitness.search = search
         return answer(self.fitness.evaluate_member, member, seed)
 
