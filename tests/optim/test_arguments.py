@@ -97,10 +97,10 @@ def test_functions_in_groups_are_schedules_where_the_setting_is_a_number():
     "make",
     [
         lambda fn: m.LBFGS(history_size=fn),
-        lambda fn: m.SAM(p=fn),
+        lambda fn: m.TrustCG(m.BFGS(), init=fn),
         lambda fn: m.SNES(sigma=fn),
     ],
-    ids=["history_size", "p", "sigma"],
+    ids=["history_size", "init", "sigma"],
 )
 def test_numbers_that_are_read_once_refuse_functions_by_name(make, request):
     key = request.node.callspec.id

@@ -66,6 +66,18 @@ def at_least_one(link: str, **settings: Any) -> None:
             raise ValueError(f"{link}: {key} is {value!r}; give a whole number, at least 1")
 
 
+def once(check: Callable[..., None]) -> Callable[..., None]:
+    """A check that refuses functions of the step: for what a link reads when it begins, and never again."""
+
+    def check_fixed(link: str, **settings: Any) -> None:
+        for key, value in settings.items():
+            if callable(value):
+                raise ValueError(f"{link}: {key} is {value!r}; give a number")
+        check(link, **settings)
+
+    return check_fixed
+
+
 def allow(check: Callable[..., None], *values: Any) -> Callable[..., None]:
     """A check that lets these values pass, too."""
 

@@ -228,7 +228,7 @@ class QuasiNewton(PairLink, HessianLink):
 
     symmetric: ClassVar[bool] = True
     ranges: ClassVar[Ranges] = {
-        check.allow(check.positive, "auto"): ("init_scale",),
+        check.once(check.allow(check.positive, "auto")): ("init_scale",),
         check.allow(check.at_least_one, "auto", None): ("restart_interval",),
         check.allow(check.fraction, None): ("beta",),
     }

@@ -64,7 +64,7 @@ class DiagonalQuasiNewton(PairLink, HessianLink):
         inner: Chainable | None = None,
     ) -> None:
         name = type(self).__name__
-        check.allow(check.positive, "auto")(name, init_scale=init_scale)
+        check.once(check.allow(check.positive, "auto"))(name, init_scale=init_scale)
         if not 0 < lb < ub:
             raise ValueError(f"{name}: lb is {lb} and ub is {ub}; they obey 0 < lb < ub")
         settings = collect_settings(locals(), "name", "update_freq", "inner")

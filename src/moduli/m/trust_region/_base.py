@@ -73,7 +73,8 @@ class TrustRegionBase(HandOn, Module):
         settings = collect_settings(locals(), "defaults", "hess_module", "update_freq", "inner")
         name = type(self).__name__
         check.above_one(name, nplus=nplus)
-        check.positive(name, init=init, nminus=nminus)
+        check.once(check.positive)(name, init=init)
+        check.positive(name, nminus=nminus)
         check.fraction(name, nminus=nminus)
         check.at_least_one(name, max_attempts=max_attempts, update_freq=update_freq)
         if not 0 <= eta <= rho_bad < rho_good:
