@@ -72,7 +72,7 @@ def once(check: Callable[..., None]) -> Callable[..., None]:
     def check_fixed(link: str, **settings: Any) -> None:
         for key, value in settings.items():
             if callable(value):
-                raise ValueError(f"{link}: {key} is {value!r}; give a number")
+                raise TypeError(f"{link}: {key} is {value!r}; give a number")
         check(link, **settings)
 
     return check_fixed

@@ -130,14 +130,16 @@ def _refuse_schedule(cls: type, key: str) -> str:
 def _explain(
     cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], schedules: Mapping[str, Any], error: Exception
 ) -> str | None:
-    if isinstance(error, ValueError):
-        named = [key for key in schedules if f" {key} is " in str(error)]
+    named = [key for key in schedules if f" {key} is " in str(error)]
+    if named or isinstance(error, ValueError):
         return _refuse_schedule(cls, named[0]) if named else None
     name, known = cls.__name__, list(find_accepted(cls))
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     kinds = inspect.Parameter
     unknown = [key for key in kwargs if key not in known]
-    if unknown and any(words in str(error) for words in ("unexpected keyword argument", "required positional argument")):
+    if unknown and any(
+        words in str(error) for words in ("unexpected keyword argument", "required positional argument")
+    ):
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]!r}? It" if near else "it"
         return f"{name} has no setting {unknown[0]!r}; {hint} takes {', '.join(known) or 'no arguments'}"
