@@ -100,6 +100,33 @@ def _reduce_members(func: Any, args: Any, kwargs: Any) -> Any:
     return Stacked(func(x.physical, tuple(range(1, x.physical.dim()))) if x.dim() else x.physical, x.randomness)
 
 
+# What functions of torch say of themselves where they are called without a word about it.
+_PLAIN = {"weight": None, "size_average": None, "reduce": None, "reduction": "mean", "label_smoothing": 0.0}
+
+
+def _is_plain(kwargs: Any) -> bool:
+    return all(key in _PLAIN and _PLAIN[key] == value for key, value in kwargs.items() if key != "ignore_index")
+
+
+def _compute_squared_error(func: Any, args: Any, kwargs: Any) -> Any:
+    """The mean of squared differences of tensors of one shape."""
+    x, y = args
+    if not _is_plain(kwargs) or x.shape != y.shape:
+        return _map_function(func, args, kwargs)
+    return _reduce_members(torch.mean, (_pointwise(torch.square, (_apply_paired(torch.sub, (x, y), {}),), {}),), {})
+
+
+def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
+    """Minus the mean logarithm of the probability of classes that all members share: one image of classes per member."""
+    x, y = args
+    fits = type(x) is Stacked and type(y) is Tensor and x.dim() == 2 and y.shape == x.shape[:1]
+    if not fits or y.is_floating_point() or not _is_plain(kwargs):
+        return _map_function(func, args, kwargs)
+    left_out = kwargs.get("ignore_index", -100)
+    each = func(x.physical.transpose(1, 2), y.expand(len(x.physical), -1), reduction="none", ignore_index=left_out)
+    return Stacked(each.sum(1) / (y != left_out).sum(), x.randomness)
+
+
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     """The layer x W' + b, computed as (W x' + b)', so that a shared batch needs one product."""
     x, weight, *rest = args
@@ -178,5 +205,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_PAIRED, _apply_paired),
     **dict.fromkeys((torch.mean, torch.sum, Tensor.mean, Tensor.sum), _reduce_members),
     F.linear: _linear,
+    F.mse_loss: _compute_squared_error,
+    F.cross_entropy: _cross_entropy,
     Tensor.requires_grad.__get__: _requires,  # type: ignore[attr-defined]
 }
