@@ -254,3 +254,8 @@ def test_the_result_prints():
     assert "success=True" in repr(result)
     assert result.seconds > 0
     assert result.gradient_norm <= 1e-8
+
+
+def test_without_gradients_a_value_that_is_lower_by_little_is_still_the_best():
+    x0 = torch.tensor([0.005], dtype=torch.float64)
+    assert minimize(lambda x: 1e10 + (x**2).sum(), x0, method="nelder-mead").value == 1e10
