@@ -17,7 +17,7 @@ import torch
 from ._graph import COMPUTE, Graph, Node, Ref, contract
 from ._memory import KeptMemory, Memory
 from ._operations import FOREACH
-from ._scalars import apply_node, evaluate_scalars, find_placed
+from ._scalars import ScalarPart, apply_node, find_placed
 
 #: Elements in a block of a large tensor: few enough to stay in the cache between operations.
 BLOCK = 131072
@@ -75,11 +75,10 @@ class _Sequence:
 
     def __init__(self, graph: Graph, outputs: Outputs, placed: frozenset[int]) -> None:
         self.graph = graph
-        self._placed = placed
         nodes, live = graph.nodes, graph.find_needed()
         self._alias = {i: _origin(graph, i) for i in live}
         self._outputs = [(self._alias[index], role) for index, _, role in outputs]
-        self._scalars = [i for i in live if not nodes[i].vector]
+        self._scalars = ScalarPart(graph, [i for i in live if not nodes[i].vector], placed)
         vectors = [i for i in live if nodes[i].vector and self._alias[i] == i]
         self._last = {i: i for i in vectors}
         for i in vectors:
@@ -140,7 +139,7 @@ class _Sequence:
         """Run over lists, as told in `Program.run`."""
         first = lists[0][0]
         with nullcontext() if is_on_host(first.device) else cuts[0].kept.open(first) as memory:
-            numbers = evaluate_scalars(self.graph, self._scalars, scalars, self._placed, memory)
+            numbers = self._scalars.evaluate(scalars, memory)
             for cut in cuts:
                 for group in _follow(cut, [*lists, *targets]):
                     self._group(group[: len(lists)], group[len(lists) :], numbers, memory)

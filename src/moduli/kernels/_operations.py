@@ -1,14 +1,14 @@
 """The table of operations: each is one formula, which every language writes in its own words.
 
-A formula is Python over the arguments of a node. In C and in Triton the arguments are text (`ExpressionText`), so that the formula
-writes an expression; on the host they are numbers, and it computes the value. A second table says which foreach function of
+A formula is Python over the arguments of a node, which are text (`ExpressionText`), so that it writes an expression: in C, in
+Triton, or in Python for numbers of the host. A second table says which foreach function of
 torch does the same. An operation that is not here runs as torch runs it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ class Language:
 
     def name_type(self, dtype: torch.dtype) -> str:
         """The type in which values of this dtype are computed."""
-        if dtype not in COMPUTE:
+        if COMPUTE.get(dtype) not in self.types:
             raise NoFormError(f"values of dtype {str(dtype).removeprefix('torch.')}")
         return self.types[COMPUTE[dtype]]
 
@@ -108,11 +108,13 @@ def _write_c_number(value: Any, kind: str) -> str:
     return f"({kind})({'-' * (number < 0)}INFINITY)" if math.isinf(number) else f"({kind})({number.hex()})"
 
 
-def _write_triton_number(value: Any, kind: str) -> str:
-    # A bare number would be one of float32.
-    number = bool(value) if kind == "tl.int1" else float(value)
-    text = repr(number) if math.isfinite(number) else f'float("{number}")'
-    return f"tl.full((), {text}, {kind})"
+def _write_python_number(value: Any, kind: str) -> str:
+    number = bool(value) if kind in ("bool", "tl.int1") else float(value)
+    return repr(number) if math.isfinite(number) else f'float("{number}")'
+
+
+def _write_python_call(name: str, kind: str, args: str) -> str:
+    return f"{kind}({ {'abs': 'abs', 'rint': 'round'}.get(name, f'math.{name}') }({args}))"
 
 
 C = Language(
@@ -123,36 +125,24 @@ C = Language(
     write_number=_write_c_number,
     write_call=lambda name, kind, args: f"{'f' * (name == 'abs')}{name}{'f' * (kind == 'float')}({args})",
 )
+# For numbers of the host, in double.
+PYTHON = Language(
+    types={torch.float64: "float", torch.bool: "bool"},
+    cast="{1}({0})",
+    narrow="{0}",
+    choice="({1} if {0} else {2})",
+    write_number=_write_python_number,
+    write_call=_write_python_call,
+)
 TRITON = Language(
     types={torch.float64: "tl.float64", torch.float32: "tl.float32", torch.bool: "tl.int1"},
     cast="{0}.to({1})",
     narrow="({0}).to(tl.{1}).to(tl.float32)",
     choice="tl.where({0}, {1}, {2})",
-    write_number=_write_triton_number,
+    # A bare number would be one of float32.
+    write_number=lambda value, kind: f"tl.full((), {_write_python_number(value, kind)}, {kind})",
     write_call=lambda name, kind, args: f"{'tl' if name == 'abs' else 'lib'}.{name}({args})",
 )
-
-
-class _HostLanguage:
-    """Formulas on numbers of the host, in double: what other languages write is computed."""
-
-    @staticmethod
-    def name_type(dtype: torch.dtype) -> Any:
-        if dtype not in (torch.float64, torch.bool):
-            raise NoFormError(f"numbers of dtype {str(dtype).removeprefix('torch.')}")
-        return float if dtype is torch.float64 else bool
-
-    @staticmethod
-    def read(values: Mapping[int, Any], value: Any, kind: Any) -> Any:
-        return kind(values[value.index] if isinstance(value, Ref) else value)
-
-    @staticmethod
-    def call(name: str, kind: Any, *args: Any) -> Any:
-        return kind(abs(*args) if name == "abs" else round(*args) if name == "rint" else getattr(math, name)(*args))
-
-    @staticmethod
-    def choose(kind: Any, condition: Any, a: Any, b: Any) -> Any:
-        return a if condition else b
 
 
 def write_node(language: Language, graph: Graph, node: Node) -> str:
@@ -167,28 +157,19 @@ def write_node(language: Language, graph: Graph, node: Node) -> str:
         narrow = node.dtype in (torch.float16, torch.bfloat16) and graph.nodes[source.index].dtype is not node.dtype
         name = str(node.dtype).removeprefix("torch.")
         return language.narrow.format(text, name) if narrow and node.op == "cast" else text
-    text = _apply_formula(language, graph, node).text
-    return text if node.compute is node.dtype or node.dtype is torch.bool else language.cast.format(f"({text})", own)
-
-
-def compute_number(node: Node, values: Mapping[int, Any]) -> Any:
-    """The value of an operation on numbers of the host. An ArithmeticError or ValueError is what Python makes of infinities."""
-    return _apply_formula(_HostLanguage, values, node)
-
-
-def _apply_formula(language: Any, source: Any, node: Node) -> Any:
     if node.op not in OPERATIONS:
         raise NoFormError(f"aten.{node.op}")
-    return OPERATIONS[node.op](NodeArguments(language, source, node))
+    text = OPERATIONS[node.op](NodeArguments(language, graph, node)).text
+    return text if node.compute is node.dtype or node.dtype is torch.bool else language.cast.format(f"({text})", own)
 
 
 class NodeArguments:
     """The arguments of one node, as a formula sees them: `e["self"]`, `e.exp(x)`, `e.choose(condition, a, b)`."""
 
-    def __init__(self, language: Any, source: Any, node: Node) -> None:
+    def __init__(self, language: Language, graph: Graph, node: Node) -> None:
         self.node = node
         self.given = {name: value for name, value in node.args if value is not None}
-        self._language, self._source = language, source
+        self._language, self._graph = language, graph
         self._kind = language.name_type(node.compute)
         self.choose = partial(language.choose, self._kind)
 
@@ -217,7 +198,7 @@ class NodeArguments:
         value = self.given.get(name)
         if not isinstance(value, Ref | int | float):
             raise NoFormError(f"aten.{self.node.op} with {name}={value!r}")
-        return self._language.read(self._source, value, kind)
+        return self._language.read(self._graph, value, kind)
 
     def constant(self, name: str) -> Any:
         """The argument itself if it is a constant, otherwise None."""

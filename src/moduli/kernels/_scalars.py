@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from .._torch import run_outside
 from ._graph import Graph, Node, Ref
 from ._memory import Memory
-from ._operations import NoFormError, compute_number
+from ._operations import PYTHON, NoFormError, write_node
 
 
 def find_placed(graph: Graph, tensors: Sequence[bool]) -> frozenset[int]:
@@ -25,38 +26,55 @@ def find_placed(graph: Graph, tensors: Sequence[bool]) -> frozenset[int]:
     return frozenset(placed)
 
 
-def evaluate_scalars(
-    graph: Graph, indices: Sequence[int], scalars: Sequence[Any], placed: frozenset[int], memory: Memory | None = None
-) -> dict[int, Any]:
-    """The values of scalar nodes in order: Python numbers, and 0-d tensors where they are placed on a device.
+class ScalarPart:
+    """Scalar nodes of a graph in order, those that are not placed on a device as Python expressions."""
 
-    Those lie in `memory`, if it is given, and are overwritten by the next call that is given it.
-    """
-    values: dict[int, Any] = {}
-    for index in indices:
-        node = graph.nodes[index]
-        args = dict(node.args)
-        if node.op == "scalar":
-            found = scalars[args["position"]]
-        elif node.op in ("constant", "cast"):
-            source = args["value" if node.op == "constant" else "self"]
-            found = values[source.index] if isinstance(source, Ref) else source
-            if isinstance(found, torch.Tensor):
-                found = found if node.dtype is torch.float64 else found.to(node.dtype)
-            elif node.dtype is not torch.float64:
-                found = run_outside(_round_number, found, node.dtype)
-        elif index in placed:
-            found = apply_node(node, values.__getitem__, None if memory is None else memory.get(index))
-            if memory is not None:
-                memory[index] = found
-        else:
-            try:
-                found = compute_number(node, values)
-            except (NoFormError, ArithmeticError, ValueError):
-                # What Python refuses (a division by zero) or has no word for is done as torch does it.
-                found = run_outside(apply_node, node, values.__getitem__).item()
-        values[index] = found
-    return values
+    def __init__(self, graph: Graph, indices: Sequence[int], placed: frozenset[int] = frozenset()) -> None:
+        self._placed = placed
+        self._steps = [(index, graph.nodes[index], _compile(graph, graph.nodes[index])) for index in indices]
+
+    def evaluate(self, scalars: Sequence[Any], memory: Memory | None = None) -> dict[int, Any]:
+        """The values: Python numbers, and 0-d tensors where they are placed on a device.
+
+        Those lie in `memory`, if it is given, and are overwritten by the next call that is given it.
+        """
+        values: dict[int, Any] = {}
+        for index, node, code in self._steps:
+            args = dict(node.args)
+            if node.op == "scalar":
+                found = scalars[args["position"]]
+            elif node.op in ("constant", "cast"):
+                source = args["value" if node.op == "constant" else "self"]
+                found = values[source.index] if isinstance(source, Ref) else source
+                if isinstance(found, torch.Tensor):
+                    found = found if node.dtype is torch.float64 else found.to(node.dtype)
+                elif node.dtype is not torch.float64:
+                    found = run_outside(_round_number, found, node.dtype)
+            elif index in self._placed:
+                found = apply_node(node, values.__getitem__, None if memory is None else memory.get(index))
+                if memory is not None:
+                    memory[index] = found
+            else:
+                found = _compute(code, node, values)
+            values[index] = found
+        return values
+
+
+def _compile(graph: Graph, node: Node) -> Any:
+    """An operation as Python; None where it has no word for it."""
+    try:
+        return compile(write_node(PYTHON, graph, node), f"<{node.op}>", "eval") if node.overload is not None else None
+    except NoFormError:
+        return None
+
+
+def _compute(code: Any, node: Node, values: dict[int, Any]) -> Any:
+    try:
+        if code is not None:
+            return eval(code, {"math": math}, {f"t{index}": values[index] for index in node.refs()})
+    except (ArithmeticError, ValueError):
+        pass  # what Python refuses, a division by zero, is done as torch does it
+    return run_outside(apply_node, node, values.__getitem__).item()
 
 
 def _round_number(value: Any, dtype: torch.dtype) -> Any:

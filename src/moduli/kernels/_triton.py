@@ -26,7 +26,7 @@ from ._backend import KernelError, mode, warn_once
 from ._emit_triton import emit_reduction, emit_triton
 from ._graph import COMPUTE, Graph
 from ._memory import Memory, take_result
-from ._scalars import evaluate_scalars, find_placed
+from ._scalars import ScalarPart, find_placed
 
 _PROGRAMS = 1024
 _DEVICES = ("cuda", "xpu")
@@ -267,7 +267,7 @@ class _Source(NamedTuple):
     """A kernel as text, the scalar nodes that the host computes for it, and the scalars given as tensors."""
 
     text: str
-    numbers: list[int]
+    numbers: ScalarPart
     tensors: list[int]
 
 
@@ -297,9 +297,10 @@ class TritonKernel:
         if found is None:
             placed = find_placed(self.graph, tensors)
             nodes = self.graph.nodes
+            numbers = [i for i in self.graph.find_needed() if not nodes[i].vector and i not in placed]
             found = self._sources[tensors] = _Source(
                 emit_triton(self.graph, self._outputs, placed),
-                [i for i in self.graph.find_needed() if not nodes[i].vector and i not in placed],
+                ScalarPart(self.graph, numbers),
                 [dict(nodes[i].args)["position"] for i in sorted(placed) if nodes[i].op == "scalar"],
             )
         return found
@@ -315,8 +316,7 @@ class TritonKernel:
             Whether it could be compiled.
         """
         source = self.source(tuple([isinstance(value, torch.Tensor) for value in scalars]))
-        found = evaluate_scalars(self.graph, source.numbers, scalars, frozenset())
-        numbers = [float(found[index]) for index in source.numbers]
+        numbers = [float(value) for value in source.numbers.evaluate(scalars).values()]
         tensors = [scalars[position] for position in source.tensors]
         with table.lock:
             table.point(addresses)
