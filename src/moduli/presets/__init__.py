@@ -8,80 +8,13 @@ Example:
     True
 """
 
-from ._adaptive import adagrad, adam, adamw, adan, lamb, lars, lion, mars, rmsprop, rprop, sam
-from ._descent import dadapt, momentum, nesterov, prodigy, schedule_free, schedule_free_sgd, sgd
-from ._matrices import dion, kl_shampoo, muon, muonclip, normuon, psgd, scion, shampoo, soap, splus
-from ._memory import adafactor, adam8bit, apollo, came, fira, galore
-from ._moments import adabelief, adadelta, adam_mini, adamax, ademamix, adopt, laprop, nadam, radam
-from ._second import (
-    adahessian,
-    bfgs,
-    cg,
-    gauss_newton,
-    lbfgs,
-    levenberg_marquardt,
-    newton,
-    newton_cg,
-    sophia,
-    spsa,
-    trust_cg,
-    trust_exact,
-)
+from types import FunctionType as _FunctionType
 
-__all__ = [
-    "adabelief",
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adahessian",
-    "adam",
-    "adam8bit",
-    "adam_mini",
-    "adamax",
-    "adamw",
-    "adan",
-    "ademamix",
-    "adopt",
-    "apollo",
-    "bfgs",
-    "came",
-    "cg",
-    "dadapt",
-    "dion",
-    "fira",
-    "galore",
-    "gauss_newton",
-    "kl_shampoo",
-    "lamb",
-    "laprop",
-    "lars",
-    "lbfgs",
-    "levenberg_marquardt",
-    "lion",
-    "mars",
-    "momentum",
-    "muon",
-    "muonclip",
-    "nadam",
-    "nesterov",
-    "newton",
-    "newton_cg",
-    "normuon",
-    "prodigy",
-    "psgd",
-    "radam",
-    "rmsprop",
-    "rprop",
-    "sam",
-    "schedule_free",
-    "schedule_free_sgd",
-    "scion",
-    "sgd",
-    "shampoo",
-    "soap",
-    "sophia",
-    "splus",
-    "spsa",
-    "trust_cg",
-    "trust_exact",
-]
+from ._adaptive import *
+from ._descent import *
+from ._matrices import *
+from ._memory import *
+from ._moments import *
+from ._second import *
+
+__all__ = sorted(name for name, value in globals().items() if isinstance(value, _FunctionType))

@@ -1,5 +1,6 @@
 """Adaptive first-order links: steps scaled by what updates were like so far."""
 
+from .._transforms import publish_links
 from ._adafactor import *
 from ._adagrad import *
 from ._adam import *
@@ -12,49 +13,4 @@ from ._rprop import *
 from ._sam import *
 from ._shampoo import *
 
-__all__ = [
-    "ADOPT",
-    "AEGD",
-    "ASAM",
-    "AdEMAMix",
-    "AdaBelief",
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "AdagradNorm",
-    "Adam",
-    "AdamMini",
-    "Adamax",
-    "Adan",
-    "AdaptiveHeavyBall",
-    "BacktrackOnSignChange",
-    "CAME",
-    "DAdaptAdam",
-    "Dion",
-    "DualNormCorrection",
-    "FullMatrixAdagrad",
-    "GGT",
-    "KLShampoo",
-    "LMO",
-    "Lion",
-    "MSAM",
-    "MSAMMomentum",
-    "MuonAdjustLR",
-    "NAdam",
-    "NeuronNormalize",
-    "OrthoGrad",
-    "Orthogonalize",
-    "PSGDKronWhiten",
-    "PSGDLRAWhiten",
-    "Prodigy",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SAM",
-    "SOAP",
-    "SPlus",
-    "ScaleLRBySignChange",
-    "Shampoo",
-    "SignConsistencyLRs",
-    "SignConsistencyMask",
-]
+publish_links(globals())

@@ -1,17 +1,7 @@
 """Clipping and normalisation: the size of updates."""
 
+from .._transforms import publish_links
 from ._clip_norm import *
 from ._growth import *
 
-__all__ = [
-    "Centralize",
-    "ClipNorm",
-    "ClipNormByEMA",
-    "ClipNormGrowth",
-    "ClipValue",
-    "ClipValueByEMA",
-    "ClipValueGrowth",
-    "Normalize",
-    "NormalizeByEMA",
-    "QKClip",
-]
+publish_links(globals())

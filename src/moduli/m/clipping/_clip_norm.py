@@ -20,7 +20,7 @@ from .._measures import Axes, axes_of, check_axes, check_metric, choose, lengths
 from .._transforms import HandOn, Settings, Tensors, UpdateTransform
 
 
-class NormLink(HandOn, UpdateTransform):
+class _NormLink(HandOn, UpdateTransform):
     """What links that scale by a norm share: the norm of everything, of each tensor, or along axes."""
 
     members = "batched"
@@ -74,7 +74,7 @@ class NormLink(HandOn, UpdateTransform):
         return out.to(tensor.dtype)
 
 
-class ClipNorm(NormLink):
+class ClipNorm(_NormLink):
     r"""Scales the update down where its norm is above a bound: $u \leftarrow u \min(1, c / (\|u\| + 10^{-6}))$.
 
     By default the norm is that of all parameters together, the same as `torch.nn.utils.clip_grad_norm_`.
@@ -108,7 +108,7 @@ class ClipNorm(NormLink):
         return choose(scale >= 1, 1.0, scale)
 
 
-class Normalize(NormLink):
+class Normalize(_NormLink):
     r"""Scales the update to a given norm, $u \leftarrow c\,u / \|u\|$; an update of zero stays.
 
     Args:

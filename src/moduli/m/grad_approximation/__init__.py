@@ -3,18 +3,8 @@
 Each replaces the gradient for the links that follow it, wherever they evaluate: `m.SPSA(), m.Adam(), m.LR(1e-2)`.
 """
 
+from .._transforms import publish_links
 from ._fdm import *
 from ._randomized import *
 
-__all__ = [
-    "CD",
-    "FDM",
-    "ForwardGradient",
-    "GaussianSmoothing",
-    "GradApproximator",
-    "MeZO",
-    "RDSA",
-    "RandomizedFDM",
-    "SPSA",
-    "SPSA1",
-]
+publish_links(globals())

@@ -20,7 +20,7 @@ from ._fdm import FORMULAS, Formula, GradApproximator, derivative
 DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
 
 
-class RandomDirections(HandOn, GradApproximator):
+class _RandomDirections(HandOn, GradApproximator):
     """The mean of z times the derivative along z, over random directions z."""
 
     def __init__(self, defaults: dict[str, Any], seed: int | None, modules: Chainable | None) -> None:
@@ -71,7 +71,7 @@ class RandomDirections(HandOn, GradApproximator):
         return grads, loss
 
 
-class RandomizedFDM(RandomDirections):
+class RandomizedFDM(_RandomDirections):
     r"""The mean of $z\,D_zf$ over random directions $z$, with the derivative $D_z f$ along $z$ by finite differences.
 
     Components of $z$ have mean 0 and variance 1, so that the estimate is unbiased up to the error of the differences.
@@ -317,7 +317,7 @@ class MeZO(RandomizedFDM):
         return sample_like(params, setting["distribution"], generator=generator)
 
 
-class ForwardGradient(RandomDirections):
+class ForwardGradient(_RandomDirections):
     r"""The mean of $z\,(\nabla f \cdot z)$ over random directions $z$, without a backward pass.
 
     The parameters carry a tangent while the loss is evaluated, so that one forward pass gives value and derivative.

@@ -1,22 +1,8 @@
 """Momentum and averaging: updates of several steps as one."""
 
+from .._transforms import publish_links
 from ._averaging import *
 from ._cautious import *
 from ._ema import *
 
-__all__ = [
-    "Averaging",
-    "Cautious",
-    "EMA",
-    "GrokFast",
-    "HeavyBall",
-    "IntermoduleCautious",
-    "Lookahead",
-    "MedianAveraging",
-    "NAG",
-    "ScaleByGradCosineSimilarity",
-    "ScaleModulesByCosineSimilarity",
-    "ScheduleFree",
-    "UpdateGradientSignConsistency",
-    "WeightedAveraging",
-]
+publish_links(globals())

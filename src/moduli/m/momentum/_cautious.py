@@ -18,7 +18,7 @@ from .. import _checks as check
 from .._measures import dot, larger, lengths, read, shape_like
 from .._transforms import Settings, Tensors, UpdateTransform
 from .._vectors import mask_absent
-from ..ops._operations import MultiOperation
+from ..ops._operations import _MultiOperation
 
 
 class _SignAgreement(UpdateTransform):
@@ -110,7 +110,7 @@ class UpdateGradientSignConsistency(_SignAgreement):
         return self._normalize(_agrees(tensor, cast(Tensor, grad)), setting)
 
 
-class IntermoduleCautious(MultiOperation):
+class IntermoduleCautious(_MultiOperation):
     r"""`Cautious` with another chain in place of the gradient: elements where two chains disagree are dropped.
 
     $u_i \leftarrow a_i\,[a_i b_i > 0]$ with a and b what the two chains make of the update.
@@ -234,7 +234,7 @@ class ScaleByGradCosineSimilarity(UpdateTransform):
         return tensor * setting["cosine"]
 
 
-class ScaleModulesByCosineSimilarity(MultiOperation):
+class ScaleModulesByCosineSimilarity(_MultiOperation):
     r"""Multiplies what one chain makes of the update by its cosine with what another makes of it: $u \leftarrow a\cos(a, b)$.
 
     Args:

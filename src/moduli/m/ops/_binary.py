@@ -9,17 +9,17 @@ from torch import Tensor
 
 from ...optim import Objective
 from .._vectors import mask_absent
-from ._operations import MultiOperation, Operand, apply_in_pairs, as_tensor
+from ._operations import Operand, _MultiOperation, apply_in_pairs, as_tensor
 
 
-class _Binary(MultiOperation):
+class _Binary(_MultiOperation):
     """u and one other operand, element by element."""
 
     def __init__(self, other: Operand) -> None:
         super().__init__(other=other)
 
 
-class _Scaled(MultiOperation):
+class _Scaled(_MultiOperation):
     """u plus or minus a multiple of the other operand."""
 
     sign = 1.0
@@ -131,7 +131,7 @@ class RDiv(_Binary):
         return other / u
 
 
-class Pow(MultiOperation):
+class Pow(_MultiOperation):
     r"""$u \leftarrow u^p$, element by element.
 
     Args:
@@ -283,7 +283,7 @@ class GramSchmidt(_Binary):
         ]
 
 
-class Threshold(MultiOperation):
+class Threshold(_MultiOperation):
     r"""Keeps elements of the update on one side of a threshold, and puts a value in place of the others.
 
     Args:

@@ -10,11 +10,11 @@ from torch import Tensor
 from ...optim import Chainable, Need, Objective
 from .._measures import check_metric, shape_like, sizes
 from .._vectors import mask_absent
-from ._operations import MultiOperation
-from ._sources import Params, SourceLink
+from ._operations import _MultiOperation
+from ._sources import Params, _SourceLink
 
 
-class _Pass(SourceLink):
+class _Pass(_SourceLink):
     """The update as it is."""
 
     differentiable = True
@@ -23,7 +23,7 @@ class _Pass(SourceLink):
         return objective
 
 
-class _Gradient(SourceLink):
+class _Gradient(_SourceLink):
     """The gradient."""
 
     differentiable = True
@@ -33,7 +33,7 @@ class _Gradient(SourceLink):
         return [grad.clone() for grad in objective.get_grads()]
 
 
-class Graft(MultiOperation):
+class Graft(_MultiOperation):
     r"""The direction of one chain with the size of another, $u \leftarrow d\,\frac{\|m\|}{\|d\| + \epsilon}$.
 
     Args:

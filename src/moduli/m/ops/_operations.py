@@ -20,7 +20,7 @@ from ...optim import step as run
 Operand = float | int | Tensor | Chainable
 
 
-class MultiOperation(Module):
+class _MultiOperation(Module):
     """A link that combines the update with operands: numbers, and links each run on a copy of the update.
 
     Override `combine`, or `transform` where it needs all tensors. (Base class of the operations; a link of its own only in
@@ -117,7 +117,7 @@ def apply_in_pairs(function: Callable[..., Tensor], u: Tensor, *others: Any) -> 
     return restore_complex(function(pairs, *shown), u)
 
 
-class _Reduce(MultiOperation):
+class _Reduce(_MultiOperation):
     """Operands in order, combined from left to right."""
 
     def __init__(self, *inputs: Operand) -> None:
@@ -267,7 +267,7 @@ class WeightedMean(WeightedSum):
         return super().join(values) / sum(self.weights)
 
 
-class LerpModules(MultiOperation):
+class LerpModules(_MultiOperation):
     r"""$u \leftarrow (1-w)\,a + w\,b$ for two chains a and b.
 
     Args:
@@ -289,7 +289,7 @@ class LerpModules(MultiOperation):
         return input + weight * (end - input)
 
 
-class SubModules(MultiOperation):
+class SubModules(_MultiOperation):
     r"""$u \leftarrow a - \alpha b$ for two chains a and b.
 
     Args:
@@ -311,7 +311,7 @@ class SubModules(MultiOperation):
         return input - alpha * other
 
 
-class DivModules(MultiOperation):
+class DivModules(_MultiOperation):
     r"""$u \leftarrow a / b$ for two chains a and b.
 
     Args:
@@ -334,7 +334,7 @@ class DivModules(MultiOperation):
         return input / other
 
 
-class PowModules(MultiOperation):
+class PowModules(_MultiOperation):
     r"""$u \leftarrow a^b$ for two chains a and b, element by element.
 
     Args:
@@ -355,7 +355,7 @@ class PowModules(MultiOperation):
         return input**exponent
 
 
-class ClipModules(MultiOperation):
+class ClipModules(_MultiOperation):
     r"""What one chain gives, between what two others give.
 
     Args:

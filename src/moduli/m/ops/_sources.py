@@ -14,7 +14,7 @@ from .._transforms import UpdateTransform
 from ._operations import spread_numbers
 
 
-class SourceLink(Module):
+class _SourceLink(Module):
     """Emits tensors made from the objective."""
 
     needs = frozenset()
@@ -52,7 +52,7 @@ class Grad(UpdateTransform):
         return cast(Tensor, grad).clone()
 
 
-class Params(SourceLink):
+class Params(_SourceLink):
     """The parameters themselves, in place of the update.
 
     Example:
@@ -70,7 +70,7 @@ class Params(SourceLink):
         return [param.clone() for param in objective.params]
 
 
-class Fill(SourceLink):
+class Fill(_SourceLink):
     """A number, in place of the update.
 
     Args:
@@ -121,7 +121,7 @@ class Ones(Fill):
         super().__init__(1.0)
 
 
-class RandomSample(SourceLink):
+class RandomSample(_SourceLink):
     """A random vector with mean 0, in place of the update.
 
     Args:
@@ -180,7 +180,7 @@ class Randn(RandomSample):
         super().__init__(seed=seed)
 
 
-class Uniform(SourceLink):
+class Uniform(_SourceLink):
     """Numbers drawn uniformly from [low, high), in place of the update.
 
     Args:
@@ -215,7 +215,7 @@ class Uniform(SourceLink):
         return out
 
 
-class Clone(SourceLink):
+class Clone(_SourceLink):
     """A copy of the update, which protects it from writes through other references to its tensors.
 
     Example:
@@ -232,7 +232,7 @@ class Clone(SourceLink):
         return [tensor.clone() for tensor in objective.get_updates()]
 
 
-class GradToNone(SourceLink):
+class GradToNone(_SourceLink):
     """Forgets the gradient, so that the next link that needs it evaluates again.
 
     Example:
@@ -253,7 +253,7 @@ class GradToNone(SourceLink):
         return objective
 
 
-class UpdateToNone(SourceLink):
+class UpdateToNone(_SourceLink):
     """Forgets the update: the chain begins again from the gradient.
 
     Example:

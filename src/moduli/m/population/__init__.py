@@ -1,6 +1,7 @@
 """Links over the members of a population."""
 
+from .._transforms import publish_links
 from ._pbt import *
 from ._pso import *
 
-__all__ = ["CEM", "DE", "GA", "PBT", "PSO"]
+publish_links(globals())

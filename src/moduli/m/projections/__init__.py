@@ -1,18 +1,8 @@
 """Links that show the tensors to other links in another form: another shape, dtype or basis."""
 
+from .._transforms import publish_links
 from ._bases import *
 from ._low_rank import *
 from ._projection import *
 
-__all__ = [
-    "APOLLO",
-    "Fira",
-    "GGTBasis",
-    "GaLore",
-    "Projection",
-    "SOAPBasis",
-    "ScalarProjection",
-    "To",
-    "VectorProjection",
-    "ViewAsReal",
-]
+publish_links(globals())

@@ -5,6 +5,7 @@
 * Each gives a direction, to be followed by a line search, and a Hessian (`get_H`), for a trust region.
 """
 
+from .._transforms import publish_links
 from ._dense import *
 from ._diagonal import *
 from ._lbfgs import *
@@ -12,35 +13,4 @@ from ._pairs import *
 from ._projected import *
 from ._updates import *
 
-__all__ = [
-    "BFGS",
-    "BroydenBad",
-    "BroydenGood",
-    "DFP",
-    "DNRTR",
-    "DiagonalBFGS",
-    "DiagonalQuasiCauchi",
-    "DiagonalQuasiNewton",
-    "DiagonalSR1",
-    "DiagonalWeightedQuasiCauchi",
-    "FletcherVMM",
-    "GradientCorrection",
-    "Greenstadt1",
-    "Greenstadt2",
-    "Horisho",
-    "ICUM",
-    "LBFGS",
-    "LSR1",
-    "McCormick",
-    "NewDQN",
-    "PSB",
-    "Pearson",
-    "ProjectedGradientMethod",
-    "ProjectedNewtonRaphson",
-    "QuasiNewton",
-    "SG2",
-    "SR1",
-    "SSVM",
-    "ShorR",
-    "ThomasOptimalMethod",
-]
+publish_links(globals())

@@ -21,7 +21,7 @@ from ...optim import Chainable, Objective
 from .. import _checks as check
 from .._transforms import Ranges, check_settings, collect_settings
 from .._vectors import HessianLink, flat, gather_update, vector_like
-from ._pairs import PairLink
+from ._pairs import _PairLink
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _switch(kind: int, epsilon: float, omega: float, tau: float) -> tuple[float,
     return 1.0, omega * ((epsilon - omega) if kind == 1 else (tau - omega)) / below
 
 
-class QuasiNewton(PairLink, HessianLink):
+class QuasiNewton(_PairLink, HessianLink):
     r"""Keeps a matrix over all parameters that learns curvature from pairs $s = x - x_-$, $y = u - u_-$; override the rules.
 
     Either the inverse Hessian $H$ is kept (the update becomes $Hu$) or the Hessian $B$ (it becomes $B^{-1}u$). A subclass

@@ -12,14 +12,14 @@ from ...optim import Chainable, Objective
 from .. import _checks as check
 from .._transforms import collect_settings
 from .._vectors import HessianLink, vector_like
-from ._pairs import PairLink, take_tensors
+from ._pairs import _PairLink, take_tensors
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return torch.dot(a, b).item()
 
 
-class DiagonalQuasiNewton(PairLink, HessianLink):
+class DiagonalQuasiNewton(_PairLink, HessianLink):
     r"""Keeps a diagonal Hessian $b$ over all parameters and divides the update by it; override `rule`.
 
     Entries that are not positive, or outside of the bounds, are used as 1.

@@ -19,7 +19,7 @@ from ...optim import Chainable, ChainError, Objective, Optimizer, as_real, descr
 from .. import _checks as check
 from .._transforms import collect_settings
 from .._vectors import HessianLink, is_small, mask_absent, unflat, vector_like
-from ._pairs import PairLink, take_pair
+from ._pairs import _PairLink, take_pair
 
 _WIDE = 8_192
 """For products with larger matrices NumPy's library uses all threads, also for one that was told to use one only."""
@@ -230,7 +230,7 @@ def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[s
     return objective
 
 
-class LBFGS(PairLink, HessianLink):
+class LBFGS(_PairLink, HessianLink):
     r"""Multiplies the update by the BFGS matrix of the last pairs $s = x - x_-$, $y = u - u_-$.
 
     With $\gamma = s^Ty / y^Ty$ of the newest pair, $D$ the diagonal and $R$ the upper part of $S Y^T$ (pairs in rows),

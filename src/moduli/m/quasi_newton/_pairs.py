@@ -20,7 +20,7 @@ from .._vectors import HessianLink, VectorLink, flat, gather_update, is_small, v
 from ..second_order._newton import shortest
 
 
-class PairLink(VectorLink):
+class _PairLink(VectorLink):
     """A link that learns from pairs, each made of the point and update before and now."""
 
     def reset_for_online(self) -> None:
@@ -64,7 +64,7 @@ def _exceeds(vector: Any, tol: float) -> bool:
     return len(vector) > 0 and tol < float(abs(vector).max()) < float("inf")
 
 
-class GradientCorrection(PairLink):
+class GradientCorrection(_PairLink):
     r"""Corrects the update as if the last line search had been exact: $u \leftarrow u - y\,\frac{s^Tu}{s^Ty}$.
 
     With s the last step and y the change of the update, the result has no part left along s. Use it as `inner` of a
@@ -102,7 +102,7 @@ class GradientCorrection(PairLink):
         return u - y * (torch.dot(s, u.to(s.dtype)) / torch.dot(s, y))
 
 
-class LSR1(PairLink, HessianLink):
+class LSR1(_PairLink, HessianLink):
     r"""Multiplies the update by the SR1 matrix of the last pairs, started from $\gamma I$.
 
     $H = \gamma I + Z^T (R + R^T - D - \gamma Y Y^T)^{-1} Z,\ Z = S - \gamma Y$ (pairs in rows), with $D$ the diagonal and

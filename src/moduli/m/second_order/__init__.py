@@ -5,6 +5,7 @@
 * `PSGDDenseNewton`, `PSGDKronNewton`, `PSGDLRANewton` fit a preconditioner to products.
 """
 
+from .._transforms import publish_links
 from ._diagonal import *
 from ._multipoint import *
 from ._newton import *
@@ -12,25 +13,4 @@ from ._newton_cg import *
 from ._psgd import *
 from ._subspace import *
 
-__all__ = [
-    "AdaHessian",
-    "ESGD",
-    "InverseFreeNewton",
-    "MatrixMomentum",
-    "MultipointNewton",
-    "NaturalGradient",
-    "Newton",
-    "NewtonCG",
-    "NewtonCGSteihaug",
-    "NystromPCG",
-    "NystromSketchAndSolve",
-    "PSGDDenseNewton",
-    "PSGDKronNewton",
-    "PSGDLRANewton",
-    "SixthOrder3P",
-    "SixthOrder3PM2",
-    "SixthOrder5P",
-    "SophiaH",
-    "SubspaceNewton",
-    "TwoPointNewton",
-]
+publish_links(globals())

@@ -18,10 +18,10 @@ from torch import Tensor
 from ...optim import Chainable, Objective, sample_like
 from .. import _checks as check
 from .._transforms import HandOn, collect_settings, transform_buffers
-from ._newton import SecondOrderLink
+from ._newton import _SecondOrderLink
 
 
-class HutchinsonBase(HandOn, SecondOrderLink):
+class _HutchinsonBase(HandOn, _SecondOrderLink):
     """Estimates the Hessian's diagonal, or products with random vectors, at every n-th step.
 
     Args:
@@ -79,7 +79,7 @@ class HutchinsonBase(HandOn, SecondOrderLink):
         return list(zip(kept, rows, strict=True))
 
 
-class DiagonalMoments(HutchinsonBase):
+class _DiagonalMoments(_HutchinsonBase):
     """Divides the mean gradient by a running mean that is learnt from estimates of the Hessian's diagonal."""
 
     second: ClassVar[str]
@@ -132,7 +132,7 @@ class DiagonalMoments(HutchinsonBase):
         return objective
 
 
-class AdaHessian(DiagonalMoments):
+class AdaHessian(_DiagonalMoments):
     r"""Adam with the Hessian's diagonal in place of the gradient in the second moment.
 
     $D = z \odot Hz$ (averaged over space), $v_t = \beta_2 v_{t-1} + (1-\beta_2) D^2$,
@@ -210,7 +210,7 @@ def _average_blocks(D: Tensor, setting: Any) -> Tensor:
     return D
 
 
-class SophiaH(DiagonalMoments):
+class SophiaH(_DiagonalMoments):
     r"""Divides the mean gradient by a running mean of the Hessian's diagonal, and clips.
 
     $h_t = \beta_2 h_{t-1} + (1-\beta_2)\, z \odot Hz$ at every n-th step,
@@ -276,7 +276,7 @@ class SophiaH(DiagonalMoments):
         return ratio.clamp(-setting["clip"], setting["clip"])
 
 
-class ESGD(HutchinsonBase):
+class ESGD(_HutchinsonBase):
     r"""Divides by the norms of the Hessian's rows, estimated as $\sqrt{E (Hz)^2}$.
 
     $D_t = D_{t-1} + (Hz)^2$ at every n-th step, $u \leftarrow u / (\sqrt{D_t / k} + \lambda)$, with k the number of draws.

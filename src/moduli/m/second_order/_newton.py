@@ -21,7 +21,7 @@ from .._transforms import Ranges, check_settings, collect_settings
 from .._vectors import HessianLink, flat, size
 
 
-class SecondOrderLink(Transform):
+class _SecondOrderLink(Transform):
     """A link that asks for second derivatives, by autograd or by differences of gradients.
 
     Args:
@@ -125,12 +125,12 @@ def solve_live(H: Tensor, b: Tensor, how: Callable[[Tensor, Tensor], Tensor]) ->
     return out
 
 
-class SpectralLink(SecondOrderLink, HessianLink):
+class _SpectralLink(_SecondOrderLink, HessianLink):
     """A link that solves with a matrix, or with what is kept of its eigenvalues.
 
     Args:
         eigval_fn: A function of the eigenvalues; None to keep them.
-        **arguments: Those of `SecondOrderLink`; of the settings it uses `eigv_tol`, `truncate` and `use_lstsq`.
+        **arguments: Those of `_SecondOrderLink`; of the settings it uses `eigv_tol`, `truncate` and `use_lstsq`.
     """
 
     shared_settings = True
@@ -155,7 +155,7 @@ class SpectralLink(SecondOrderLink, HessianLink):
         return kept.vectors @ ((kept.vectors.mT @ b) / kept.values)
 
 
-class Newton(SpectralLink):
+class Newton(_SpectralLink):
     r"""Solves $(H + \lambda I)\,d = u$ with the Hessian $H$ of the loss.
 
     Where $H$ is indefinite this is the plain Newton step, which a line search or a trust region has to guard;
@@ -236,7 +236,7 @@ def evaluate_hessian(objective: Objective, setting: Any) -> Tensor:
     return 0.5 * (H + H.mT)
 
 
-class InverseFreeNewton(SecondOrderLink, HessianLink):
+class InverseFreeNewton(_SecondOrderLink, HessianLink):
     r"""Multiplies the update by an inverse of the Hessian that one product improves at each step.
 
     $Y \leftarrow Y (2I - HY),\quad u \leftarrow Yu$, the iteration of Schulz, from $Y = H^T / (\|H\|_1 \|H\|_\infty)$. Y is

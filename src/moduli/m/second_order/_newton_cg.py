@@ -18,10 +18,10 @@ from .. import _checks as check
 from .._transforms import collect_settings
 from .._vectors import HessianLink, flat, refuse_complex
 from ..trust_region import TrustCG
-from ._newton import SecondOrderLink, hessian_operator
+from ._newton import _SecondOrderLink, hessian_operator
 
 
-class NewtonCG(SecondOrderLink, HessianLink):
+class NewtonCG(_SecondOrderLink, HessianLink):
     r"""Solves $(H + \epsilon I)\,d = u$ by conjugate gradients (or MINRES), with products $Hz$ only.
 
     A direction of negative curvature ends the iteration with what was reached and a step along it, as long as its absolute
@@ -175,7 +175,7 @@ def nystrom(
     return Eigendecomposition((s * s - shift).clamp(min=0), U)
 
 
-class _Sketch(SecondOrderLink, HessianLink):
+class _Sketch(_SecondOrderLink, HessianLink):
     real_only = True
     learnt = "values"
     ranges = {check.allow(check.positive, None): ("reg",)}

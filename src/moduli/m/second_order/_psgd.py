@@ -16,10 +16,10 @@ from .._vectors import VectorLink, flat, mask_absent, refuse_complex
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
 from ..adaptive._psgd import Geometry
-from ._newton import SecondOrderLink
+from ._newton import _SecondOrderLink
 
 
-class _PSGDNewton(HandOn, SecondOrderLink):
+class _PSGDNewton(HandOn, _SecondOrderLink):
     """What the three have in common: pairs of random vectors and their products with the Hessian."""
 
     shared_settings = ("damping", "update_probability")

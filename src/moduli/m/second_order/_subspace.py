@@ -19,12 +19,12 @@ from .. import _checks as check
 from .._measures import divide, read
 from .._transforms import collect_settings
 from .._vectors import HessianLink, flat, gather_update, jacobian, mask_absent, refuse_complex, unflat
-from ._newton import SecondOrderLink, SpectralLink
+from ._newton import _SecondOrderLink, _SpectralLink
 
 _TYPES = ("common_directions", "orthonormal", "rademacher", "rows", "topk", "mixed")
 
 
-class SubspaceNewton(SpectralLink):
+class SubspaceNewton(_SpectralLink):
     r"""Solves $(S^THS + \lambda I)\,z = S^Tu$ in a subspace with orthonormal columns $S$, and goes along $Sz$.
 
     Args:
@@ -213,7 +213,7 @@ class NaturalGradient(HessianLink):
         return AtA(torch.stack(state["G"]))
 
 
-class MatrixMomentum(SecondOrderLink):
+class MatrixMomentum(_SecondOrderLink):
     r"""Heavy ball with the matrix $I - \mu H$ as momentum: $u \leftarrow \eta u - (s - \mu Hs)$ with s the last step.
 
     Along directions of large curvature the ball slows down, along others it rolls on, so that $\mu$ is below

@@ -1,18 +1,7 @@
 """Step sizes: given, scheduled, or found from what the steps do."""
 
+from .._transforms import publish_links
 from ._adaptive import *
 from ._lr import *
 
-__all__ = [
-    "AdGD",
-    "BBStab",
-    "BarzilaiBorwein",
-    "BoldDriver",
-    "LR",
-    "PolyakStepSize",
-    "RandomStepSize",
-    "StepSize",
-    "TrustRatio",
-    "Warmup",
-    "WarmupNormClip",
-]
+publish_links(globals())

@@ -24,7 +24,7 @@ from .._transforms import Ranges, Settings, States, check_settings
 from ..ops._unary import make_scaled_identity
 
 
-class StepScale(Transform):
+class _StepScale(Transform):
     """A link that multiplies the update by one step size for all parameters, which it keeps in `global_state`.
 
     Args:
@@ -55,7 +55,7 @@ class StepScale(Transform):
         return make_scaled_identity(objective, step) if step > 0 else None
 
 
-class DifferenceStep(StepScale):
+class _DifferenceStep(_StepScale):
     """A step size found from $s = x - x_-$ and $y = g - g_-$; the first step has a given size."""
 
     ranges = {check.positive: ("alpha_0",)}
@@ -84,7 +84,7 @@ class DifferenceStep(StepScale):
         self.clear_state_keys("previous", "previous_grad")
 
 
-class AdGD(DifferenceStep):
+class AdGD(_DifferenceStep):
     r"""Descent whose step follows the local curvature $L = \|y\| / \|s\|$ and grows no faster than the theory allows.
 
     With $\theta$ the ratio of the last two steps, variant 1 takes
@@ -165,7 +165,7 @@ def _step(s: list[Tensor], y: list[Tensor], kind: str, otherwise: Any) -> Any:
     return choose(usable, found, otherwise)
 
 
-class BarzilaiBorwein(DifferenceStep):
+class BarzilaiBorwein(_DifferenceStep):
     r"""Multiplies the update by a step size from the last step s and the change y of the gradient along it.
 
     The long one is $\frac{s^T s}{s^T y}$, the short one $\frac{s^T y}{y^T y}$; their geometric mean is $\|s\| / \|y\|$.
@@ -201,7 +201,7 @@ class BarzilaiBorwein(DifferenceStep):
         return _step(s, y, setting["type"], setting["alpha_0"])
 
 
-class BBStab(DifferenceStep):
+class BBStab(_DifferenceStep):
     r"""Barzilai and Borwein's step, cut so that no step is longer than $\Delta$: $\alpha = \min(\alpha_{BB}, \Delta / \|g\|)$.
 
     Args:
@@ -262,7 +262,7 @@ class BBStab(DifferenceStep):
         return smaller(alpha, divide(limit, length, math.inf))
 
 
-class BoldDriver(StepScale):
+class BoldDriver(_StepScale):
     """Multiplies the update by a step size that grows when the loss fell and shrinks when it did not.
 
     Args:
@@ -309,7 +309,7 @@ class BoldDriver(StepScale):
         self.global_state.pop("loss", None)
 
 
-class PolyakStepSize(StepScale):
+class PolyakStepSize(_StepScale):
     r"""Multiplies the update by $\frac{f(x) - f^*}{\langle u, g\rangle}$.
 
     For a convex function with known least value it needs nothing else. Where that is not known (`f_star=None`) the target

@@ -3,7 +3,8 @@
 A trust region takes a link that gives a Hessian, `m.TrustCG(m.LBFGS())`, and is an optimizer by itself.
 """
 
+from .._transforms import publish_links
 from ._base import *
 from ._regions import *
 
-__all__ = ["CubicRegularization", "Dogleg", "LevenbergMarquardt", "TrustCG", "TrustExact", "TrustRegionBase"]
+publish_links(globals())

@@ -200,7 +200,7 @@ class TrustRegionBase(HandOn, Module):
         return self.children["hess_module"].get_H(objective)
 
 
-class SpectralRegion(TrustRegionBase):
+class _SpectralRegion(TrustRegionBase):
     """A trust region whose problem is solved from the eigenvalues of the Hessian."""
 
     solves = True

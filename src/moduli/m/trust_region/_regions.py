@@ -18,10 +18,10 @@ from torch import Tensor
 from ...linalg import Eigendecomposition, LinearOperator, SingularError, steihaug, trust_exact
 from ...optim import Chainable
 from .. import _checks as check
-from ._base import SpectralRegion, TrustRegionBase
+from ._base import TrustRegionBase, _SpectralRegion
 
 
-class CubicRegularization(SpectralRegion):
+class CubicRegularization(_SpectralRegion):
     r"""Minimises $-u^Td + \tfrac12 d^TBd + \tfrac{M}{3}\|d\|^3$ with $M = 1/r$.
 
     The minimiser obeys $(B + M\|d\| I)\,d = u$ with that matrix positive semidefinite; its norm is found from the
@@ -312,7 +312,7 @@ class TrustCG(TrustRegionBase):
         return -steihaug(H, u, radius, rtol=tol, maxiter=setting["maxiter"]).step
 
 
-class TrustExact(SpectralRegion):
+class TrustExact(_SpectralRegion):
     r"""Minimises the model within the radius to working precision, from the eigenvalues of the Hessian (More and Sorensen).
 
     The eigenvalues are computed once per step, whatever the number of radii that are tried.
