@@ -292,11 +292,11 @@ def test_bad_input():
         Population()
     with pytest.raises(ValueError, match="cannot have -1"):
         Population.of(net(), -1)
-    with pytest.raises(TypeError, match="is an integer"):
+    with pytest.raises(TypeError, match="interpreted as an integer"):
         Population.of(net(), 2.5)
     with pytest.raises(TypeError, match="not of a int"):
         Population.of(3, 2)
-    with pytest.raises(TypeError, match="not a torch"):
+    with pytest.raises(TypeError, match=r"of a torch.nn.Module, not of a dict"):
         Population.of(dict, 2)
     with pytest.raises(ValueError, match="init="):
         Population.of(net(), 2, init="wild")

@@ -6,7 +6,7 @@ from typing import Any, overload
 from moduli.labels import Tensor
 
 from ._module import Module
-from ._ownership import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, check_name, drop, keep
+from ._ownership import check_name, drop, keep
 
 
 class _Container(Module):
@@ -104,22 +104,14 @@ class TensorList(_Container, MutableSequence[Tensor]):
 
     def _fill(self, tensors: list[Tensor]) -> None:
         registry: dict[str, Any] = self._buffers if self._nograd else self._parameters
-        held, entries = {id(tensor) for tensor in registry.values()}, []
-        for tensor in tensors:
-            # What was in the list already keeps its parameter, so that an optimizer still knows it.
-            data = tensor.data if id(tensor.data) in held else self._copy(tensor)
-            entries.append((data, tensor._axes))
+        held = {id(tensor) for tensor in registry.values()}
         for key in list(self._labelled):
             drop(self, key)
-        prefix = TENSOR_BUFFER_PREFIX if self._nograd else TENSOR_PARAM_PREFIX
-        for at, (data, axes) in enumerate(entries):
-            registry[f"{prefix}{at}"] = data
-            self._labelled[str(at)] = (f"{prefix}{at}", axes)
-
-    def _copy(self, tensor: Tensor) -> Any:
-        scratch = TensorList(nograd=self._nograd).to_device(self.device)
-        scratch.append(tensor)
-        return scratch[0].data
+        for at, tensor in enumerate(tensors):
+            self._put(str(at), tensor)
+            if id(tensor.data) in held:
+                # What was in the list already keeps its parameter, so that an optimizer still knows it.
+                registry[self._labelled[str(at)][0]] = tensor.data
 
 
 class TensorDict(_Container, MutableMapping[str, Tensor]):

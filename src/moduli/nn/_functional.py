@@ -11,7 +11,6 @@ import threading
 import types
 import typing
 import weakref
-from abc import get_cache_token
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -20,14 +19,11 @@ from torch.compiler import is_dynamo_compiling
 
 Action: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Action)
+_NO_ACTION: Final[Action] = lambda obj: None  # noqa: E731 - only its identity counts
 
 _numbers = itertools.count()
 # The names of the actions registered on each functional class, by the type of the object.
 _registered: Final[weakref.WeakKeyDictionary[type, weakref.WeakKeyDictionary[type, str]]] = weakref.WeakKeyDictionary()
-# What was found for a functional class and the type of an object; a registration on any class may change it. By id,
-# because a weak dictionary costs more than the rest of a dispatched call; the references tell whether it is still theirs.
-_resolved: Final[dict[tuple[int, int], tuple[weakref.ref[type], weakref.ref[type], str | None]]] = {}
-_token: object = None
 
 
 class Functional:
@@ -86,7 +82,8 @@ class Functional:
             name = f"_action_{next(_numbers)}"
             type.__setattr__(cls, name, function)
             _registered.setdefault(cls, weakref.WeakKeyDictionary()).update(dict.fromkeys(members, name))
-            _resolved.clear()
+            for each in (cls, *list_descendants(cls)):
+                type.__setattr__(each, "_dispatcher", None)
             if issubclass(cls, nn.Module):
                 install(cls)
             return function
@@ -170,27 +167,20 @@ def resolve(functional: type, obj_type: type) -> Action | None:
 
 
 def _resolve_name(functional: type, obj_type: type) -> str | None:
-    global _token
-    if _token != get_cache_token():  # a class was registered with an abstract one
-        _resolved.clear()
-        _token = get_cache_token()
-    key = (id(functional), id(obj_type))
-    known = _resolved.get(key)
-    if known is None or known[0]() is not functional or known[1]() is not obj_type:
-        dispatcher: Any = functools.singledispatch(lambda obj: None)
-        nothing = dispatcher.dispatch(object)
+    dispatcher: Any = functional.__dict__.get("_dispatcher")
+    if dispatcher is None:
+        dispatcher = functools.singledispatch(_NO_ACTION)
         for each, name in _gather_actions(functional).items():
             dispatcher.register(each, name)
-        try:
-            found = dispatcher.dispatch(obj_type)
-        except RuntimeError as error:
-            raise TypeError(
-                f"{functional.__name__} cannot decide how to act on {obj_type.__name__}: {error}. "
-                f"Register {obj_type.__name__} itself"
-            ) from None
-        known = weakref.ref(functional), weakref.ref(obj_type), None if found is nothing else found
-        _resolved[key] = known
-    return known[2]
+        type.__setattr__(functional, "_dispatcher", dispatcher)
+    try:
+        found = dispatcher.dispatch(obj_type)
+    except RuntimeError as error:
+        raise TypeError(
+            f"{functional.__name__} cannot decide how to act on {obj_type.__name__}: {error}. "
+            f"Register {obj_type.__name__} itself"
+        ) from None
+    return None if found is _NO_ACTION else found
 
 
 # In a compiled graph the class and the type of the argument are constants, and so is the action they lead to;

@@ -56,9 +56,7 @@ _SCALARS: Final = frozenset({int, float, bool, complex, str, type(None), torch.S
 _NONE: Final[Mapping[str, Any]] = {}
 # These give a tensor that exists already; it is as much a source as the one it is asked of.
 _HELD: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("grad", "_grad"))
-_REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
-_INTERNAL: Final = frozenset(nn.Module().__dict__) - {"training", *_REGISTRIES}
-_SEARCHED: Final = (torch.Tensor, Tensor, nn.Module, weakref.ref, list, tuple, dict)
+_INTERNAL: Final = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
 
 
 class Recorder(Transparent):
@@ -154,10 +152,9 @@ def attributes(module: nn.Module) -> Container:
 
 
 def locate(owner: nn.Module, before: Container, recorder: Recorder) -> list[Container] | None:
-    """The containers that lead to the sources of a computation; None if a source is nowhere to be found.
+    """The containers in which the sources of a computation were found; None if a source is nowhere to be found.
 
-    Searched are the owner and the modules below it, and what its attributes hold. A source counts as found in the first
-    place met.
+    Searched are the owner, the modules below it, and then what their attributes hold, until all sources are found.
 
     Args:
         owner: The module that the value belongs to.
@@ -165,49 +162,38 @@ def locate(owner: nn.Module, before: Container, recorder: Recorder) -> list[Cont
         recorder: What it read.
     """
     missing = dict(recorder.sources)
-    passed: dict[int, Container] = {id(before.container): before}
+    found: dict[int, Container] = {id(before.container): before}
     visited: set[int] = set()
+    modules: list[Container] = []
+    others: list[Container] = []
 
-    def visit(obj: Any, path: tuple[Container, ...], depth: int) -> None:
-        if not missing:
-            return
-        if isinstance(obj, torch.Tensor):
-            if missing.pop(id(obj), None) is not None:
-                for each in path:
-                    passed.setdefault(id(each.container), each)
-        elif isinstance(obj, Tensor):
-            visit(obj.data, path, depth)
-        elif isinstance(obj, weakref.ref):
-            visit(obj(), path, depth)
-        elif isinstance(obj, nn.Module):
-            if id(obj) not in visited:
-                visited.add(id(obj))
-                visit_module(obj, path)
-        elif isinstance(obj, (list, tuple, dict)) and depth < 2:
-            entries = list(obj.values()) if isinstance(obj, dict) else obj
-            inside = (*path, _place(obj, dict.values if isinstance(obj, dict) else iter))
-            for entry in entries:
-                if isinstance(entry, _SEARCHED):
-                    visit(entry, inside, depth + 1)
+    def enter(module: nn.Module) -> None:
+        if not all(isinstance(each, (nn.Parameter, type(None))) for each in module._parameters.values()):
+            # What is registered as a parameter but is none was put there for the length of one functional call.
+            visited.add(id(module._parameters))
+        registries = (module._parameters, module._buffers, module._modules)
+        modules.extend([attributes(module), *(_place(each, dict.values) for each in registries)])
 
-    def visit_module(module: nn.Module, path: tuple[Container, ...]) -> None:
-        path = (*path, attributes(module))
-        for key in _REGISTRIES:
-            registry = module.__dict__[key]
-            inside = (*path, _place(registry, dict.values))
-            for entry in list(registry.values()):
-                # What is registered as a parameter but is none was put there for the length of one functional call.
-                if key != "_parameters" or isinstance(entry, nn.Parameter):
-                    visit(entry, inside, 0)
-        for key, entry in list(module.__dict__.items()):
-            if key not in _INTERNAL and key not in _REGISTRIES and isinstance(entry, _SEARCHED):
-                visit(entry, path, 0)
-
-    visit(owner, (), 0)
+    enter(owner)
+    while missing and (modules or others):
+        place = modules.pop(0) if modules else others.pop(0)
+        if id(place.container) in visited:
+            continue
+        visited.add(id(place.container))
+        found.setdefault(id(place.container), place)
+        for entry in place.held:
+            if isinstance(entry, weakref.ref):
+                entry = entry()
+            if isinstance(entry, (torch.Tensor, Tensor)):
+                missing.pop(id(entry.data if isinstance(entry, Tensor) else entry), None)
+            elif isinstance(entry, nn.Module):
+                enter(entry)
+            elif isinstance(entry, (list, tuple, dict)):
+                others.append(_place(entry, dict.values if isinstance(entry, dict) else iter))
     known = [recorder.places.get(key) for key in missing]
     if None in known:
         return None
-    return [*passed.values(), *(each for places in known for each in places or ())]
+    return [*found.values(), *(each for places in known for each in places or ())]
 
 
 def _place(container: Collection[Any], read: Callable[[Any], Iterable[Any]]) -> Container:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from moduli import particles
-from moduli._torch import in_transform
 from moduli.layout import Group, Layout, diff, layout_and_tensors
 from moduli.nn import labels_of
 from moduli.particles import StructureError
@@ -37,11 +36,6 @@ OUT: dict[Any, Callable[..., Tensor]] = {
 }
 
 
-def keeps_history() -> bool:
-    """Whether operations keep a history, or are followed by a transform such as `torch.func.grad`."""
-    return particles.is_differentiable() or in_transform()
-
-
 class Arithmetic(particles.InPlaceOperators, Core):
     """The operators of populations."""
 
@@ -49,15 +43,10 @@ class Arithmetic(particles.InPlaceOperators, Core):
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> Any:
         counts = particles.count_operand(self), particles.count_operand(other)
-        self._check_members()
-        graph = keeps_history() or self._graph or (isinstance(other, Core) and other._graph)
-        values = read_operand(self, other, fn, graph)
+        self._check_operands()
+        values = read_operand(self, other, fn)
         if values is None:
             return NotImplemented
-        if graph:
-            pairs = zip(self._plain(), values, strict=True)
-            matrices = [fn(y, x) if reflected else fn(x, y) for x, y in pairs]
-            return self._keep_graph(matrices, other if reflected else None)
         out = None
         if not self._inert():
             for which, (pop, count) in enumerate(zip((self, other), counts, strict=True)):
@@ -72,9 +61,7 @@ class Arithmetic(particles.InPlaceOperators, Core):
 
     def _map_tensors(self, fn: Callable[..., Tensor]) -> Self:
         """A function of every value."""
-        self._check_members()
-        if keeps_history() or self._graph:
-            return self._keep_graph([fn(x) for x in self._plain()])
+        self._check_operands()
         with torch.no_grad(), torch.inference_mode(False):
             values = allocate(self.layout, self._count)
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
@@ -97,24 +84,22 @@ class Arithmetic(particles.InPlaceOperators, Core):
             buffers = self._keep_buffers(buffer)
         return self._make_alike(values, self._count, buffers)
 
-    def _keep_graph(self, matrices: list[Tensor], module: Any = None) -> Self:
-        """A result that keeps its history."""
-        values = Values([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)])
-        buffers = repeat_buffers(module, self._count) if isinstance(module, nn.Module) else self._copy_buffers()
-        made = self._make_alike(values, self._count, buffers)
-        made._graph = True
-        return made
-
     def _inplace(self, fn: Any, other: Any) -> Any:
-        particles.refuse_graph()
-        if self._graph:
-            raise RuntimeError("a population that keeps its history cannot be changed in place: write a = a + b")
-        self._check_members()
+        self._check_operands()
         values = read_operand(self, other, fn)
         if values is None:
             return NotImplemented
         self._write(lambda matrix, value: OUT[fn](matrix, value, out=matrix), values)
         return self
+
+    def _check_operands(self) -> None:
+        """Check the members, and that nobody expects a history of the result."""
+        if particles.is_differentiable():
+            raise RuntimeError(
+                "the arithmetic of a population keeps no history; inside differentiable() combine members of it, as in "
+                "pop[0] + t * (pop[1] - pop[0])"
+            )
+        self._check_members()
 
     def _write(self, act: Callable[..., Any], *operands: Sequence[Any]) -> None:
         """Change every matrix in place, together with operands for it; parameters that take no part keep their values."""
@@ -133,14 +118,13 @@ class Arithmetic(particles.InPlaceOperators, Core):
 # -- operands ------------------------------------------------------------------------------------------------------------
 
 
-def read_operand(pop: Core, other: Any, fn: Any, graph: bool = False) -> list[Any] | None:
+def read_operand(pop: Core, other: Any, fn: Any) -> list[Any] | None:
     """What an operand is for each group of a population; None if it is no operand.
 
     Args:
         pop: The population.
         other: The operand.
         fn: The function of both.
-        graph: Whether to keep the history of the operand.
 
     Raises:
         StructureError: If it does not fit the population.
@@ -149,9 +133,9 @@ def read_operand(pop: Core, other: Any, fn: Any, graph: bool = False) -> list[An
     values: list[Any]
     if isinstance(other, Core):
         check_match(pop, other)
-        values = other._plain() if graph else other._values.matrices
+        values = other._values.matrices
     elif isinstance(other, nn.Module):
-        values = rows(pop, other, graph)
+        values = rows(pop, other)
     else:
         value = particles.read_number(other)
         if value is None:
@@ -192,7 +176,7 @@ def _same(ours: Layout, theirs: Layout, left: nn.Module, right: nn.Module) -> No
             )
 
 
-def rows(pop: Core, module: nn.Module, graph: bool = False) -> list[Tensor]:
+def rows(pop: Core, module: nn.Module) -> list[Tensor]:
     """The values of one module, as a row for each group."""
     layout, tensors = layout_and_tensors(module)
     if _owns_labels(module) and _owns_labels(pop.template):
@@ -201,7 +185,7 @@ def rows(pop: Core, module: nn.Module, graph: bool = False) -> list[Tensor]:
         _same(pop.layout, layout, pop.template, module)
     if not tensors:
         return []
-    return layout.pack(tensors if graph else [tensor.detach() for tensor in tensors])
+    return layout.pack([tensor.detach() for tensor in tensors])
 
 
 def _owns_labels(module: nn.Module) -> bool:

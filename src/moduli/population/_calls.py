@@ -158,15 +158,14 @@ class Calls(Core):
             values = allocate(self.layout, self._count)
             out = self.layout.views(values.matrices)
             views = self.layout.views(self._values.matrices)
-            names = list(self._buffers)
             losses: list[Tensor] = []
             block = plan.block or max(self._count, 1)
             for start in range(0, self._count, block):
                 stop = min(self._count, start + block)
                 rows = [v[start:stop].detach().requires_grad_(f) for v, f in zip(views, self._flags, strict=True)]
-                buffers = [self._buffers[name][start:stop] for name in names]
+                buffers = [held[start:stop] for held in self._buffers.values()]
                 with torch.enable_grad():
-                    made = self._evaluator.run(call, plan, rows, buffers, start, stop - start)
+                    made = self._evaluator.run(call, plan, [*rows, *buffers], start, stop - start)
                     loss = _one_each(made, stop - start)
                     tracked = [row for row in rows if row.requires_grad]
                     found = iter(
@@ -192,7 +191,7 @@ class Calls(Core):
         def act(how: EvaluationPlan) -> Any:
             if gradients:
                 return self._differentiate(call, how)
-            return self._evaluator.run(call, how, self._read_leaves(), buffers, 0, self._count)
+            return self._evaluator.run(call, how, [*self._read_leaves(), *buffers], 0, self._count)
 
         return self._evaluator.attempt(act, plan, call, self._count, buffers)
 

@@ -41,7 +41,6 @@ class Core:
     _flags: tuple[bool, ...]
     _leaves: list[Tensor] | None
     _members: Members
-    _graph: bool
     # How members are called; of all populations that share a template.
     _evaluator: PopulationEvaluator
     # Which of the members of several processes these are.
@@ -52,7 +51,7 @@ class Core:
     _fixed: frozenset[int]
 
     @classmethod
-    def _like(cls, template: nn.Module, count: int, filled: bool = True) -> Self:
+    def _like(cls, template: nn.Module, count: int) -> Self:
         """A population of copies of a module, which becomes its template."""
         if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in template.modules()):
             raise StructureError(
@@ -66,7 +65,7 @@ class Core:
         pop._flags = tuple(t.requires_grad for t in tensors)
         with torch.no_grad(), torch.inference_mode(False):
             pop._values = allocate(pop.layout, count)
-            if filled and count:
+            if count:
                 vectors = pop.layout.pack([t.detach() for t in tensors])
                 for matrix, vector in zip(pop._values.matrices, vectors, strict=True):
                     matrix.copy_(vector)
@@ -78,7 +77,6 @@ class Core:
         self._evaluator, self.template, self.layout = evaluator, evaluator.template, evaluator.layout
         self._leaves = None
         self._members = Members()
-        self._graph = False
         self._shard = None
         self._parent = None
         self._fixed = frozenset()
@@ -176,10 +174,6 @@ class Core:
 
     def _read_leaves(self) -> list[Tensor]:
         if self._leaves is None:
-            if self._graph:
-                with torch.enable_grad():
-                    self._leaves = self.layout.views(self._values.matrices)
-                return self._leaves
             with torch.no_grad(), torch.inference_mode(False):
                 views = self.layout.views(self._values.matrices)
                 shared = tracks_versions(self.template)
@@ -194,7 +188,7 @@ class Core:
         """Let autograd know that the matrices were changed in place."""
         pop: Core | None = self
         while pop is not None:
-            if pop._leaves is not None and not pop._graph and pop._leaves:
+            if pop._leaves:
                 torch.autograd.graph.increment_version(pop._leaves)
             if pop._members:
                 pop._members.mark_touched()
@@ -215,16 +209,6 @@ class Core:
             )
 
     # -- what operations ask -----------------------------------------------------------------------------------------
-
-    def _plain(self) -> list[Tensor]:
-        """The values as matrices through which gradients reach the leaves."""
-        if self._graph:
-            return self._values.matrices
-        leaves = self._read_leaves()
-        if not any(leaf.requires_grad for leaf in leaves):
-            return self._values.matrices
-        flat = [leaf.reshape(self._count, entry.numel) for leaf, entry in zip(leaves, self.layout, strict=True)]
-        return [torch.cat([flat[i] for i in group.indices], 1) for group in self.layout.groups]
 
     def _inert(self) -> frozenset[int]:
         """Which parameters take no part in operations, according to their configurations and to `only`."""

@@ -16,7 +16,7 @@ from moduli._torch import in_transform
 from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError
 
-from ._rule import Call, EvaluationPlan, Kind, Outputs, choose, kind_of, read_data
+from ._rule import Call, EvaluationPlan, Kind, Outputs, choose, kind_of
 from ._stacked import Stacked
 
 Made = TypeVar("Made")
@@ -55,7 +55,7 @@ class PopulationEvaluator:
     @cached_property
     def swap(self) -> Swap:
         """The places of the model's tensors."""
-        return Swap(self.template, self.entries, [held for _, held in self.template.named_buffers()])
+        return Swap(self.template, self.entries)
 
     @cached_property
     def kind(self) -> Kind:
@@ -126,39 +126,32 @@ class PopulationEvaluator:
                 "Nothing was changed"
             ) from error
 
-    def run(
-        self,
-        call: Call,
-        plan: EvaluationPlan,
-        parameters: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        first: int,
-        count: int,
-    ) -> Any:
+    def run(self, call: Call, plan: EvaluationPlan, tensors: Sequence[Tensor], first: int, count: int) -> Any:
         """Call `fn(model, *args, **kwargs)` for some members and stack what it returns.
 
         Args:
             call: The function, and the arguments of all members.
             plan: How.
-            parameters: One tensor of shape (count, *shape) per parameter.
-            buffers: One tensor of shape (count, *shape) per buffer; what a call does to buffers is written there.
+            tensors: One tensor of shape (count, *shape) per parameter, then one per buffer; what a call does to buffers is
+                written there.
             first: Which member is the first of these.
             count: How many there are.
         """
+        outputs = Outputs()
         with self._choose_attention(plan):
-            if plan.form == "loop" or count == 0:
-                return self._loop(call, parameters, buffers, first, count)
-            outputs = Outputs()
-            blocks: list[list[Tensor]] = []
+            if count == 0:
+                return self._call_nothing(call, outputs)
+            if plan.form == "loop":
+                return self._loop(call, tensors, call.rows(first, first + count), outputs, count)
             block = plan.block or count
             # Split and not sliced: the gradient of a slice is as large as the whole, that of a split is one `cat`.
-            parts = zip(*(torch.split(p, block) for p in parameters), strict=True) if block < count else [parameters]
+            parts = zip(*(torch.split(each, block) for each in tensors), strict=True) if block < count else [tensors]
             act = self._stack if plan.form == "stacked" else self._map
-            for start, rows in zip(range(0, count, block), parts, strict=True):
-                stop = min(count, start + block)
-                held = [b[start:stop] for b in buffers]
-                blocks.append(act(call, rows, held, call.rows(first + start, first + stop), outputs))
-            return outputs.concatenate(blocks)
+            blocks = []
+            for start, rows in zip(range(first, first + count, block), parts, strict=True):
+                blocks.append(act(call, rows, call.rows(start, min(first + count, start + block)), outputs))
+            columns = blocks[0] if len(blocks) == 1 else [torch.cat(parts) for parts in zip(*blocks, strict=True)]
+            return outputs.unflatten(columns)
 
     def _choose_attention(self, plan: EvaluationPlan) -> AbstractContextManager[None]:
         """A block in which attention, if there is any, takes the form that suits the plan."""
@@ -168,68 +161,38 @@ class PopulationEvaluator:
             return _no_shortcuts()
         return _ignore_warning()
 
-    def _stack(
-        self,
-        call: Call,
-        parameters: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        mapped: list[Tensor],
-        outputs: Outputs,
-    ) -> list[Tensor]:
+    def _stack(self, call: Call, tensors: Sequence[Tensor], mapped: list[Tensor], outputs: Outputs) -> Sequence[Tensor]:
         """One call on tensors that stand for those of all members."""
-        with self.swap.exchange([Stacked(parameter, call.randomness) for parameter in parameters], buffers):
-            given = [Stacked(each, call.randomness) for each in mapped]
-            output = outputs.flatten(call.run(self.template, given))
-        count = len(parameters[0])
+        given = [Stacked(each, call.randomness) for each in (*tensors, *mapped)]
+        output, _ = self._call_one(call, given, outputs)
+        count = len(tensors[0])
         return [each.physical if type(each) is Stacked else each.expand(count, *each.shape) for each in output]
 
-    def _map(
-        self,
-        call: Call,
-        parameters: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        mapped: list[Tensor],
-        outputs: Outputs,
-    ) -> list[Tensor]:
+    def _map(self, call: Call, tensors: Sequence[Tensor], mapped: list[Tensor], outputs: Outputs) -> Sequence[Tensor]:
         """One call by `torch.vmap`."""
         changed: list[int] = []
-        one, two = len(parameters), len(parameters) + len(buffers)
 
-        # Flat tensors, all with the members in front, and one tensor where there is one: torch takes structures of tensors
-        # and of dimensions apart several times.
-        def one_member(*tensors: Any) -> Any:
-            kept = tensors[one:two]
-            with self.swap.exchange(tensors[:one], kept):
-                output = outputs.flatten(call.run(self.template, tensors[two:]))
-                rebound = self.swap.find_rebound(kept)
+        # Flat tensors, all with the members in front: torch takes structures of tensors and of dimensions apart several
+        # times.
+        def one_member(*given: Tensor) -> tuple[Tensor, ...]:
+            output, rebound = self._call_one(call, given, outputs)
             changed[:] = list(rebound)
-            made = (*output, *rebound.values())
-            return made[0] if len(made) == 1 else made
+            return (*output, *rebound.values())
 
-        made = torch.vmap(one_member, 0, 0, call.randomness)(*parameters, *buffers, *mapped)
-        if isinstance(made, Tensor) and not changed:
-            return [made]
-        results = [made] if isinstance(made, Tensor) else list(made)
-        outer = len(results) - len(changed)
-        _write(buffers, changed, results[outer:])
-        return results[:outer]
+        made = torch.vmap(one_member, 0, 0, call.randomness)(*tensors, *mapped)
+        outer = len(made) - len(changed)
+        _write(tensors, dict(zip(changed, made[outer:], strict=True)))
+        return made[:outer]
 
-    def _loop(self, call: Call, parameters: Sequence[Tensor], buffers: Sequence[Tensor], first: int, count: int) -> Any:
+    def _loop(self, call: Call, tensors: Sequence[Tensor], mapped: list[Tensor], outputs: Outputs, count: int) -> Any:
         """One member after the other."""
-        outputs = Outputs()
-        if count == 0:
-            return self._call_nothing(call, outputs)
-        rows = [parameter.unbind(0) for parameter in parameters]
-        kept = [buffer.unbind(0) for buffer in buffers]
-        slices = [each.unbind(0) for each in call.rows(first, first + count)]
+        rows = [each.unbind(0) for each in (*tensors, *mapped)]
         columns: list[list[Tensor]] = []
         start = torch.get_rng_state() if call.randomness != "different" else None
         for index in range(count):
-            own, held = [row[index] for row in rows], [row[index] for row in kept]
-            with self.swap.exchange(own, held):
-                output = outputs.flatten(call.run(self.template, [each[index] for each in slices]))
-                rebound = self.swap.find_rebound(held)
-            _write(held, list(rebound), list(rebound.values()))
+            given = [row[index] for row in rows]
+            output, rebound = self._call_one(call, given, outputs)
+            _write(given, rebound)
             columns.append(output)
             if start is not None:
                 _repeat(start, call.randomness, index, count)
@@ -245,19 +208,17 @@ class PopulationEvaluator:
 
     def _call_nothing(self, call: Call, outputs: Outputs) -> Any:
         """The output of no members: what one would return, with a leading dimension of 0."""
-        state = torch.get_rng_state()
-        mapped = []
-        for leaf, dim in zip(call.leaves, call.dims, strict=True):
-            if dim is not None:
-                data = read_data(leaf)
-                mapped.append(data.new_zeros([size for d, size in enumerate(data.shape) if d != dim]))
-        copies = [held.clone() for _, held in self.template.named_buffers()]
-        try:
-            with torch.no_grad(), self.swap.exchange(self.entries, copies):
-                output = outputs.flatten(call.run(self.template, mapped))
-        finally:
-            torch.set_rng_state(state)
+        given = [*self.entries, *(held.clone() for _, held in self.template.named_buffers())]
+        given += [row.new_zeros(row.shape[1:]) for row in call.rows(0, 0)]
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            output, _ = self._call_one(call, given, outputs)
         return outputs.unflatten([value.new_empty((0, *value.shape)) for value in output])
+
+    def _call_one(self, call: Call, given: Sequence[Any], outputs: Outputs) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """The tensors that one call returns, and the buffers that it replaced by others, by place."""
+        own, mapped = given[: self.swap.size], given[self.swap.size :]
+        with self.swap.exchange(own):
+            return outputs.flatten(call.run(self.template, mapped)), self.swap.find_rebound(own)
 
 
 class Swap:
@@ -267,29 +228,25 @@ class Swap:
     `_flat_weights`), where they are exchanged too.
     """
 
-    def __init__(self, module: nn.Module, entries: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        places = {id(tensor): place for place, tensor in enumerate(entries)}
-        kept = {id(tensor): place for place, tensor in enumerate(buffers)}
-        self._parameters: list[tuple[dict[str, Any], str, int]] = []
-        self._buffers: list[tuple[dict[str, Any], str, int]] = []
+    def __init__(self, module: nn.Module, entries: Sequence[Tensor]) -> None:
+        tensors = [*entries, *(held for _, held in module.named_buffers())]
+        places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        self.size, self._first = len(tensors), len(entries)
+        self._slots: list[tuple[dict[str, Any], str, int]] = []
         self._lists: list[tuple[dict[str, Any], str, Any, list[int]]] = []
         for each in module.modules():
-            for slots, known, found in (
-                (each._parameters, places, self._parameters),
-                (each._buffers, kept, self._buffers),
-            ):
-                found += [(slots, name, known[id(held)]) for name, held in slots.items() if id(held) in known]
+            for slots in (each._parameters, each._buffers):
+                self._slots += [(slots, name, places[id(held)]) for name, held in slots.items() if id(held) in places]
             for key, held in each.__dict__.items():
                 if isinstance(held, list | tuple) and any(id(item) in places for item in held):
                     self._lists.append((each.__dict__, key, held, [places.get(id(item), -1) for item in held]))
 
     @contextmanager
-    def exchange(self, parameters: Sequence[Any], buffers: Sequence[Any]) -> Iterator[None]:
+    def exchange(self, tensors: Sequence[Any]) -> Iterator[None]:
         """A block in which the module holds other tensors."""
-        slots = [(held, name, parameters[place]) for held, name, place in self._parameters]
-        slots += [(held, name, buffers[place]) for held, name, place in self._buffers]
+        slots = [(held, name, tensors[place]) for held, name, place in self._slots]
         for state, key, held, places in self._lists:
-            filled = [item if place < 0 else parameters[place] for item, place in zip(held, places, strict=True)]
+            filled = [item if place < 0 else tensors[place] for item, place in zip(held, places, strict=True)]
             slots.append((state, key, filled if isinstance(held, list) else tuple(filled)))
         before = [held[name] for held, name, _ in slots]
         for held, name, value in slots:
@@ -300,24 +257,25 @@ class Swap:
             for (held, name, _), value in zip(slots, before, strict=True):
                 held[name] = value
 
-    def find_rebound(self, buffers: Sequence[Any]) -> dict[int, Any]:
+    def find_rebound(self, tensors: Sequence[Any]) -> dict[int, Any]:
         """The buffers that a call replaced by other tensors, by place."""
         found: dict[int, Any] = {}
-        for slots, name, place in self._buffers:
+        for slots, name, place in self._slots:
             held = slots.get(name)
-            if held is not buffers[place] and held is not None:
+            if place >= self._first and held is not tensors[place] and held is not None:
                 found.setdefault(place, held)
         return found
 
 
-def _write(buffers: Sequence[Tensor], places: list[int], values: Sequence[Tensor]) -> None:
+def _write(tensors: Sequence[Tensor], changed: dict[int, Tensor]) -> None:
     with torch.no_grad():
-        for place, value in zip(places, values, strict=True):
-            if value.shape != buffers[place].shape:
+        for place, value in changed.items():
+            held = tensors[place]
+            if value.shape != held.shape:
                 raise StructureError(
-                    f"a call gave a buffer of shape {tuple(buffers[place].shape[1:])} the shape {tuple(value.shape[1:])}"
+                    f"a call gave a buffer of shape {tuple(held.shape[1:])} the shape {tuple(value.shape[1:])}"
                 )
-            buffers[place].copy_(value)
+            held.copy_(value)
 
 
 def _repeat(start: Tensor, randomness: str, index: int, count: int) -> None:

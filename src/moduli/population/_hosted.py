@@ -67,7 +67,7 @@ class HostedPopulation:
             *args: Arguments, the same for all members unless `in_dims` says otherwise.
             in_dims: The dimension of an argument along which each member has its own slice.
         """
-        return torch.cat(self._ask("losses", fn, self._split_arguments(args, in_dims), in_dims))
+        return self._evaluate("losses", fn, args, in_dims)
 
     def step(self, fn: Callable[..., Any], *args: Any, steps: int = 1, in_dims: Any = None) -> Tensor:
         """Steps of the optimizer on every worker; returns the losses that the last one began with.
@@ -83,7 +83,7 @@ class HostedPopulation:
         """
         if self._optimizer is None:
             raise ValueError("nothing says how members move; give pop.host(executor, optimizer=lambda pop: ...)")
-        return torch.cat(self._ask("step", fn, self._split_arguments(args, in_dims), in_dims, steps))
+        return self._evaluate("step", fn, args, in_dims, steps)
 
     def copy(self, targets: Tensor | Sequence[int], sources: Tensor | Sequence[int]) -> None:
         """Give some members the parameters, buffers and optimizer state of others.
@@ -112,15 +112,11 @@ class HostedPopulation:
 
     def collect(self) -> Population:
         """All members as they are now, as a population here."""
-        parts = self._ask("members")
-        made = type(parts[0])._like(copy.deepcopy(parts[0].template), len(self), filled=False)
-        with torch.no_grad():
-            for out, *rows in zip(made.matrices, *(part.matrices for part in parts), strict=True):
-                torch.cat(rows, out=out)
-            for (name, out), *_ in zip(made.named_buffers(), strict=False):
-                out.copy_(torch.cat([dict(part.named_buffers())[name] for part in parts]))
-        made._flags = parts[0]._flags
-        return made  # type: ignore[no-any-return]
+        parts: list[Population] = self._ask("members", [()] * len(self._actors))
+        made: Population = parts[0][[0] * len(self)]
+        for start, part in zip(self._starts, parts, strict=False):
+            made.replace(range(start, start + len(part)), part)
+        return made
 
     def close(self) -> None:
         """End the workers."""
@@ -139,16 +135,20 @@ class HostedPopulation:
         """A worker with the members that were kept last."""
         return self._kind.remote(self._held[worker], self._optimizer, self._threads)
 
-    def _ask(self, method: str, *given: Any) -> list[Any]:
+    def _evaluate(self, method: str, fn: Callable[..., Any], args: tuple[Any, ...], in_dims: Any, *more: Any) -> Tensor:
+        """One number of each member, from all workers."""
+        shared = self._ray.put(fn)
+        given = [(shared, own, in_dims, *more) for own in self._split_arguments(args, in_dims)]
+        return torch.cat(self._ask(method, given))
+
+    def _ask(self, method: str, given: Sequence[Sequence[Any]]) -> list[Any]:
         """What all workers answer; what a worker that died was asked is asked again of one that takes its place."""
-        shared = [self._ray.put(each) if callable(each) else each for each in given]
-        asked = [self._remote(worker, method, shared) for worker in range(len(self._actors))]
-        return [self._answer(worker, asked[worker], method, shared) for worker in range(len(asked))]
+        asked = [self._remote(worker, method, own) for worker, own in enumerate(given)]
+        return [self._answer(worker, asked[worker], method, own) for worker, own in enumerate(given)]
 
     def _remote(self, worker: int, method: str, given: Sequence[Any]) -> Any:
-        own = [each[worker] if isinstance(each, _PerWorker) else each for each in given]
         asked = getattr(self._actors[worker], method)
-        return asked.options(num_returns=2).remote(*own) if method in _CHANGING else (asked.remote(*own), None)
+        return asked.options(num_returns=2).remote(*given) if method in _CHANGING else (asked.remote(*given), None)
 
     def _answer(self, worker: int, asked: Any, method: str, given: Sequence[Any]) -> Any:
         for _ in range(_ATTEMPTS):
@@ -171,12 +171,10 @@ class HostedPopulation:
     def _call(self, worker: int, method: str, *given: Any) -> Any:
         return self._answer(worker, self._remote(worker, method, given), method, given)
 
-    def _split_arguments(self, args: tuple[Any, ...], in_dims: Any) -> _PerWorker:
+    def _split_arguments(self, args: tuple[Any, ...], in_dims: Any) -> list[Any]:
         """The arguments of each worker."""
         flat = read_call(forward, args, {}, in_dims, len(self))
-        if flat.shared:
-            return _PerWorker([args] * len(self._actors))
-        made = _PerWorker()
+        made = []
         for start, stop in itertools.pairwise(self._starts):
             rows = [
                 leaf if dim is None else leaf[(*[slice(None)] * dim, slice(start, stop))]
@@ -192,10 +190,6 @@ class HostedPopulation:
 # What a worker does that changes its members: it also leaves a copy of them, which belongs to the driver and so survives it.
 _CHANGING = ("step", "write")
 _ATTEMPTS = 4
-
-
-class _PerWorker(list[Any]):
-    """What is different for each worker."""
 
 
 class _Host:

@@ -38,7 +38,7 @@ class Indexing(Core):
         place = index + self._count if index < 0 else index
         if not 0 <= place < self._count:
             raise IndexError(f"member {index} of a population of {self._count}")
-        if self._parent is not None and not self._graph:
+        if self._parent is not None:
             offset = self._offset()
             if offset is not None:
                 whole: Any = self._parent
@@ -46,15 +46,10 @@ class Indexing(Core):
         known = self._members.get(place)
         if known is not None:
             return known
-        if self._graph:
-            parameters: list[Any] = [leaf[place] for leaf in self._read_leaves()]
-            return build(
-                self.template, self._evaluator.entries, parameters, {n: b[place] for n, b in self._buffers.items()}
-            )
         shared = tracks_versions(self.template)
         with torch.no_grad(), torch.inference_mode(False):
             matrices = self._values.matrices
-            parameters = []
+            parameters: list[Any] = []
             for entry, flag in zip(self.layout, self._flags, strict=True):
                 if shared:
                     part = matrices[entry.group][place].narrow(0, entry.offset, entry.numel).view(entry.shape)
@@ -88,30 +83,21 @@ class Indexing(Core):
         start, stop, step = index.indices(self._count)
         if step < 0:
             return self._take_members(torch.arange(self._count)[list(range(start, stop, step))])
-        count = len(range(start, stop, step))
-        made = self._take_rows(slice(start, stop, step), count)
-        made._parent = None if self._graph else self
-        return made
-
-    def _take_rows(self, chosen: Any, count: int) -> Self:
-        """A population of rows as indexing gives them, with their history where they have one."""
-        with torch.inference_mode(False), torch.set_grad_enabled(self._graph and torch.is_grad_enabled()):
-            values = Values([matrix[chosen] for matrix in self._values.matrices])
-            made = self._make_alike(values, count, {name: held[chosen] for name, held in self._buffers.items()})
-        made._graph = self._graph
+        with torch.no_grad(), torch.inference_mode(False):
+            values = Values([matrix[start:stop:step] for matrix in self._values.matrices])
+            buffers = {name: held[start:stop:step] for name, held in self._buffers.items()}
+        made = self._make_alike(values, len(range(start, stop, step)), buffers)
+        made._parent = self
         return made
 
     def _take_members(self, index: Tensor) -> Self:
         """A population of copies of members."""
-        if self._graph:
-            made = self._take_rows(index, len(index))
-        else:
-            with torch.no_grad(), torch.inference_mode(False):
-                values = allocate(self.layout, len(index))
-                for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
-                    torch.index_select(matrix, 0, index.to(matrix.device), out=out)
-                buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
-            made = self._make_alike(values, len(index), buffers)
+        with torch.no_grad(), torch.inference_mode(False):
+            values = allocate(self.layout, len(index))
+            for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
+                torch.index_select(matrix, 0, index.to(matrix.device), out=out)
+            buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
+        made = self._make_alike(values, len(index), buffers)
         made._shard = None  # whichever members these are, they are not those of this process in their order
         return made
 

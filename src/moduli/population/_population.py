@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, final
@@ -65,9 +66,9 @@ class Population(State, Calls, Variation, Statistics):
             net: A module, which is copied; or a class (or function) that makes one, which then makes every member.
             n: How many members.
             *args: Arguments for the class.
-            init: What a member starts as: None for the values of the module; a number for these values plus normal
-                noise of that standard deviation; or a
-                function, called as `init(name, stacked)` under `no_grad` to fill tensors of shape (n, *shape).
+            init: What a member starts as: None for the values of the module, or those that the class makes; a number for
+                these values plus normal noise of that standard deviation; or a function, called as
+                `init(name, stacked)` under `no_grad` to fill tensors of shape (n, *shape).
             generator: Where the randomness comes from; torch's own by default.
             **kwargs: More arguments for the class.
 
@@ -84,24 +85,22 @@ class Population(State, Calls, Variation, Statistics):
             >>> bool((different.matrix == different.matrix[0]).all())
             False
         """
-        count = _check_count(n)
+        n = operator.index(n)
+        if n < 0:
+            raise ValueError(f"a population cannot have {n} members")
         if isinstance(net, nn.Module):
             if args or kwargs:
                 raise TypeError("arguments for the class were given together with a module that is built already")
-            pop = cls._like(adopt(copy.deepcopy(net)), count)
+            pop = cls._like(adopt(copy.deepcopy(net)), n)
             _initialise(pop, init, generator)
             return pop
         if not callable(net):
             raise TypeError(f"a population is of a module, or of a class of modules, not of a {type(net).__name__}")
-        if init is not None and not callable(init):
-            raise ValueError(
-                f"a class initialises its members itself; init={init!r} is for a module that is built already"
-            )
         with _replace_generator(generator):
-            pop = cls._like(adopt(_make(net, args, kwargs)), count)
+            pop = cls._like(adopt(net(*args, **kwargs)), n)
             targets = [*pop.layout.views(pop._values.matrices), *pop._buffers.values()]
-            for index in range(1, count):
-                member = _make(net, args, kwargs)
+            for index in range(1, n):
+                member = net(*args, **kwargs)
                 layout, tensors = layout_and_tensors(member)
                 if layout.fingerprint != pop.layout.fingerprint:
                     raise StructureError(f"member {index} was made with another structure than member 0")
@@ -185,21 +184,6 @@ class Population(State, Calls, Variation, Statistics):
     def __repr__(self) -> str:
         kind = type(self.template).__name__
         return f"Population({self._count} x {kind}, {self.layout.numel} parameters each)"
-
-
-def _check_count(n: Any) -> int:
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"the number of members is an integer, not {n!r}")
-    if n < 0:
-        raise ValueError(f"a population cannot have {n} members")
-    return n
-
-
-def _make(make: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
-    made = make(*args, **kwargs)
-    if not isinstance(made, nn.Module):
-        raise TypeError(f"{getattr(make, '__name__', make)!r} made a {type(made).__name__}, not a torch.nn.Module")
-    return made
 
 
 @contextmanager

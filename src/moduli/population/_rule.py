@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from moduli._torch import pytree
@@ -191,11 +190,6 @@ class Call(NamedTuple):
     chunk_size: int | None = None
     randomness: str = "different"
 
-    @property
-    def shared(self) -> bool:
-        """Whether every member is given the same."""
-        return all(dim is None for dim in self.dims)
-
     def rows(self, start: int, stop: int) -> list[Tensor]:
         """The leaves that differ, for some members, with the members in front."""
         return [
@@ -206,15 +200,12 @@ class Call(NamedTuple):
 
     def run(self, module: nn.Module, mapped: Sequence[Any]) -> Any:
         """Call the function on a model, with the leaves that differ put in."""
-        leaves = self.leaves
-        if not self.shared:
-            items = iter(mapped)
-            leaves = [
-                leaf if dim is None else _drop_label(next(items), leaf, dim)
-                for leaf, dim in zip(leaves, self.dims, strict=True)
-            ]
-        args = leaves if self.spec is None else pytree.tree_unflatten(leaves, self.spec)
-        return self.fn(module, *args, **self.kwargs)
+        items = iter(mapped)
+        leaves = [
+            leaf if dim is None else _drop_label(next(items), leaf, dim)
+            for leaf, dim in zip(self.leaves, self.dims, strict=True)
+        ]
+        return self.fn(module, *pytree.tree_unflatten(leaves, self.spec), **self.kwargs)
 
 
 def read_call(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], in_dims: Any, count: int, *how: Any) -> Call:
@@ -231,8 +222,6 @@ def read_call(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], in_dims
     Raises:
         StructureError: If an argument does not have `count` slices.
     """
-    if in_dims is None and all(isinstance(each, Tensor) for each in args):
-        return Call(fn, list(args), None, [None] * len(args), kwargs, *how)
     leaves, spec = pytree.tree_flatten(args, is_leaf=_is_labelled)
     if in_dims is None:
         return Call(fn, leaves, spec, [None] * len(leaves), kwargs, *how)
@@ -268,45 +257,32 @@ class Outputs:
 
     def __init__(self) -> None:
         self.spec: Any = None
-        self.others: list[Any] = []
-        self.axes: list[Axes | None] = []
-        # Whether the output is one tensor and nothing else.
-        self.lone = False
+        # Of each leaf its axes if it is labelled, `Tensor` if it is a plain tensor, itself if it is none.
+        self.rest: list[Any] = []
 
     def flatten(self, output: Any) -> list[Tensor]:
         """The tensors of one output; the rest of it must be the same for all members."""
-        if isinstance(output, Tensor) and self.spec is None:
-            self.lone = True
-            return [output]
         leaves, spec = pytree.tree_flatten(output, is_leaf=_is_labelled)
-        others = [None if isinstance(leaf, Tensor | LabelledTensor) else leaf for leaf in leaves]
-        axes = [leaf._axes if type(leaf) is LabelledTensor else None for leaf in leaves]
-        if self.lone or (self.spec is not None and (spec != self.spec or not _equal(others, self.others))):
+        rest = [leaf._axes if _is_labelled(leaf) else Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if self.spec is not None and (spec != self.spec or not _equal(rest, self.rest)):
             raise TypeError(
                 "members returned different things besides tensors; return tensors, which are stacked, or the same value "
                 "for every member"
             )
-        self.spec, self.others, self.axes = spec, others, axes
-        self.places = [isinstance(leaf, Tensor | LabelledTensor) for leaf in leaves]
+        self.spec, self.rest = spec, rest
         return [read_data(leaf) for leaf in leaves if isinstance(leaf, Tensor | LabelledTensor)]
 
-    def concatenate(self, blocks: list[list[Tensor]]) -> Any:
-        """The output with the tensors of all members in it, from those of each block of them."""
-        columns = blocks[0] if len(blocks) == 1 else [torch.cat(parts) for parts in zip(*blocks, strict=True)]
-        return self.unflatten(columns)
-
-    def unflatten(self, columns: list[Tensor]) -> Any:
+    def unflatten(self, columns: Sequence[Tensor]) -> Any:
         """The output with stacked tensors in it."""
-        if self.lone:
-            return columns[0]
         items = iter(columns)
         made = []
-        for tensor, other, axes in zip(self.places, self.others, self.axes, strict=True):
-            if not tensor:
-                made.append(other)
-                continue
-            item = next(items)
-            made.append(item if axes is None else wrap(item, put_in_front(axes, AXIS, None)))
+        for each in self.rest:
+            if each is Tensor:
+                made.append(next(items))
+            elif isinstance(each, Axes):
+                made.append(wrap(next(items), put_in_front(each, AXIS, None)))
+            else:
+                made.append(each)
         return pytree.tree_unflatten(made, self.spec)
 
 

@@ -87,31 +87,26 @@ class Shard:
             rows: The rows of the members here.
             sources: One member for each of all members, the same in every process.
         """
-        owners = self._owners(sources)
-        here = self._owners(torch.arange(self.total, device=sources.device))
-        distant = torch.tensor(sorted(set(sources[owners != here].tolist())), dtype=torch.int64)
-        own = self.own(sources).cpu()
-        found = rows.detach()[(own - self.start).clamp(0, len(rows) - 1).to(rows.device)]
-        if len(distant):  # only rows that change the process travel
-            sent = self.fetch(rows, distant)
-            away = (own < self.start) | (own >= self.stop)
-            found[away.to(found.device)] = sent[torch.searchsorted(distant, own[away]).to(sent.device)]
-        return found
+        return self._fetch_distant(rows, [sources[start:stop] for start, stop in self._spans()])
 
     def shift(self, rows: Tensor, by: int) -> Tensor:
         """The rows of the `|by|` members after those here (before them, where `by` is negative), around the ring."""
         ends = [(stop if by > 0 else start + by, stop + by if by > 0 else start) for start, stop in self._spans()]
-        wanted = [torch.arange(first, last) % self.total for first, last in ends]
-        distant = torch.tensor(sorted(set(torch.cat(wanted).tolist())), dtype=torch.int64)
-        sent = self.fetch(rows, distant)
-        return sent[torch.searchsorted(distant, wanted[self.rank]).to(sent.device)]
+        return self._fetch_distant(rows, [torch.arange(first, last) % self.total for first, last in ends])
+
+    def _fetch_distant(self, rows: Tensor, wanted: list[Tensor]) -> Tensor:
+        """The rows that are wanted here, of those that each process wants; only rows that change the process travel."""
+        spans = zip(self._spans(), wanted, strict=True)
+        away = {i for (start, stop), each in spans for i in each.tolist() if not start <= i < stop}
+        distant, own = torch.tensor(sorted(away), dtype=torch.int64), wanted[self.rank].cpu()
+        found = rows.detach()[(own - self.start).clamp(0, len(rows) - 1).to(rows.device)]
+        if away:
+            sent, gone = self.fetch(rows, distant), (own < self.start) | (own >= self.stop)
+            found[gone.to(found.device)] = sent[torch.searchsorted(distant, own[gone]).to(sent.device)]
+        return found
 
     def _spans(self) -> list[tuple[int, int]]:
         return list(zip(self.starts, self.starts[1:], strict=False))
-
-    def _owners(self, members: Tensor) -> Tensor:
-        """The rank that holds each member."""
-        return torch.bucketize(members, torch.tensor(self.starts[1:], device=members.device), right=True)
 
     def copy(self, rows: Tensor, targets: Tensor, sources: Tensor) -> None:
         """Give some members the rows of others, in place."""

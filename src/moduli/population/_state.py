@@ -115,7 +115,7 @@ class State(Indexing):
         hit = self._match_names(patterns or ("*",))
         self._flags = tuple(requires_grad if h else f for h, f in zip(hit, self._flags, strict=True))
         for place, flag in enumerate(self._flags):
-            if self._leaves is not None and not self._graph:
+            if self._leaves is not None:
                 self._leaves[place].requires_grad_(flag)
             for _, _, held in self._members.items():
                 held.parameters[place].requires_grad_(flag)
@@ -222,8 +222,6 @@ class State(Indexing):
             (True, False)
         """
         self._check_members()
-        if self._graph:
-            return self._take_members(torch.arange(self._count))
         with torch.no_grad(), torch.inference_mode(False):
             values = allocate(self.layout, self._count)
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):

@@ -10,8 +10,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from moduli.particles import refuse_graph
-
 from ._arithmetic import Arithmetic, broadcast, check_match, read_operand
 from ._core import Core, allocate
 
@@ -231,8 +229,7 @@ class Statistics(Arithmetic):
             >>> torch.equal(a.lerp_(b, 1.0).matrix, b.matrix)
             True
         """
-        refuse_graph()
-        self._check_members()
+        self._check_operands()
         targets = self._read_other(other)
 
         def act(matrix: Tensor, target: Tensor, each: Any) -> None:
@@ -255,8 +252,7 @@ class Statistics(Arithmetic):
             >>> pop.axpy_(-1.0, pop).norm()
             tensor([0., 0., 0.])
         """
-        refuse_graph()
-        self._check_members()
+        self._check_operands()
         factors, others = read_operand(self, factor, operator.mul), self._read_other(other)
 
         def act(matrix: Tensor, step: Tensor, each: Any) -> None:

@@ -214,8 +214,6 @@ class Variation(Indexing):
             (True, True)
         """
         self._check_members()
-        if self._graph:
-            raise RuntimeError("a population that keeps its history cannot be changed in place")
         places = self._indices(index)
         if len(places) != len(torch.unique(places)):
             raise ValueError("a member is replaced twice; give every index once")
