@@ -50,9 +50,13 @@ def interleaved(
 
 
 def _calls_in(call: Callable[[], object], seconds: float) -> int:
-    """How many calls take about `seconds`. The calls made to find out also warm the candidate up."""
+    """How many calls take about `seconds`. The calls made to find out also warm the candidate up.
+
+    The lesser of two turns counts: the first call does what is done once, and any may be interrupted. Taken for slow, a quick
+    candidate would be called once per turn, and look many times slower than one that is called often.
+    """
     count = 1
-    while (taken := _clocked(call, count)) < seconds / 2:
+    while (taken := min(_clocked(call, count), _clocked(call, count))) < seconds / 2:
         count = max(count * 2, min(count * 16, int(count * seconds / max(taken, 1e-9))))
     return count
 

@@ -93,7 +93,7 @@ class Arithmetic(particles.InPlaceOperators, Core):
         return self
 
     def _check_operands(self) -> None:
-        """Check the members, and that nobody expects a history of the result."""
+        """Check the members, and that no history of the result is expected."""
         if particles.is_differentiable():
             raise RuntimeError(
                 "the arithmetic of a population keeps no history; inside differentiable() combine members of it, as in "

@@ -108,14 +108,6 @@ def _is_plain(kwargs: Any) -> bool:
     return all(key in _PLAIN and _PLAIN[key] == value for key, value in kwargs.items() if key != "ignore_index")
 
 
-def _compute_squared_error(func: Any, args: Any, kwargs: Any) -> Any:
-    """The mean of squared differences of tensors of one shape."""
-    x, y = args
-    if not _is_plain(kwargs) or x.shape != y.shape:
-        return _map_function(func, args, kwargs)
-    return _reduce_members(torch.mean, (_pointwise(torch.square, (_apply_paired(torch.sub, (x, y), {}),), {}),), {})
-
-
 def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
     """Minus the mean logarithm of the probability of classes that all members share: one image of classes per member."""
     x, y = args
@@ -205,7 +197,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_PAIRED, _apply_paired),
     **dict.fromkeys((torch.mean, torch.sum, Tensor.mean, Tensor.sum), _reduce_members),
     F.linear: _linear,
-    F.mse_loss: _compute_squared_error,
     F.cross_entropy: _cross_entropy,
     Tensor.requires_grad.__get__: _requires,  # type: ignore[attr-defined]
 }
