@@ -275,7 +275,7 @@ class Outputs:
     def unflatten(self, columns: Sequence[Tensor]) -> Any:
         """The output with stacked tensors in it."""
         items = iter(columns)
-        made = []
+        made: list[Any] = []
         for each in self.rest:
             if each is Tensor:
                 made.append(next(items))
