@@ -493,3 +493,21 @@ def test_overlapping_rows_are_noticed(backend):
     want = matrix[:, :30] + matrix[:, 20:]
     assert "overlaps" in str(fused.explain([matrix[:, :30]], [matrix[:, 20:]])) or backend == "plain"
     assert torch.equal(fused([matrix[:, :30]], [matrix[:, 20:]])[0], want)
+
+
+def test_foreach_goes_through_large_tensors_in_blocks_and_small_ones_in_groups(monkeypatch):
+    monkeypatch.setattr("moduli.kernels._foreach.BLOCK", 100)
+    shapes = [(30, 17), (5,), (), (99,), (2, 3, 4), (0,), (101,), (8, 8)]
+    results = {}
+    for form in ("foreach", "plain"):
+        monkeypatch.setenv("MODULI_KERNELS", form)
+        lists = [tensors(*shapes, seed=seed) for seed in range(3)] + [[t.abs() for t in tensors(*shapes, seed=3)]]
+        lists = [[t.t().contiguous().t() if t.shape == (30, 17) else t for t in each] for each in lists]
+        fused = kernels.fuse(adam, inplace=("p", "m", "v"))
+        for step in (1, 2):
+            fused(*lists, 0.1, 0.9, 0.999, 1e-8, 1 - 0.9**step, 1 - 0.999**step)
+        assert fused.explain(*lists, 0.1, 0.9, 0.999, 1e-8, 0.1, 0.1).form == form
+        results[form] = lists
+    for ours, theirs in zip(*results.values(), strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

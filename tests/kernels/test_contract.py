@@ -45,7 +45,7 @@ def test_contracted_equals_plain(monkeypatch, name, dtype, inplace):
     monkeypatch.setenv("MODULI_KERNELS", "foreach")
     fn, operations = CASES[name]
     generator = torch.Generator().manual_seed(0)
-    ps, gs = ([torch.rand(n, generator=generator).add(0.5).to(dtype) for n in (0, 1, 7, 40_000)] for _ in range(2))
+    ps, gs = ([torch.rand(n, generator=generator).add(0.5).to(dtype) for n in (0, 1, 7, 80_000)] for _ in range(2))
     want = [fn(p.double(), g.double(), 0.3, 0.7) for p, g in zip(ps, gs, strict=True)]
     fused = kernels.fuse(fn, inplace=inplace)
     with torch.no_grad(), Foreach() as seen:

@@ -76,7 +76,7 @@ class Runtime:
         self.huge.restype = None
         # This one reads Python objects, so it must be called with the GIL held: hence PyDLL.
         self._read: Any = ctypes.PyDLL(str(library.path)).moduli_read
-        self._read.argtypes = [ctypes.py_object, integer, *([address] * 6)]
+        self._read.argtypes = [ctypes.py_object, ctypes.py_object, integer, *([address] * 6)]
         self._read.restype = integer
         found = find_tensor_reader()
         self._reader = None if found is None else array("Q", [*found, id(torch.Tensor), id(torch.nn.Parameter)])
@@ -87,22 +87,38 @@ class Runtime:
         count = sum(map(len, lists))
         facts = array("q", bytes(8 * max(1, 2 * count + 2 * axes)))
         blank = array("Q", bytes(8 * max(1, count)))
-        found = self._call(lists, array("q", map(len, lists)), None, facts.buffer_info()[0], blank, blank)
+        found = self._call(lists, (), array("q", map(len, lists)), None, facts.buffer_info()[0], blank, blank)
         return facts if found == 0 else None
 
     def compare(
-        self, lists: Sequence[tuple[torch.Tensor, ...]], lengths: array[int], facts: array[int], before: array[int]
+        self,
+        lists: Sequence[tuple[torch.Tensor, ...]],
+        trusted: Sequence[tuple[torch.Tensor, ...]],
+        lengths: array[int],
+        facts: array[int],
+        before: array[int],
     ) -> tuple[int, array[int]]:
-        """(-1 where a tensor is not what it was, else a bit for each list that moved; the addresses now)."""
-        now = array("Q", bytes(8 * len(before)))
-        return self._call(lists, lengths, facts.buffer_info()[0], None, now, before), now
+        """(-1 where a tensor is not what it was, else a bit for each list that moved; the addresses now).
 
-    def _call(self, lists: Sequence[Any], lengths: array[int], known: Any, facts: Any, *places: array[int]) -> int:
+        A list of negative length that holds the very tensors of its trusted one is where it was.
+        """
+        now = array("Q", bytes(8 * len(before)))
+        return self._call(lists, trusted, lengths, facts.buffer_info()[0], None, now, before), now
+
+    def _call(
+        self,
+        lists: Sequence[Any],
+        trusted: Sequence[Any],
+        lengths: array[int],
+        known: Any,
+        facts: Any,
+        *places: array[int],
+    ) -> int:
         if self._reader is None:
             return -1
         held, addresses = tuple(lists), [place.buffer_info()[0] for place in (lengths, self._reader, *places)]
         try:
-            return int(self._read(held, len(held), *addresses[:2], known, facts, *addresses[2:]))
+            return int(self._read(held, tuple(trusted), len(held), *addresses[:2], known, facts, *addresses[2:]))
         except (RuntimeError, BufferError, TypeError):  # torch's reader says so of what it can't describe
             return -1
 
@@ -224,16 +240,19 @@ typedef struct {
 
 /* Describes tuples of tensors: each one's device, dtype, axes, shape and strides go to `facts`, its address to `now`.
    With `known` it compares instead, and a bit tells for each tuple whether an address differs from `before` (one bit for
-   all beyond the 62nd). A tuple of negative length is not looked at: it is where it was. -1 where a tensor is of another
-   type, has no memory, or is not as it was known. The caller holds
-   the GIL and the tuples. */
-int64_t moduli_read(void *lists, int64_t count, const int64_t *lengths, const m_python *py, const int64_t *known,
-                    int64_t *facts, uint64_t *now, const uint64_t *before) {
+   all beyond the 62nd). A tuple of negative length which holds the same objects as the trusted one is not looked at: it is
+   where it was. -1 where a tensor is of another type, has no memory, or is not as it was known. The caller holds the GIL
+   and the tuples. */
+int64_t moduli_read(void *lists, void *trusted, int64_t count, const int64_t *lengths, const m_python *py,
+                    const int64_t *known, int64_t *facts, uint64_t *now, const uint64_t *before) {
   int64_t moved = 0;
   for (int64_t r = 0; r < count; r++) {
     void *list = py->item(lists, r);
     const int64_t n = lengths[r] < 0 ? -lengths[r] : lengths[r];
-    if (lengths[r] < 0) {
+    void *own = lengths[r] < 0 ? py->item(trusted, r) : NULL;
+    int64_t same = 0;
+    while (own && same < n && py->item(list, same) == py->item(own, same)) same++;
+    if (own && same == n) {
       for (int64_t i = 0; i < n; i++) known += 2 + 2 * known[1];
       memcpy(now, before, (size_t)n * 8);
       now += n;

@@ -19,10 +19,8 @@ from ._memory import KeptMemory, Memory
 from ._operations import FOREACH
 from ._scalars import ScalarPart, apply_node, find_placed
 
-#: Elements in a block of a large tensor: few enough to stay in the cache between operations.
-BLOCK = 131072
-#: Elements of small tensors in a group: there calling costs more than arithmetic.
-GROUP = 1 << 20
+#: Elements in a block of a large tensor, or in a group of small ones: few enough to stay in the cache between operations.
+BLOCK = 1 << 18
 
 Lists = Sequence[Sequence[torch.Tensor]]
 Outputs = Sequence[tuple[int, torch.dtype, int | None]]
@@ -381,7 +379,7 @@ def _cut_lists(lists: Lists, targets: Lists) -> Cuts:
         if size * 4 > BLOCK and len(layouts) == 1 and preserve_strides(lists[0][i]) == lists[0][i].stride():
             found.append(_Cut([i], [True], blocks=True))
         elif size:
-            if held + size > GROUP:
+            if held + size > BLOCK:
                 found.append(close(waiting))
                 waiting, held = [], 0
             waiting.append(i)

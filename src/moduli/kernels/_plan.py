@@ -210,9 +210,10 @@ class Lists:
         self._counts = [len(tensors) for tensors in lists]
         self._lengths = array("q", self._counts)
         self._lazy, self._frozen = lazy, frozen
+        self._owned = [tensors if i in owned and memory else () for i, tensors in enumerate(lists)]
         # A tensor of one's own may be given other memory through another reference; its old memory must not be freed then.
-        self._owned = [(i, lists[i], [tensor.untyped_storage() for tensor in lists[i]]) for i in owned if memory]
-        self._trusted = array("q", [-n if i in owned else n for i, n in enumerate(self._lengths)])
+        self._storages = [tensor.untyped_storage() for tensors in self._owned for tensor in tensors]
+        self._trusted = array("q", [-len(own) or n for own, n in zip(self._owned, self._counts, strict=True)])
         self._runtime = runtime
         self._memory = memory
         self._facts = None if runtime is None or not memory else runtime.facts(lists)
@@ -230,15 +231,16 @@ class Lists:
             return None
         before = self._blank if state is None else state.addresses
         trust = trust and state is not None
-        for i, owned, _ in self._owned if trust else ():
-            trust = trust and all(map(operator.is_, lists[i], owned))
-        lengths = self._trusted if trust else self._lengths
         if self._runtime is not None and self._facts is not None:
-            moved, now = self._runtime.compare(lists, lengths, self._facts, before)
+            lengths = self._trusted if trust else self._lengths
+            moved, now = self._runtime.compare(lists, self._owned, lengths, self._facts, before)
             if moved < 0:
                 return None
         else:
-            asked = [i for i, length in enumerate(lengths) if length >= 0]
+            pairs = zip(lists, self._owned, strict=True)
+            asked = [
+                i for i, (now, own) in enumerate(pairs) if not (trust and own and all(map(operator.is_, now, own)))
+            ]
             if self._looks is None or any(_describe(lists[i]) != self._looks[i] for i in asked):
                 return None
             if not self._memory:
