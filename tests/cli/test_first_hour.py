@@ -140,12 +140,12 @@ def test_wrong_names_in_a_terminal(tmp_path):
         (["race", "rosenbrok"], "rosenbrock"),
         (["race", "rosenbrock", "--with", "Adma | LR(1)"], "Adma"),
         (["race", "wave.py:problem", "-o", "base"], "is a directory"),
-        (["race", "wave.py:problem", "-o", "."], ". is a directory"),
+        (["race", "wave.py:problem", "-o", "."], "'.' is a directory"),
         (["fit", "wave.py:probelm"], "has no 'probelm'"),
         (["merge", "tiles", "base", "math", "-o", "x"], "'tiles' is not a recipe"),
-        (["merge", "lerp", "base", "maths", "-o", "x", "--set", "t=0.5"], "there is no file maths"),
+        (["merge", "lerp", "base", "maths", "-o", "x", "--set", "t=0.5"], "'maths' does not exist"),
         (["links", "xyzzyx"], "nothing is called"),
-        (["inspect", "wave.safetensor"], "there is no file"),
+        (["inspect", "wave.safetensor"], "does not exist"),
     ]:
         code, text, _ = call(*arguments)
         assert (code, message in " ".join(text.split()), "Traceback" in text) == (2, True, False), text

@@ -8,7 +8,7 @@ import pytest
 
 from moduli import io
 from moduli.cli import _catalogue, _files
-from moduli.cli._links import _search
+from moduli.cli._catalogue import _search
 
 PROGRAM = """
 import atexit, sys

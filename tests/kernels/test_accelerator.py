@@ -332,17 +332,16 @@ def test_the_report_says_that_there_is_no_accelerator(capsys, monkeypatch):
 def test_the_report_compares_numbers_of_two_devices(monkeypatch):
     """The part for a device that is present, on the host in its place."""
     links = ["Adam", "Lion", "LBFGS", "SOAP", "Dropout", "GaussNewton"]
-    lines = _gpu._check_numbers("cpu", links)
-    assert lines[-1].split()[:3] == ["5", "of", "5"]
-    assert "1 draw random numbers and 1 need another problem" in lines[-1]
+    assert [name for name, *_ in _gpu._compare_links("cpu", links)] == ["clip, Adam, decay, lr", *links[:4]]
+    assert _gpu._count("links", _gpu._compare_links("cpu", links))[-1] == "  5 of 5 agree"
     monkeypatch.setattr(_gpu, "make_chain", lambda: [m.Adam(), m.LR(next(rates))])
     rates = iter([1e-3, 1e-3, 2e-3])
-    assert "clip, Adam, decay, lr: differs by" in "".join(_gpu._check_numbers("cpu", []))
+    assert "clip, Adam, decay, lr: differs by" in "".join(_gpu._count("links", _gpu._compare_links("cpu", [])))
 
 
 def test_the_report_compares_operations_of_two_devices(monkeypatch):
     names = ["neg", "exp", "sub", "addcmul"]
-    assert _gpu._check_operations("cpu", names)[-1].split() == ["16", "of", "16", "agree"]
+    assert _gpu._count("operations", _gpu._compare_operations("cpu", names))[-1] == "  16 of 16 agree"
     fuse = _gpu._fuse
     monkeypatch.setattr(_gpu, "_fuse", lambda function, roles: fuse(lambda *args: function(*args) * 1.1, roles))
-    assert "sub in float64: differs by" in "".join(_gpu._check_operations("cpu", names))
+    assert "sub in float64: differs by" in "".join(_gpu._count("operations", _gpu._compare_operations("cpu", names)))

@@ -1,9 +1,9 @@
 """Races: equal numbers in one process or several, rogues as rows, and files that survive whatever ends a race."""
 
-import contextlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +16,7 @@ import torch
 from lab import rogues
 from moduli import lab
 from moduli.lab import RunReason, problems, race
-from moduli.lab._pool import RunPool, Task
+from moduli.lab._pool import Task, execute_all
 
 FIELD = ["torch.SGD(lr=0.001)", "Adam | LR(0.05)", "Population(6, spread=0.3) | Adam | LR(0.05)"]
 COURSES = ["rosenbrock", "noisy-20", "spirals"]
@@ -252,13 +252,13 @@ def test_a_race_that_is_killed_keeps_its_runs_and_leaves_no_process(tmp_path):
 
 def test_a_worker_that_dies_is_replaced():
     tasks = [Task("sphere-10", "LR(1e-6)", seed, 10**6, 0.3 if seed else 600, 1) for seed in range(3)]
-    found = {}
-    with contextlib.closing(RunPool(1)) as pool:
-        for number, message in pool.run(tasks):
-            if "evaluations" in message and number == 0 and pool.team:
-                pool.team[0].process.kill()
-            if "reason" in message:
-                found[number] = message["reason"]
+    found, workers = {}, []
+    for number, message in execute_all(tasks, 1):
+        workers += [message["pid"]] if "pid" in message else []
+        if "evaluations" in message and number == 0 and "reason" not in message:
+            os.kill(workers[0], signal.SIGKILL)
+        if "reason" in message:
+            found[number] = message["reason"]
     assert found == {0: RunReason.KILLED, 1: RunReason.TIME, 2: RunReason.TIME}
 
 

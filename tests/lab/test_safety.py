@@ -1,6 +1,5 @@
 """What results and labels say is text, and never run or obeyed; and nothing is left behind."""
 
-import contextlib
 import csv
 import json
 import os
@@ -147,9 +146,9 @@ def test_a_worker_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_pool, "STARTUP", 0.5)
     task = _pool.Task("rosenbrock", "torch.SGD(lr=0.001)", 0, 5, 5.0, 1)
-    with contextlib.closing(_pool.RunPool(1, ["hangs_on_import"])) as pool:
-        messages = [message for _, message in pool.run([task, task]) if "reason" in message]
-        assert pool.team == []
+    messages = [
+        message for _, message in _pool.execute_all([task, task], 1, ["hangs_on_import"]) if "reason" in message
+    ]
     assert [message["reason"] for message in messages] == ["hung, was killed"] * 2
     assert "did not start within 0.5 seconds" in messages[0]["detail"]
 
@@ -180,6 +179,5 @@ def test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
 def test_a_worker_that_hangs_on_the_import_of_its_problem_is_killed_in_its_time(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time\nwhile True: time.sleep(1)\n")
     task = _pool.Task(f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0, 5, 0.2, 1)
-    with contextlib.closing(_pool.RunPool(1)) as pool:
-        (record,) = [message for _, message in pool.run([task]) if "reason" in message]
+    (record,) = [message for _, message in _pool.execute_all([task], 1) if "reason" in message]
     assert (record["reason"], record["detail"]) == ("hung, was killed", "it did not come back within its time")

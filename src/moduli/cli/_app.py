@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from ._catalogue import links
 from ._files import inspect, merge
 from ._fit import fit
-from ._links import links
 from ._race import race
 
 EPILOG = "Exit codes: 0 done, 1 the work failed, 2 the command was wrong, 130 interrupted (what was finished is kept)."

@@ -17,6 +17,7 @@ import typer
 
 if TYPE_CHECKING:  # at work it is imported by what needs it: it costs as much as the rest of a short command
     from rich.console import Console
+    from rich.progress import Progress
 
     from ..lab.problems import Problem
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:  # at work it is imported by what needs it: it costs as much a
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 # In a pipe a table of several wide columns has this width.
 PIPED = 100
+
+
+def file_option(text: str, *names: str, exists: bool = False) -> Any:
+    """An option that is a file, and no directory."""
+    return typer.Option(*names, exists=exists, dir_okay=False, metavar="FILE", help=text)
 
 
 def out() -> Console:
@@ -60,7 +66,8 @@ def exit_with_usage(message: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """Print JSON, and nothing else, on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    clean = json.loads(json.dumps(value), parse_constant=lambda _: None)  # JSON has no infinity
+    sys.stdout.write(json.dumps(clean, indent=2) + "\n")
 
 
 def print_columns(
@@ -96,33 +103,35 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def file_of(reference: str) -> Path | None:
-    """The file that FILE.py:name is in; None for the name of a problem."""
-    file, colon, _ = reference.rpartition(":")
-    if not colon:
-        return Path(reference).expanduser() if reference.endswith(".py") else None
-    return Path(file).expanduser()
-
-
 def problem_of(reference: str) -> Problem:
     """The problem, or the end of the command with a sentence that says why there is none."""
     from ..lab import ProblemFileError, load_problem, problems
 
-    file = file_of(reference)
     try:
-        return problems.get(reference) if file is None else load_problem(reference)
+        return load_problem(reference)
     except (ProblemFileError, problems.UnknownProblemError) as error:
         exit_with_usage(str(error))
     except Exception as error:  # noqa: BLE001 - the user's file is run, and may raise anything
-        fail(f"{reference} cannot be loaded: {blame(error, file) or f'{type(error).__name__}: {error}'}")
+        fail(f"{reference} cannot be loaded: {blame(error, reference) or f'{type(error).__name__}: {error}'}")
 
 
-def blame(error: BaseException, file: Path | None) -> str:
+def blame(error: BaseException, reference: str) -> str:
     """An error with the last line of the user's file that led to it; nothing when no line of it did."""
-    if file is None:
-        return ""
-    fact = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):
-        return fact  # it says the line itself
+    from ..lab import split_reference
+
+    place, fact = split_reference(reference), f"{type(error).__name__}: {error}"
+    if place is None or isinstance(error, SyntaxError):  # that says the line itself
+        return "" if place is None else fact
+    file, _ = place
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()]
     return f"{fact}\n  {file}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def make_bar(*columns: Any) -> Progress:
+    """A bar on standard error, which moves in a terminal only and leaves nothing there."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
+    return Progress(
+        columns[0], BarColumn(), MofNCompleteColumn(), *columns[1:],
+        console=note(), disable=not sys.stderr.isatty(), transient=True,
+    )  # fmt: skip

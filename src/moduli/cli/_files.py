@@ -1,5 +1,6 @@
 """`moduli inspect` and `moduli merge`."""
 
+import ast
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,15 +16,15 @@ RECIPES = (
 
 
 def inspect(
-    file: Annotated[Path, Argument(metavar="FILE", help="A checkpoint, a safetensors file, or one of torch.save.")],
+    file: Annotated[
+        Path, Argument(exists=True, metavar="FILE", help="A checkpoint, a safetensors file, or one of torch.save.")
+    ],
     verify: Annotated[bool, Option(help="Compare every tensor with its checksum.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a checkpoint holds: tensors with the values of small ones, labels, versions. Nothing in the file is run."""
     from .. import io
 
-    if not file.exists():
-        exit_with_usage(f"there is no file {file}")
     sharded = file.is_dir() or file.suffix == ".json"
     try:
         paths = [each.path for each in io.TensorFiles(file).files] if sharded else [file]
@@ -43,7 +44,8 @@ def inspect(
 def merge(
     recipe: Annotated[str, Argument(metavar="RECIPE", help=f"How: {', '.join(RECIPES)}; or FILE.yml of mergekit.")],
     files: Annotated[
-        list[Path] | None, Argument(metavar="CHECKPOINT", help="Files, directories, adapters; a base comes first.")
+        list[Path] | None,
+        Argument(exists=True, metavar="CHECKPOINT", help="Files, directories, adapters; a base comes first."),
     ] = None,
     output: Annotated[
         Path | None, Option("--out", "-o", metavar="PLACE", help="The file or the directory to write.")
@@ -72,11 +74,8 @@ def merge(
         exit_with_usage(f"{recipe!r} is not a recipe; choose from {', '.join(RECIPES)}, or give a FILE.yml")
     if output is None:
         exit_with_usage("where to? Give the file or the directory to write with --out")
-    for file in [Path(recipe)] if written else files or []:
-        if not file.exists():
-            exit_with_usage(f"there is no file {file}")
-    if written and files:
-        exit_with_usage(f"{recipe} names its models itself; give no others")
+    if written and (files or not Path(recipe).exists()):
+        exit_with_usage(f"{recipe} names its models itself: it is a file, and there are no others")
     try:
         size = None if shard_size is None else io.parse_size(shard_size)
     except ValueError as error:
@@ -107,25 +106,16 @@ def merge(
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """`name=value`, the value written as in a chain, or numbers by layer: read by a parser, so nothing is run."""
-    from ..lab import ChainSyntaxError, ParsedChain, parse
+    """`name=value`, the value written as in Python, or numbers by layer: read by a parser, so nothing is run."""
     from ..merge import MergeError, layered
 
     name, equals, value = text.partition("=")
-    if equals and name.isidentifier() and ":" in value and not set(value) & set("'\"[]("):
-        try:
-            return name, layered(value)
-        except MergeError as error:
-            exit_with_usage(f"--set {text}: {error}")
-    try:
-        found = parse(f"option({text})")
-    except ChainSyntaxError as error:
-        exit_with_usage(f"--set {text}: {error.fact}; write it as t=0.3 or weights=[2, 1]")
-    if len(found.links) != 1 or found.links[0].args or len(found.links[0].kwargs) != 1:
+    if not equals or not name.isidentifier():
         exit_with_usage(f"--set {text}: write it as t=0.3 or weights=[2, 1]")
-    name, given = found.links[0].kwargs[0]
-    if isinstance(given, ParsedChain):
-        exit_with_usage(
-            f"--set {text}: {given} is no number; write it as t=0.3, or in quotes if it is a word: then='ties'"
-        )
-    return name, given
+    try:
+        if ":" in value and not set(value) & set("'\"[]("):
+            return name, layered(value)
+        return name, ast.literal_eval(value)
+    except (MergeError, ValueError, SyntaxError, RecursionError) as error:
+        fact = error if isinstance(error, MergeError) else f"{value} is no number"
+        exit_with_usage(f"--set {text}: {fact}; write it as t=0.3, or in quotes if it is a word: then='ties'")

@@ -13,7 +13,7 @@ from . import _console as console
 def fit(
     problem: Annotated[str, Argument(metavar="PROBLEM", help="FILE.py:name, or the name of a problem.")],
     chain: Annotated[str, Option("--with", "-w", metavar="CHAIN", help="The chain of links, or a preset.")] = "lbfgs",
-    output: Annotated[Path | None, Option("--out", "-o", metavar="FILE", help="A file for model and state.")] = None,
+    output: Annotated[Path | None, console.file_option("A file for model and state.", "--out", "-o")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on from --out, if it exists.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Start again, also if --out exists.")] = False,
     steps: Annotated[int, Option(min=0, metavar="N", help="Steps, those before a resume included.")] = 1000,
@@ -33,7 +33,7 @@ def fit(
     moduli fit wave.py:problem --with lbfgs --out wave.safetensors
     moduli fit wave.py:problem --with "Adam | LR(0.1)" --steps 5000 --out wave.safetensors --resume
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import TimeRemainingColumn
 
     from .. import io
     from ..lab import ChainSyntaxError, Ended, ProblemFileError
@@ -43,18 +43,12 @@ def fit(
         console.exit_with_usage("--resume goes on from a file: give it with --out")
     if resume and overwrite:
         console.exit_with_usage("--resume goes on and --overwrite starts again: give one of them")
-    if output is not None and output.is_dir():
-        console.exit_with_usage(
-            f"{output} is a directory; give the name of a file, such as {output / 'fit.safetensors'}"
-        )
     if output is not None and output.exists() and not resume and not overwrite:
         console.exit_with_usage(f"{output} exists: go on from it with --resume, or start again with --overwrite")
     course = console.problem_of(problem)
-    bar = Progress(
-        TextColumn("{task.fields[name]}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
-        TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console.note(),
-        disable=not sys.stderr.isatty(), transient=True,
-    )  # fmt: skip
+    bar = console.make_bar(
+        "{task.fields[name]}", "loss {task.fields[loss]}", "{task.fields[rate]}", TimeRemainingColumn()
+    )
     first: list[tuple[int, float]] = []
     with bar:
         task = bar.add_task("fit", total=steps, name=course.name, loss="-", rate="")
@@ -80,19 +74,16 @@ def fit(
             kept = f"; {output} has the last checkpoint" if output is not None and output.exists() else ""
             console.fail(f"interrupted{kept}", console.INTERRUPTED)
         except Exception as error:
-            told = console.blame(error, console.file_of(problem))
+            told = console.blame(error, problem)
             if not told:
                 raise  # no line of the user's: it is ours, and its traceback tells
             console.fail(f"{course.name} raised {told}")
 
-    def drop_infinite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     summary = {
-        "problem": course.name, "chain": chain, "reason": str(result.reason), "value": drop_infinite(result.value),
-        "start": drop_infinite(result.start), "steps": result.steps, "evaluations": result.evaluations,
-        "seconds": round(result.seconds, 3), "path": None if result.path is None else str(result.path),
-        "parameters": result.parameters, "standard_errors": result.errors,
+        "problem": course.name, "chain": chain, "reason": str(result.reason), "value": result.value, "start": result.start,
+        "steps": result.steps, "evaluations": result.evaluations, "seconds": round(result.seconds, 3),
+        "path": None if result.path is None else str(result.path), "parameters": result.parameters,
+        "standard_errors": result.errors,
     }  # fmt: skip
     if as_json:
         console.print_json(summary)

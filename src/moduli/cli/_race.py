@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from . import _console as console
+from ._console import file_option
 
 if TYPE_CHECKING:
     from .. import lab
@@ -27,12 +28,12 @@ def race(
     workers: Annotated[int | None, Option(min=0, metavar="N", help="Runs at a time; one per core.")] = None,
     threads: Annotated[int, Option(min=1, metavar="N", help="Threads of each run.")] = 1,
     target: Annotated[float | None, Option(metavar="VALUE", help="A loss as small as this is solved.")] = None,
-    output: Annotated[Path, Option("--out", "-o", metavar="FILE", help="The report.")] = Path("race.html"),
-    file: Annotated[Path | None, Option(metavar="FILE", help="Where finished runs are kept.")] = None,
+    output: Annotated[Path, file_option("The report.", "--out", "-o")] = Path("race.html"),
+    file: Annotated[Path | None, file_option("Where finished runs are kept.")] = None,
     resume: Annotated[bool, Option("--resume", help="Keep the runs that the file has, and do the others.")] = False,
-    repeat: Annotated[Path | None, Option(metavar="FILE", help="Do the race that this file holds again.")] = None,
-    table: Annotated[Path | None, Option(metavar="FILE", help="A row per run, as FILE.csv or FILE.jsonl.")] = None,
-    picture: Annotated[Path | None, Option(metavar="FILE", help="The race as FILE.svg or FILE.png.")] = None,
+    repeat: Annotated[Path | None, file_option("Do the race that this file holds again.", exists=True)] = None,
+    table: Annotated[Path | None, file_option("A row per run, as FILE.csv or FILE.jsonl.")] = None,
+    picture: Annotated[Path | None, file_option("The race as FILE.svg or FILE.png.")] = None,
     show: Annotated[bool, Option("--open", help="Open the report in the browser.")] = False,
     listing: Annotated[bool, Option("--list", help="List the problems and end.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False,
@@ -52,9 +53,6 @@ def race(
         return
     from .. import lab
 
-    for place in (output, file, picture, table):
-        if place is not None and place.is_dir():
-            console.exit_with_usage(f"{place} is a directory; give the name of a file, such as {place / 'race.html'}")
     kept = file or output.with_suffix(".jsonl")
     if picture is not None and find_spec("matplotlib") is None:
         console.exit_with_usage("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
@@ -158,16 +156,12 @@ def _read_race(path: Path, given: list[str]) -> dict[str, Any]:
     try:
         header = lab.Results.read(path).header
         contenders = [lab.contender(c["source"], label=c["label"]) for c in header["contenders"]]
-    except FileNotFoundError:
-        console.exit_with_usage(f"there is no file {path}")
-    except lab.ResultsError as error:
-        console.fail(str(error))
-    except lab.ChainSyntaxError as error:
-        console.exit_with_usage(f"{path} cannot be repeated: {error}")
+    except ValueError as error:
+        console.fail(f"{path} cannot be repeated: {error}")
     references = [p["reference"] for p in header["problems"]]
     for each in references:
         # What results name is never run because they name it.
-        if console.file_of(each) is not None and each not in given:
+        if lab.split_reference(each) is not None and each not in given:
             fact = f"{path} is a race on {each}, which is a file to run"
             console.exit_with_usage(f"{fact}; say so: moduli race {each} --repeat {path}")
     keys = ("seeds", "budget", "seconds", "threads", "target")
@@ -178,11 +172,9 @@ class _RaceProgress:
     """What moves while a race runs, and a line per failed run."""
 
     def __init__(self, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeElapsedColumn
 
-        self.total, self.console = total, console.note()
-        columns = TextColumn("race"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        self.bar = Progress(*columns, console=self.console, disable=not sys.stderr.isatty(), transient=True)
+        self.total, self.bar = total, console.make_bar("race", TimeElapsedColumn())
         self.task = self.bar.add_task("race", total=total)
 
     def __call__(self, event: str, task: Any, message: dict[str, Any]) -> None:
@@ -191,7 +183,7 @@ class _RaceProgress:
         if event == "end" and lab.RunReason(message["reason"]).failed:
             what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
             told = console.escape(f"{what}: {message['reason']}, {message['detail']}")
-            self.console.print(told, markup=False, style="yellow")
+            self.bar.console.print(told, markup=False, style="yellow")
         self.bar.update(self.task, completed=message.get("finished"))
 
 

@@ -18,7 +18,7 @@ from ._fit import Ended, Fit, fit
 from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
 from ._picture import picture, write_picture
 from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
-from ._reference import ProblemFileError, as_problem, load_problem
+from ._reference import ProblemFileError, as_problem, load_problem, split_reference
 from ._report import command_for, report, write_report
 from ._results import Results, ResultsError, flat_rows, write_table
 from ._run import RunReason, run
@@ -60,6 +60,7 @@ __all__ = [
     "ProblemFileError",
     "as_problem",
     "load_problem",
+    "split_reference",
 ]
 
 __getattr__ = rename(__name__, {"Chain": "ParsedChain", "ChainError": "ChainSyntaxError", "Reason": "RunReason"})

@@ -1,6 +1,5 @@
 """Who runs: a chain, or any factory of optimizers, and what it becomes when it meets a model."""
 
-import cmath
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +30,8 @@ class Entrant:
     def finite(self) -> bool:
         """Whether all parameters are finite. A population is lost only when every member is."""
         if self.population is not None:
-            matrix = self.population.matrix.detach()
-            return cmath.isfinite(matrix.sum().item()) or bool(matrix.isfinite().all(-1).any())
-        # A sum of finite numbers may overflow, but one with a NaN or an infinity in it is never finite.
-        return all(
-            cmath.isfinite(parameter.detach().sum().item()) or bool(parameter.isfinite().all())
-            for parameter in self._parameters
-        )
+            return bool(self.population.matrix.isfinite().all(-1).any())
+        return all(bool(parameter.isfinite().all()) for parameter in self._parameters)
 
     @property
     def finished(self) -> str:
@@ -58,8 +52,6 @@ class Entrant:
         if self.population is not None:
             matrix: torch.Tensor = self.population.matrix.detach()
             return matrix
-        if len(self._parameters) == 1:
-            return self._parameters[0].detach().reshape(1, -1)
         return torch.cat([parameter.detach().flatten() for parameter in self._parameters])[None]
 
 

@@ -20,7 +20,7 @@ from .. import io
 from .._minimize import minimize
 from ._contender import Contender, Entrant, contender
 from ._grammar import ParsedChain
-from ._run import IDLE, Meter, RunEnd, RunReason, closure_for, drop_infinite, seed_all, take_steps
+from ._run import IDLE, Meter, RunEnd, RunReason, seed_all, take_steps
 from .problems import Problem
 
 # A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.
@@ -139,12 +139,14 @@ def fit(
     if not math.isfinite(value):
         reason = Ended.DIVERGED
     fitted = best if isinstance(best, torch.nn.Module) else model
-    parameters = readable(fitted)
+    found = _trainable(fitted)
+    short = sum(parameter.numel() for parameter in found.values()) <= MOST_SHOWN
+    parameters = _to_numbers(found) if short else {}
     errors = standard_errors(problem, fitted) if parameters and reason is not Ended.DIVERGED else None
     if path is not None:
         course.save(path, value=value, parameters=parameters, errors=errors)
-    counts = course.steps, course.earlier + course.meter.evaluations, course.before + course.meter.seconds()
-    return Fit(fitted, reason, value, course.start, *counts, path, parameters, errors)
+    counts = course.counts()
+    return Fit(fitted, reason, value, course.start, path=path, parameters=parameters, errors=errors, **counts)
 
 
 class _Course:
@@ -152,8 +154,7 @@ class _Course:
 
     def __init__(self, problem: Problem, entrant: Entrant, source: str, generator: torch.Generator) -> None:
         self.problem, self.entrant, self.source, self.generator = problem, entrant, source, generator
-        self.steps, self.earlier, self.before = 0, 0, 0.0
-        self.still, self.last = 0, math.nan
+        self.steps, self.still, self.last = 0, 0, math.nan
         self.start = problem.measure(entrant.model)
         self.meter = Meter(2**62, math.inf, None)
 
@@ -162,8 +163,7 @@ class _Course:
         tell: Callable[[dict[str, Any]], None],
     ) -> Ended:  # fmt: skip
         told, measured, saved = 0.0, 0.0, time.monotonic()
-        closure = closure_for(self.problem, self.entrant, self.meter)
-        moves = take_steps(self.problem, self.entrant, self.meter, closure, self.generator)
+        moves = take_steps(self.problem, self.entrant, self.meter, self.generator)
         while self.steps < steps:
             if asked:
                 return Ended.INTERRUPTED
@@ -184,7 +184,7 @@ class _Course:
                 measured = now
                 if self.problem.measure(self.entrant.best()) <= target:
                     return Ended.TARGET
-            if self.before + self.meter.seconds() > limit:
+            if self.meter.seconds() > limit:
                 return Ended.TIME
             if path is not None and now - saved > every:
                 self.save(path)
@@ -192,14 +192,12 @@ class _Course:
         return Ended.STEPS
 
     def counts(self) -> dict[str, Any]:
-        evaluations, seconds = self.earlier + self.meter.evaluations, self.before + self.meter.seconds()
-        return {"steps": self.steps, "evaluations": evaluations, "seconds": seconds}
+        return {"steps": self.steps, "evaluations": self.meter.evaluations, "seconds": self.meter.seconds()}
 
     def save(self, path: Path, **found: Any) -> None:
         entrant = self.entrant
         about = {"chain": self.source, "problem": self.problem.name, "start": self.start}
-        about |= {"still": self.still, "last": self.last}
-        fitted = {**self.counts(), **about, **found}
+        fitted = {**self.counts(), **about, "still": self.still, "last": self.last, **found}
         extra = {"fit": fitted, "generator": self.generator, "losses": entrant.losses}
         # Of a population, the module in the file is its best member: any program can then read the result.
         module = entrant.best() if entrant.population is not None else entrant.model
@@ -218,9 +216,9 @@ class _Course:
         model = None if entrant.population is not None else entrant.model
         io.load(path, model, optimizer=entrant.optimizer, population=entrant.population, extra=extra)
         entrant.losses = saved["losses"]
-        self.steps, self.earlier, self.before = about["steps"], about["evaluations"], about["seconds"]
+        self.steps, self.meter.evaluations = about["steps"], about["evaluations"]
         self.start, self.still, self.last = about["start"], about.get("still", 0), about.get("last", math.nan)
-        self.meter.began = time.perf_counter()
+        self.meter.began = time.perf_counter() - about["seconds"]
 
 
 @contextlib.contextmanager
@@ -244,14 +242,6 @@ def _patience() -> Iterator[list[int]]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-
-
-def readable(model: nn.Module) -> dict[str, Any]:
-    """The trainable parameters by name, as numbers and nested lists; none where there are more than 64 numbers."""
-    found = _trainable(model)
-    if sum(parameter.numel() for parameter in found.values()) > MOST_SHOWN:
-        return {}
-    return _to_numbers(found)
 
 
 def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None:
@@ -287,9 +277,5 @@ def _to_numbers(values: dict[str, torch.Tensor]) -> dict[str, Any]:
     for name, value in values.items():
         path, dot, last = name.rpartition(".")
         real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
-        found[path + dot + last.removeprefix("arg_").removeprefix("tensor:")] = _drop_infinite(real.double().tolist())
+        found[path + dot + last.removeprefix("arg_").removeprefix("tensor:")] = real.double().tolist()
     return found
-
-
-def _drop_infinite(value: Any) -> Any:
-    return [_drop_infinite(each) for each in value] if isinstance(value, list) else drop_infinite(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from ..io import make_directory, write_bytes
-from ._report import landscape
+from ._report import report_data
 from ._results import Results
-from ._statistics import curves, profiles
+from ._statistics import QUARTILES, profiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,64 +71,54 @@ def picture(results: Results) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    header = results.header
-    styles = {entry["source"]: _style(place) for place, entry in enumerate(header["contenders"])}
-    flat = [problem for problem in header["problems"] if problem["window"]]
-    problem = flat[0] if flat else header["problems"][0]
+    data = report_data(results)
+    # There are eight clear colours; from the ninth contender on, lines are dashed, as in the report.
+    styles: list[dict[str, Any]] = [
+        {"color": COLOURS[at % len(COLOURS)], "linestyle": "-" if at < len(COLOURS) else "--", "linewidth": 1.6}
+        for at in range(len(data["contenders"]))
+    ]
+    flat = [problem for problem in data["problems"] if problem["window"]]
+    problem = (flat or data["problems"])[0]
     figure = Figure(figsize=(12.0, 4.9), layout="constrained")
     panels = list(figure.subplots(1, 3 if flat else 2))
     if flat:
-        _draw_map(panels.pop(0), results, problem, styles)
-    _draw_curves(panels[0], results, problem, styles)
-    _draw_profiles(panels[1], results, styles)
-    labels = [
-        entry["label"] if len(entry["label"]) <= 30 else entry["label"][:29] + "…" for entry in header["contenders"]
-    ]
-    lines = [Line2D([], [], **style) for style in styles.values()]
+        _draw_map(panels.pop(0), problem, styles)
+    _draw_curves(panels[0], problem, styles)
+    _draw_profiles(panels[1], profiles(results, SOLVED), styles)
+    names = [entry["label"] for entry in data["contenders"]]
+    labels = [name if len(name) <= 30 else f"{name[:29]}…" for name in names]
+    lines = [Line2D([], [], **style) for style in styles]
     legend = figure.legend(lines, labels, loc="outside lower center", ncols=min(6, len(lines)), frameon=False)
     for text in (*legend.get_texts(), *(panel.title for panel in figure.axes)):
         text.set_parse_math(False)  # names are text, also with a dollar in them
     return figure
 
 
-def _style(place: int) -> dict[str, Any]:
-    """There are eight clear colours; from the ninth contender on, lines are dashed, as in the report."""
-    return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": "-" if place < len(COLOURS) else "--",
-        "linewidth": 1.6,
-    }
-
-
-def _draw_map(panel: Axes, results: Results, problem: dict[str, Any], styles: dict[str, dict[str, Any]]) -> None:
+def _draw_map(panel: Axes, problem: dict[str, Any], styles: list[dict[str, Any]]) -> None:
     window = x0, x1, y0, y1 = problem["window"]
-    found = landscape(problem, results.problems.get(problem["name"]), 330)
-    if found is not None:
-        heights = numpy.frombuffer(found[1], dtype=numpy.uint8).reshape(found[0], found[0])
-        panel.imshow(heights // 18, cmap="Blues_r", vmin=-4, vmax=17, extent=window, aspect="auto")
-    for run in results.runs:
-        if run["problem"] != problem["name"] or run["seed"] != results.header["seeds"][0]:
-            continue
-        style = styles[run["source"]]
-        if "path" in run:
-            points = numpy.array(run["path"])
-            panel.plot(points[:, 0], points[:, 1], **style)
-            panel.plot(*points[-1], "o", color=style["color"], markersize=4)
-        if "cloud" in run:
-            points = numpy.array(run["cloud"][len(run["cloud"]) // 4])
-            panel.plot(points[:, 0], points[:, 1], "o", color=style["color"], markersize=3.5)
+    if problem["map"] is not None:
+        size, held = problem["map"]["size"], base64.b64decode(problem["map"]["bytes"])
+        heights = numpy.frombuffer(held, dtype=numpy.uint8).reshape(size, size)
+        bands = panel.contourf(heights[::-1] / 18, range(15), cmap="Blues_r", vmin=-4, vmax=17, extent=window)
+        bands.set_rasterized(True)
+    for path in problem["paths"]:
+        points, style = numpy.array(path["points"]), styles[path["series"]]
+        panel.plot(points[:, 0], points[:, 1], **style)
+        panel.plot(*points[-1], "o", color=style["color"], markersize=4)
+    for cloud in problem["clouds"]:
+        points = numpy.array(cloud["frames"][len(cloud["frames"]) // 4])
+        panel.plot(points[:, 0], points[:, 1], "o", color=styles[cloud["series"]]["color"], markersize=3.5)
     for x, y in problem["minimisers"]:
         panel.plot(x, y, "+", color="white", markersize=11, markeredgewidth=2)
     panel.set(xlim=(x0, x1), ylim=(y0, y1), title=f"{problem['name']}: paths")
 
 
-def _draw_curves(panel: Axes, results: Results, problem: dict[str, Any], styles: dict[str, dict[str, Any]]) -> None:
+def _draw_curves(panel: Axes, problem: dict[str, Any], styles: list[dict[str, Any]]) -> None:
     shift = problem["optimum"] if problem["exact"] and problem["optimum"] is not None else 0.0
-    for curve in curves(results, problem["name"]):
-        data, style = curve["evaluations"], styles[curve["source"]]
+    for curve in problem["curves"]:
+        data, style = curve["evaluations"], styles[curve["series"]]
         median, lower, upper = (
-            [numpy.nan if value is None else max(value - shift, 1e-16) for value in data[key]]
-            for key in ("median", "lower", "upper")
+            [numpy.nan if value is None else max(value - shift, 1e-16) for value in data[key]] for key in QUARTILES
         )
         panel.plot(data["x"], median, **style)
         panel.fill_between(data["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
@@ -135,11 +126,10 @@ def _draw_curves(panel: Axes, results: Results, problem: dict[str, Any], styles:
     panel.grid(alpha=0.3)
 
 
-def _draw_profiles(panel: Axes, results: Results, styles: dict[str, dict[str, Any]]) -> None:
-    found = profiles(results, SOLVED)
+def _draw_profiles(panel: Axes, found: list[dict[str, Any]], styles: list[dict[str, Any]]) -> None:
     end = max(3.0, *(series["x"][-1] for series in found))
-    for series in found:
-        panel.step([*series["x"], end], [*series["y"], series["y"][-1]], where="post", **styles[series["source"]])
+    for series, style in zip(found, styles, strict=True):
+        panel.step([*series["x"], end], [*series["y"], series["y"][-1]], where="post", **style)
     panel.set(
         xscale="log", ylim=(0, 1.02), xlabel="times the evaluations of the best", title="all problems: part solved"
     )

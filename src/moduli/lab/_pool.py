@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -29,7 +29,9 @@ from . import catalogue
 from ._contender import Contender, contender
 from ._reference import load_problem
 from ._run import RunReason, drop_infinite, run
-from .problems import Problem, get
+from .problems import Problem
+
+Message = tuple[int, dict[str, Any]]
 
 STARTUP = 300.0
 """How many seconds a worker has to import what runs need."""
@@ -63,90 +65,76 @@ class Task:
         """As bytes, for a process that this one starts, and for no other."""
         try:
             data = pickle.dumps(self)
+            if b"__main__" in data:
+                raise TypeError("it is defined in the program itself, which other processes do not know")
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise TypeError(f"{self._refusal} ({error})") from error
-        if b"__main__" in data:
-            raise TypeError(f"{self._refusal}: it is defined in the program itself, which other processes do not know")
+            what = (
+                f"{getattr(self.contender, 'label', self.contender)} on {getattr(self.problem, 'name', self.problem)}"
+            )
+            remedy = "define it in a file that can be imported, or race in this process with workers=0"
+            raise TypeError(f"{what} cannot be sent to another process; {remedy} ({error})") from error
         return data
 
-    @property
-    def _refusal(self) -> str:
-        problem = self.problem if isinstance(self.problem, str) else self.problem.name
-        label = self.contender if isinstance(self.contender, str) else self.contender.label
-        remedy = "define it in a file that can be imported, or race in this process with workers=0"
-        return f"{label} on {problem} cannot be sent to another process; {remedy}"
+    def execute(self, progress: Callable[[int, float], None] | None = None) -> dict[str, Any]:
+        """Do the run, here."""
+        problem = load_problem(self.problem) if isinstance(self.problem, str) else self.problem
+        budget = problem.budget if self.budget is None else self.budget
+        before, state = torch.get_num_threads(), torch.get_rng_state()
+        torch.set_num_threads(self.threads)
+        try:
+            runner = contender(self.contender)
+            return run(
+                problem, runner, self.seed, budget=budget, seconds=self.seconds, target=self.target, progress=progress
+            )
+        finally:
+            torch.set_num_threads(before)
+            torch.set_rng_state(state)
 
 
-def resolve(problem: str | Problem) -> Problem:
-    """The problem itself."""
-    if isinstance(problem, Problem):
-        return problem
-    return load_problem(problem) if ".py:" in problem or problem.endswith(".py") else get(problem)
-
-
-def execute(task: Task, progress: Callable[[int, float], None] | None = None) -> dict[str, Any]:
-    """Do one run, here."""
-    problem = resolve(task.problem)
-    budget = problem.budget if task.budget is None else task.budget
-    before, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(task.threads)
-    try:
-        runner = contender(task.contender) if isinstance(task.contender, str) else task.contender
-        return run(
-            problem, runner, task.seed, budget=budget, seconds=task.seconds, target=task.target, progress=progress
-        )
-    finally:
-        torch.set_num_threads(before)
-        torch.set_rng_state(state)
-
-
-class RunPool:
-    """So many runs at a time, each in another process; none survives this one.
+def execute_all(tasks: Sequence[Task], workers: int, preload: Sequence[str] = ()) -> Generator[Message, None, None]:
+    """Do all tasks, so many at a time, each in another process; none of them survives this generator.
 
     Args:
-        workers: How many at a time.
+        tasks: The runs.
+        workers: How many at a time; 0 does them in this process, one after another.
         preload: Modules that are imported before the first run.
+
+    Yields:
+        The number of a task, and a message. One with ``"reason"`` is the record of a finished run. One with ``"evaluations"``
+        only tells how far it is, one with ``"pid"`` that it began.
     """
-
-    def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
-        self.workers, self.preload = workers, tuple(preload)
-        self.team: list[_RunWorker] = []
-
-    def close(self) -> None:
-        """End every run that is under way, and the workers."""
-        for worker in self.team:
-            worker.process.kill()
-            worker.bury()
-        self.team = []
-
-    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Do all tasks. Yields (number of the task, message).
-
-        A message with ``"reason"`` is the record of a finished run. One with ``"evaluations"`` only tells how far it is,
-        one with ``"pid"`` that it began. An empty one, with number -1, comes when nothing happened for a while.
-        """
-        waiting = list(range(len(tasks)))[::-1]
-        while waiting or any(worker.number is not None for worker in self.team):
-            idle = [worker for worker in self.team if worker.number is None]
-            while len(idle) < len(waiting) and len(self.team) < self.workers:
-                idle.append(_RunWorker(self.preload))
-                self.team.append(idle[-1])
+    if workers == 0:
+        for number, task in enumerate(tasks):
+            yield number, {"pid": os.getpid()}
+            yield number, task.execute()
+        return
+    orders = [(task.seconds, task.encode()) for task in tasks]  # what cannot be sent is refused before anything runs
+    waiting = list(range(len(tasks)))[::-1]
+    team: list[_RunWorker] = []
+    try:
+        while waiting or any(worker.number is not None for worker in team):
+            idle = [worker for worker in team if worker.number is None]
+            while len(idle) < len(waiting) and len(team) < workers:
+                idle.append(_RunWorker(preload))
+                team.append(idle[-1])
             for worker in idle[: len(waiting)]:
                 number = waiting.pop()
-                worker.order(number, tasks[number])
+                worker.order(number, orders[number])
                 yield number, {"pid": worker.process.pid}
-            ready = wait([worker.connection for worker in self.team], 0.25)
-            if not ready:
-                yield -1, {}
-            for worker in [each for each in self.team if each.connection in ready]:
+            ready = wait([worker.connection for worker in team])
+            for worker in [each for each in team if each.connection in ready]:
                 numbers, message = [worker.number], worker.receive()
                 if message is None:
-                    self.team.remove(worker)
+                    team.remove(worker)
                     message = worker.bury()
                     if not worker.began:  # what could not begin would not the next time either
                         numbers += waiting[::-1]
                         waiting.clear()
                 yield from ((number, message) for number in numbers if message and number is not None)
+    finally:
+        for worker in team:
+            worker.process.kill()
+            worker.bury()
 
 
 class _RunWorker:
@@ -174,13 +162,13 @@ class _RunWorker:
         )
         other.close()
 
-    def order(self, number: int, task: Task) -> None:
+    def order(self, number: int, task: tuple[float, bytes]) -> None:
         """Have a run done."""
         self.number, self.last = number, {}
         self.errors.seek(0)
         self.errors.truncate()
         with contextlib.suppress(OSError):  # it died; `receive` sees that next
-            self.connection.send((task.seconds, task.encode()))
+            self.connection.send(task)
 
     def receive(self) -> dict[str, Any] | None:
         """What it tells; nothing when it has only begun, None when it has died."""
@@ -236,7 +224,7 @@ def work() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             seconds, task = owner.recv()
             signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
-            owner.send(execute(pickle.loads(task), tell))
+            owner.send(pickle.loads(task).execute(tell))
 
 
 def _end_with(parent: int) -> None:

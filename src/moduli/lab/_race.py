@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
@@ -15,13 +15,13 @@ from torch import nn
 
 from ._contender import Contender, contender
 from ._grammar import ParsedChain
-from ._pool import RunPool, Task, execute, resolve
-from ._results import FORMAT, Results, Writer, environment
+from ._pool import Task, execute_all
+from ._reference import load_problem
+from ._results import FORMAT, Results, environment, start_file, to_line
 from .problems import Problem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
 Listener = Callable[[str, Task, dict[str, Any]], None]
-Messages = Generator[tuple[int, dict[str, Any]], None, None]
 
 
 DEFAULT_PROBLEMS = ("rosenbrock", "rastrigin", "kinked-valley", "noisy-20", "bands", "ground-state", "spirals")
@@ -96,8 +96,8 @@ def race(
         file: Where finished runs are kept, a line each. Whatever ends the race, they stay.
         resume: Keep the runs that `file` has, and do the others.
         command: The command that does this race again, for the report.
-        listen: Called with ``"begin"``, ``"progress"``, ``"end"`` or ``"idle"``, the task and what is known of it; ``"finished"``
-            counts the runs that the race has, those of an earlier sitting included.
+        listen: Called with ``"begin"``, ``"progress"`` or ``"end"``, the task and what is known of it; ``"finished"`` counts
+            the runs that the race has, those of an earlier sitting included.
 
     Raises:
         ChainSyntaxError: When a contender is no chain.
@@ -110,7 +110,7 @@ def race(
     ['budget spent', 'budget spent', 'reached the optimum', 'reached the optimum']
     """
     field = [contender(spec) for spec in contenders]
-    courses = [(spec, resolve(spec)) for spec in problems]
+    courses = [(spec, load_problem(spec) if isinstance(spec, str) else spec) for spec in problems]
     for _, problem in courses:
         for package in {name.partition(".")[0] for name in problem.requires}:
             if importlib.util.find_spec(package) is None:
@@ -134,51 +134,34 @@ def race(
         "target": target,
         **environment(),
     }
-    writer = Writer(file, top, resume)
-    writer.results.problems = {problem.name: problem for _, problem in courses}
-    done = {Results.key(run) for run in writer.results.runs}
-    tasks: list[Task] = []
-    about: list[dict[str, Any]] = []
-    for (spec, problem), entry, seed in product(courses, field, numbers):
-        if (problem.name, entry.source, seed) not in done:
-            # A chain travels as text; anything else as itself.
-            runner = entry.source if entry.is_chain else entry
-            tasks.append(Task(spec, runner, seed, budget, seconds, threads, target))
-            names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
-            about.append({"kind": "run", **names})
+    results = Results(top, problems={problem.name: problem for _, problem in courses})
     preload = sorted({name for _, problem in courses for name in problem.requires})
     if any(not entry.is_chain or entry.source.startswith("torch.") for entry in field):
         preload.append("torch.optim")
-    tell = listen or (lambda *_: None)
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with contextlib.closing(_do(tasks, workers, preload)) as messages:
+    with open(os.devnull, "wb") if file is None else start_file(results, file, resume) as kept:
+        done = {Results.key(run) for run in results.runs}
+        tasks: list[Task] = []
+        about: list[dict[str, Any]] = []
+        for (spec, problem), entry, seed in product(courses, field, numbers):
+            if (problem.name, entry.source, seed) not in done:
+                # A chain travels as text; anything else as itself.
+                runner = entry.source if entry.is_chain else entry
+                tasks.append(Task(spec, runner, seed, budget, seconds, threads, target))
+                names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
+                about.append({"kind": "run", **names})
+        with contextlib.closing(execute_all(tasks, workers, preload)) as messages:
             for number, message in messages:
-                if number < 0:
-                    if tasks:
-                        tell("idle", tasks[0], {})
-                    continue
+                known = {**about[number], **message}
                 event = "end" if "reason" in message else "begin" if "pid" in message else "progress"
                 if event == "end":
-                    writer.append({**about[number], **message})
-                known = {**about[number], **message, "finished": len(writer.results.runs)}
-                tell(event, tasks[number], known)
-    finally:
-        results = writer.close()
+                    results.runs.append(known)
+                    kept.write(to_line(known))
+                if listen is not None:
+                    listen(event, tasks[number], {**known, "finished": len(results.runs)})
+    results.take(results.runs)
     return results
-
-
-def _do(tasks: list[Task], workers: int, preload: list[str]) -> Messages:
-    if workers == 0:
-        for number, task in enumerate(tasks):
-            yield number, {"pid": os.getpid()}
-            yield number, execute(task)
-        return
-    for task in tasks:
-        task.encode()  # what cannot be sent is refused before anything runs
-    with contextlib.closing(RunPool(workers, preload)) as pool:
-        yield from pool.run(tasks)
 
 
 def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .problems import Problem
+from .problems import Problem, get
 
 
 class ProblemFileError(ValueError):
@@ -35,14 +34,27 @@ class ProblemFileError(ValueError):
     """
 
 
+def split_reference(reference: str) -> tuple[Path, str] | None:
+    """The file and the name of `FILE.py:name`; None for the name of a problem.
+
+    >>> split_reference("wave.py")
+    (PosixPath('wave.py'), 'problem')
+    """
+    file, colon, name = reference.rpartition(":")
+    if not colon:
+        return (Path(reference).expanduser(), "problem") if reference.endswith(".py") else None
+    return Path(file).expanduser(), name or "problem"
+
+
 def load_problem(reference: str) -> Problem:
     """The problem that `FILE.py:name` stands for. The file is run, as `python FILE.py` would, but not as `__main__`.
 
     Args:
-        reference: The file and the name in it; without a name, ``problem``.
+        reference: The file and the name in it; without a name, ``problem``. Or the name of a problem of `moduli.lab.problems`.
 
     Raises:
         ProblemFileError: When the file or the name does not exist, or the name stands for something else.
+        UnknownProblemError: When there is no problem of this name.
 
     >>> from pathlib import Path
     >>> _ = Path("bowl.py").write_text("def problem(x=2.0, y=[1.0, 1.0]): return x**2 + (y**2).sum()")
@@ -50,14 +62,13 @@ def load_problem(reference: str) -> Problem:
     >>> bowl.name, bowl.dimension, bowl.measure(bowl.model(0))
     ('problem', 3, 6.0)
     """
-    file, _, name = reference.rpartition(":")
-    if not file:
-        file, name = name, "problem"
-    path = Path(file).expanduser()
+    place = split_reference(reference)
+    if place is None:
+        return get(reference)
+    path, name = place
     if not path.is_file():
         raise ProblemFileError(f"there is no file {path} (a problem of your own is written FILE.py:name)")
     module = _module(path.resolve())
-    name = name or "problem"
     if not hasattr(module, name):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ProblemFileError(f"{path} has no {name!r}; it has {', '.join(public) or 'no functions or classes'}")
@@ -106,12 +117,12 @@ def as_problem(value: Any, name: str = "problem") -> Problem:
         fact = f"{name}({', '.join(without)}) has arguments without a default"
         raise ProblemFileError(f"{fact}, where the search for them starts: def {name}({without[0]}=torch.zeros(3))")
     if parameters:
-        return FunctionProblem(name, value, {key: parameter.default for key, parameter in parameters.items()})
+        return WrittenProblem(name, value, {key: parameter.default for key, parameter in parameters.items()})
     made = value()
     if isinstance(made, Problem):
         return made
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
-        return ModuleProblem(name, value)
+        return WrittenProblem(name, value)
     fact = f"{name}() returned {type(made).__name__}"
     raise ProblemFileError(f"{fact}: without arguments it returns a Problem, or a module and a function of it")
 
@@ -135,49 +146,28 @@ class NamedArguments(nn.Module):
         return {name: getattr(self, f"arg_{name}") for name in self.names}
 
 
-class _CalledProblem(Problem):
-    """A problem whose loss, or residuals, a function of the user's returns."""
+class WrittenProblem(Problem):
+    """A function of tensors that returns a loss, or residuals; or one that returns a module and such a function of it.
 
-    def __init__(self, name: str, written: Callable[..., Any]) -> None:
-        self.name = name
-        self.summary = (inspect.getdoc(written) or "").split("\n")[0]
+    Args:
+        name: What it is called.
+        written: The function.
+        start: Where its arguments start; without it, it has none, and returns a module.
 
-    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """What the function returns; of residuals, the sum of their squares."""
-        value = self._call_function(model)
-        loss = _data(value)
-        if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
-            what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
-            raise ProblemFileError(f"{self.name}: a loss is one number as a tensor, or several residuals, not {what}")
-        return loss.reshape(()) if loss.numel() == 1 else loss.abs().square().sum()
-
-    def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
-        """What the function returns, if that is several numbers."""
-        found = _data(self._call_function(model))
-        if not isinstance(found, torch.Tensor) or found.numel() < 2:
-            return None
-        return torch.view_as_real(found).reshape(-1) if found.is_complex() else found.reshape(-1)
-
-    @abstractmethod
-    def _call_function(self, model: Callable[..., Any]) -> Any: ...
-
-
-def _data(value: Any) -> Any:
-    return getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
-
-
-class FunctionProblem(_CalledProblem):
-    """A function of tensors that returns a loss; the defaults of its arguments are the start.
-
-    >>> problem = FunctionProblem("bowl", lambda x: (x**2).sum(), {"x": [3.0, 4.0]})
+    >>> problem = WrittenProblem("bowl", lambda x: (x**2).sum(), {"x": [3.0, 4.0]})
     >>> problem.measure(problem.model(0))
     25.0
+    >>> line = WrittenProblem("line", lambda: (nn.Linear(1, 1), lambda f: f(torch.ones(1)).square().sum()))
+    >>> line.dimension
+    2
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], start: dict[str, Any]) -> None:
-        super().__init__(name, function)
-        self.function = function
-        self.start = {key: self._tensor(key, value) for key, value in start.items()}
+    def __init__(self, name: str, written: Callable[..., Any], start: dict[str, Any] | None = None) -> None:
+        self.name, self.written = name, written
+        self.summary = (inspect.getdoc(written) or "").split("\n")[0]
+        self.start = {key: self._tensor(key, value) for key, value in (start or {}).items()}
+        self.function = written  # of the module, which `model` makes with it
+        self.model(0)
 
     def _tensor(self, key: str, value: Any) -> torch.Tensor:
         try:
@@ -188,36 +178,35 @@ class FunctionProblem(_CalledProblem):
         return made if made.is_floating_point() or made.is_complex() else made.to(torch.get_default_dtype())
 
     def model(self, seed: int) -> nn.Module:
-        """The defaults; other seeds than 0 start a tenth of a normal step away from them."""
-        generator = torch.Generator().manual_seed(seed)
-        scale = 0.1 if seed else 0.0
-        jitter = {k: scale * torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in self.start.items()}
-        return NamedArguments({key: value + jitter[key] for key, value in self.start.items()})
-
-    def _call_function(self, model: Callable[..., Any]) -> Any:
-        return self.function(**model())
-
-
-class ModuleProblem(_CalledProblem):
-    """What a function returns: a module, and a function of it that returns the loss.
-
-    >>> problem = ModuleProblem("line", lambda: (nn.Linear(1, 1), lambda f: f(torch.ones(1)).square().sum()))
-    >>> problem.dimension
-    2
-    """
-
-    def __init__(self, name: str, make: Callable[[], tuple[nn.Module, Callable[..., Any]]]) -> None:
-        super().__init__(name, make)
-        self.make = make
-        self.function: Callable[..., Any] = lambda model: None
-        self.model(0)
-
-    def model(self, seed: int) -> nn.Module:
-        """A new module, made after seeding torch."""
+        """The defaults; other seeds than 0 start a tenth of a normal step away from them. Or a new module, from this seed."""
+        if self.start:
+            generator, scale = torch.Generator().manual_seed(seed), 0.1 if seed else 0.0
+            return NamedArguments(
+                {
+                    key: value + scale * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+                    for key, value in self.start.items()
+                }
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model, self.function = self.make()
-        return model
+            model, self.function = self.written()
+        return model  # type: ignore[no-any-return]
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """What the function returns; of residuals, the sum of their squares."""
+        loss = self._call_function(model)
+        if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
+            what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(loss).__name__)
+            raise ProblemFileError(f"{self.name}: a loss is one number as a tensor, or several residuals, not {what}")
+        return loss.reshape(()) if loss.numel() == 1 else loss.abs().square().sum()
+
+    def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
+        """What the function returns, if that is several numbers."""
+        found = self._call_function(model)
+        if not isinstance(found, torch.Tensor) or found.numel() < 2:
+            return None
+        return torch.view_as_real(found).reshape(-1) if found.is_complex() else found.reshape(-1)
 
     def _call_function(self, model: Callable[..., Any]) -> Any:
-        return self.function(model)
+        value = self.written(**model()) if self.start else self.function(model)
+        return value if isinstance(value, torch.Tensor) else getattr(value, "data", value)  # a labelled tensor has data

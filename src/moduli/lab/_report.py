@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def report(results: Results) -> str:
     assets = files(__package__) / "assets"
     parts = {name: (assets / f"report.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
     # Inside a script element only "</" and "<!--" could end the data early; JSON may spell "<" otherwise.
-    data = json.dumps(_data(results), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(report_data(results), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     header = results.header
     title = f"moduli race: {len(header['contenders'])} optimizers on {len(header['problems'])} problems"
     parts |= {"title": html.escape(title), "data": data}
@@ -81,69 +82,58 @@ def command_for(header: dict[str, Any], problem: dict[str, Any], contender: dict
     return shlex.join(words)
 
 
-def _data(results: Results) -> dict[str, Any]:
-    header = results.header
-    sources = [contender["source"] for contender in header["contenders"]]
-    rows = summary(results)
+def report_data(results: Results) -> dict[str, Any]:
+    """Everything that is drawn of a race; contenders are series, by number."""
+    header, rows = results.header, summary(results)
+    series = {contender["source"]: number for number, contender in enumerate(header["contenders"])}
     courses = {problem["name"]: problem for problem in header["problems"]}
-    entries = {contender["source"]: contender for contender in header["contenders"]}
+    keys = ("seed", "value", "evaluations", "gradients", "steps", "seconds", "reason", "detail", "traceback")
     for row in rows:
-        row["command"] = command_for(header, courses[row["problem"]], entries[row["source"]])
-        row["series"] = sources.index(row["source"])
-        row["details"] = _details(results, row)
+        row["command"] = command_for(header, courses[row["problem"]], row)
+        row["series"] = series[row["source"]]
+        runs = [run for run in results.runs if (run["problem"], run["source"]) == (row["problem"], row["source"])]
+        row["details"] = [{key: run[key] for key in keys} for run in runs]
+    told = ("started", "versions", "machine", "seeds", "budget", "seconds", "threads", "contenders")
     return {
         "command": shlex.join(header["command"]),
-        "started": header["started"],
+        **{key: header[key] for key in told},
         "complete": results.complete,
         "finished": len(results.runs),
-        "versions": header["versions"],
-        "machine": header["machine"],
-        "seeds": header["seeds"],
-        "budget": header["budget"],
-        "seconds": header["seconds"],
-        "threads": header["threads"],
-        "contenders": header["contenders"],
-        "problems": [_problem(results, problem, sources) for problem in header["problems"]],
+        "problems": [_problem(results, problem, series) for problem in header["problems"]],
         "profiles": [{"tolerance": tol, "series": profiles(results, tol)} for tol in TOLERANCES],
         "rows": rows,
     }
 
 
-def _details(results: Results, row: dict[str, Any]) -> list[dict[str, Any]]:
-    keys = ("seed", "value", "evaluations", "gradients", "steps", "seconds", "reason", "detail", "traceback")
-    runs = [run for run in results.runs if (run["problem"], run["source"]) == (row["problem"], row["source"])]
-    return [{key: run[key] for key in keys} for run in runs]
-
-
-def _problem(results: Results, problem: dict[str, Any], sources: list[str]) -> dict[str, Any]:
+def _problem(results: Results, problem: dict[str, Any], series: dict[str, int]) -> dict[str, Any]:
     found = curves(results, problem["name"])
     for curve in found:
-        curve["series"] = sources.index(curve["source"])
-    out = {**problem, "curves": found}
-    if problem["window"]:
-        runs = [
-            run
-            for run in results.runs
-            if run["problem"] == problem["name"] and run["seed"] == results.header["seeds"][0]
-        ]
-        out["map"] = _map(problem, results.problems.get(problem["name"]))
-        out["paths"] = [{"series": sources.index(r["source"]), "points": r["path"]} for r in runs if "path" in r]
-        out["clouds"] = [
-            {"series": sources.index(run["source"]), "generations": run["generations"], "frames": run["cloud"]}
-            for run in runs
+        curve["series"] = series[curve["source"]]
+    if not problem["window"]:
+        return {**problem, "curves": found}
+    keys = product([problem["name"]], series, results.header["seeds"][:1])
+    index = {Results.key(run): run for run in results.runs}
+    runs = [(series[key[1]], index[key]) for key in keys if key in index]
+    return {
+        **problem,
+        "curves": found,
+        "map": _map(problem, results.problems.get(problem["name"])),
+        "paths": [{"series": number, "points": run["path"]} for number, run in runs if "path" in run],
+        "clouds": [
+            {"series": number, "generations": run["generations"], "frames": run["cloud"]}
+            for number, run in runs
             if "cloud" in run
-        ]
-    return out
+        ],
+    }
 
 
-def landscape(problem: dict[str, Any], course: Problem | None = None, size: int = MAP) -> tuple[int, bytes] | None:
+def _map(problem: dict[str, Any], course: Problem | None) -> dict[str, Any] | None:
     """The function over its window as size x size bytes, row by row from the top, on a scale on which all of it can be seen.
 
     Args:
         problem: What the results say about it.
         course: The problem itself, where it was raced on here. Otherwise only the names of the catalogue are looked up: a file
             that results name is never run.
-        size: How many points there are in each direction.
     """
     if course is None:
         try:
@@ -151,16 +141,11 @@ def landscape(problem: dict[str, Any], course: Problem | None = None, size: int 
         except LookupError:
             return None
     x0, x1, y0, y1 = problem["window"]
-    x = torch.linspace(x0, x1, size, dtype=torch.float64)
-    y = torch.linspace(y1, y0, size, dtype=torch.float64)
+    x = torch.linspace(x0, x1, MAP, dtype=torch.float64)
+    y = torch.linspace(y1, y0, MAP, dtype=torch.float64)
     with torch.no_grad():
         values = course.landscape(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
     gap = values - min(float(values.min()), math.inf if problem["optimum"] is None else problem["optimum"])
     height = torch.log(gap + 0.01 * gap.median() + 1e-12)
     height = (height - height.min()) / (height.max() - height.min())
-    return size, (255 * height).byte().numpy().tobytes()
-
-
-def _map(problem: dict[str, Any], course: Problem | None) -> dict[str, Any] | None:
-    found = landscape(problem, course)
-    return None if found is None else {"size": found[0], "bytes": base64.b64encode(found[1]).decode()}
+    return {"size": MAP, "bytes": base64.b64encode((255 * height).byte().numpy().tobytes()).decode()}

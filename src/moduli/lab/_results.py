@@ -12,10 +12,11 @@ import json
 import math
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy
 import torch
@@ -87,11 +88,11 @@ class Results:
         """What makes a run this run and no other."""
         return run["problem"], run["source"], run["seed"]
 
-    def keys(self) -> set[tuple[str, str, int]]:
+    def keys(self) -> list[tuple[str, str, int]]:
         """The keys of all runs that the race is made of, finished or not."""
         problems, contenders = self.header["problems"], self.header["contenders"]
-        found = product(problems, contenders, self.header["seeds"])
-        return {(problem["name"], contender["source"], seed) for problem, contender, seed in found}
+        found = product(problems, contenders, sorted(self.header["seeds"]))
+        return [(problem["name"], contender["source"], seed) for problem, contender, seed in found]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Results:
@@ -125,16 +126,13 @@ class Results:
         if header is None:
             raise ResultsError(f"{path} holds no race")
         results = cls(header)
-        wanted = results.keys()
-        results.runs = [run for key, run in runs.items() if key in wanted]
-        results.sort()
+        results.take(runs.values())
         return results
 
-    def sort(self) -> None:
-        """Put runs in the order of the header, whatever order they finished in."""
-        problems = {problem["name"]: i for i, problem in enumerate(self.header["problems"])}
-        contenders = {contender["source"]: i for i, contender in enumerate(self.header["contenders"])}
-        self.runs.sort(key=lambda run: (problems[run["problem"]], contenders[run["source"]], run["seed"]))
+    def take(self, runs: Iterable[dict[str, Any]]) -> None:
+        """Hold those of these runs that the race is made of, in its order, whatever order they finished in."""
+        index = {self.key(run): run for run in runs}
+        self.runs = [index[key] for key in self.keys() if key in index]
 
     @property
     def complete(self) -> bool:
@@ -183,60 +181,38 @@ def write_table(results: Results, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix not in (".csv", ".jsonl"):
         raise ResultsError(f"{path} says no format: a table ends in .csv or .jsonl")
-    text = io.StringIO()
+    rows, text = flat_rows(results), io.StringIO()
     if path.suffix == ".csv":
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(flat_rows(results))
-    else:
-        text.writelines(json.dumps(row, allow_nan=False) + "\n" for row in flat_rows(results))
+        writer.writerows(rows)
     make_directory(path.parent)
-    write_bytes(path, text.getvalue().encode())
+    write_bytes(path, text.getvalue().encode() or b"".join(map(to_line, rows)))
     return path
 
 
-class Writer:
-    """Appends to the file of a race.
+def start_file(results: Results, path: str | os.PathLike[str], resume: bool) -> BinaryIO:
+    """Write the file of a race to the end of which finished runs are to be written, and open it.
 
     Args:
-        path: The file, or None to keep nothing.
-        header: What is raced.
+        results: The race; with `resume` it takes the runs that the file has.
+        path: The file.
         resume: Whether to keep what is there, if it is the same race.
     """
-
-    def __init__(self, path: str | os.PathLike[str] | None, header: dict[str, Any], resume: bool = False) -> None:
-        self.descriptor: int | None = None
-        self.results = Results(header)
-        if path is None:
-            return
-        path = Path(path)
-        if resume and path.exists() and path.stat().st_size:
-            old, wanted = Results.read(path), self.results.keys()
-            for key in ("budget", "seconds", "threads", "target"):
-                if old.header.get(key) != header[key]:
-                    fact = f"{path} holds a race with {key} {old.header.get(key)}, this one has {header[key]}"
-                    raise ResultsError(f"{fact}: its runs cannot be compared. Give the same, or another file")
-            self.results.runs = [run for run in old.runs if Results.key(run) in wanted]
-            self.results.sort()
-        # A new file takes the place of the old one only when all that is kept is on the disk.
-        make_directory(path.parent)
-        write_bytes(path, b"".join(_line(record) for record in (header, *self.results.runs)))
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-
-    def append(self, run: dict[str, Any]) -> None:
-        """Keep a finished run."""
-        self.results.runs.append(run)
-        if self.descriptor is not None:
-            os.write(self.descriptor, _line(run))
-
-    def close(self) -> Results:
-        """Close the file and give the results, sorted."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
-        self.results.sort()
-        return self.results
+    path, header = Path(path), results.header
+    if resume and path.exists() and path.stat().st_size:
+        old = Results.read(path)
+        for key in ("budget", "seconds", "threads", "target"):
+            if old.header.get(key) != header[key]:
+                fact = f"{path} holds a race with {key} {old.header.get(key)}, this one has {header[key]}"
+                raise ResultsError(f"{fact}: its runs cannot be compared. Give the same, or another file")
+        results.take(old.runs)
+    # A new file takes the place of the old one only when all that is kept is on the disk.
+    make_directory(path.parent)
+    write_bytes(path, b"".join(to_line(record) for record in (header, *results.runs)))
+    return path.open("ab", buffering=0)
 
 
-def _line(record: dict[str, Any]) -> bytes:
+def to_line(record: dict[str, Any]) -> bytes:
+    """A line of the file."""
     return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import random
-import struct
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -67,8 +66,17 @@ def run(
     if target is None and problem.optimum is not None and problem.exact:
         target = problem.optimum + problem.tolerance
     meter = Meter(budget, seconds, target, progress, reached)
-    tracks = _Tracks(problem)
-    reason, detail, trace = RunReason.CRASHED, "", ""
+    entrant: Entrant | None = None
+    frames: list[list[list[float]]] = []
+    steps, reason, detail, trace = 0, RunReason.CRASHED, "", ""
+
+    def look() -> None:
+        """Where the members are in the plane, for the map of a report."""
+        if problem.window is not None and entrant is not None:
+            here = [_round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
+            if entrant.population is not None or frames[-1:] != [here]:
+                frames.append(here)
+
     try:
         with meter.pause():
             model = problem.model(seed)
@@ -77,12 +85,11 @@ def run(
         try:
             meter.value(first)
             # A step of L-BFGS may go a long way: its path is drawn through the evaluations that were better than any before.
-            tracks.look(entrant)
-            closure = closure_for(problem, entrant, meter, lambda: tracks.look(entrant))
-            for _ in take_steps(problem, entrant, meter, closure, torch.Generator().manual_seed(seed)):
-                tracks.steps += 1
+            look()
+            for _ in take_steps(problem, entrant, meter, torch.Generator().manual_seed(seed), look):
+                steps += 1
                 with meter.pause():
-                    tracks.look(entrant)
+                    look()
                     if problem.noisy and meter.due:
                         meter.value(problem.measure(entrant.best()))
                 meter.check_budget()
@@ -91,8 +98,14 @@ def run(
     except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
         detail = f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))[-8000:]
-    if meter.history and meter.history[-1][0] != meter.evaluations:
+    if meter.history and meter.evaluations not in meter.history:
         meter.record()
+    tracks: dict[str, Any] = {}
+    if frames and entrant is not None and entrant.population is not None:
+        tracks["cloud"] = _thin(frames, CLOUD_FRAMES)
+        tracks["generations"] = _thin(list(range(len(frames))), CLOUD_FRAMES)
+    elif frames:
+        tracks["path"] = _thin([here[0] for here in frames], PATH_POINTS)
     return {
         "reason": str(reason),
         "detail": detail,
@@ -100,11 +113,11 @@ def run(
         "value": drop_infinite(meter.best),
         "evaluations": meter.evaluations,
         "gradients": meter.gradients,
-        "steps": tracks.steps,
+        "steps": steps,
         "seconds": round(meter.seconds(), 6),
         "digest": meter.digest.hexdigest(),
-        "history": [[e, s, drop_infinite(v)] for e, s, v in meter.history],
-        **tracks.result(),
+        "history": [[e, s, drop_infinite(v)] for e, (s, v) in meter.history.items()],
+        **tracks,
     }
 
 
@@ -116,47 +129,27 @@ def seed_all(seed: int) -> None:
 
 
 def take_steps(
-    problem: Problem, entrant: Entrant, meter: Meter, closure: Callable[..., torch.Tensor], generator: torch.Generator
+    problem: Problem,
+    entrant: Entrant,
+    meter: Meter,
+    generator: torch.Generator,
+    better: Callable[[], None] = lambda: None,
 ) -> Iterator[Any]:
-    """Take steps, and give what each returns, until the contender stops by itself or leaves the numbers: a `RunEnd`."""
-    idle = 0
-    while True:
-        with meter.pause():
-            problem.resample(generator)
-        before = meter.evaluations
-        loss = entrant.optimizer.step(closure)
-        with meter.pause():
-            if not entrant.finite():
-                raise RunEnd(RunReason.DIVERGED, "a parameter is no longer a finite number")
-        yield loss
-        idle = idle + 1 if meter.evaluations == before else 0
-        if entrant.finished:
-            raise RunEnd(RunReason.STOPPED, entrant.finished)
-        if idle >= IDLE:
-            raise RunEnd(RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
-
-
-def closure_for(
-    problem: Problem, entrant: Entrant, meter: Meter, better: Callable[[], None] = lambda: None
-) -> Callable[..., torch.Tensor]:
-    """The closure that a contender is given: `closure(backward=True)` is the loss, or the losses of all members.
+    """Take steps, and give what each returns, until the contender stops by itself or leaves the numbers: a `RunEnd`.
 
     Args:
         problem: What is evaluated.
         entrant: Who evaluates it.
         meter: What counts it.
+        generator: What batches and noise are drawn from.
         better: Called after an evaluation of a model that is the best so far, while it stands there.
     """
     model, population = entrant.model, entrant.population
-    parameters = [p for p in model.parameters() if p.requires_grad]
 
     def closure(backward: bool = True) -> torch.Tensor:
         meter.check_budget()
-        if backward and population is None:
-            for parameter in parameters:
-                parameter.grad = None
-        elif backward:
-            population.zero_grad()
+        if backward:
+            (model if population is None else population).zero_grad()
         with torch.enable_grad() if backward else contextlib.nullcontext():
             loss: torch.Tensor = problem.loss(model) if population is None else population.losses(problem.loss)
             if backward and not loss.requires_grad:
@@ -168,15 +161,9 @@ def closure_for(
             if backward:
                 loss.sum().backward()  # type: ignore[no-untyped-call]
         with meter.pause():
-            values = loss.detach().reshape(-1)
-            meter.count(len(values), len(values) * int(backward))
             if population is not None:
-                entrant.losses = values
-                for each in values.tolist():
-                    meter.digest.update(repr(each).encode())
-                values = torch.where(values.isnan(), math.inf, values)
-            value = float(values.min())
-            meter.record_loss(value)
+                entrant.losses = loss.detach()
+            value = meter.record_losses(loss.detach().reshape(-1), backward)
             if value < meter.best and population is None:
                 better()
             if not problem.noisy:
@@ -185,37 +172,21 @@ def closure_for(
 
     # The same function at every step: a line search may hand on the point that it accepted.
     closure.fixed = not problem.noisy  # type: ignore[attr-defined]
-    return closure
-
-
-class _Tracks:
-    """Where a run went in the plane: the path of a point, or the cloud of a population."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.flat = problem.window is not None
-        self.path: list[list[float]] = []
-        self.cloud: list[list[list[float]]] = []
-        self.steps = 0
-
-    def look(self, entrant: Entrant) -> None:
-        if not self.flat:
-            return
-        points = entrant.points()
-        if entrant.population is None:
-            here = _round_values(points[0])
-            if not self.path or self.path[-1] != here:
-                self.path.append(here)
-        else:
-            self.cloud.append([_round_values(point) for point in points[:CLOUD_MEMBERS]])
-
-    def result(self) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        if self.path:
-            out["path"] = _thin(self.path, PATH_POINTS)
-        if self.cloud:
-            out["cloud"] = _thin(self.cloud, CLOUD_FRAMES)
-            out["generations"] = _thin(list(range(len(self.cloud))), CLOUD_FRAMES)
-        return out
+    idle = 0
+    while True:
+        with meter.pause():
+            problem.resample(generator)
+        before = meter.evaluations
+        found = entrant.optimizer.step(closure)
+        with meter.pause():
+            if not entrant.finite():
+                raise RunEnd(RunReason.DIVERGED, "a parameter is no longer a finite number")
+        yield found
+        idle = idle + 1 if meter.evaluations == before else 0
+        if entrant.finished:
+            raise RunEnd(RunReason.STOPPED, entrant.finished)
+        if idle >= IDLE:
+            raise RunEnd(RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
 
 
 def _round_values(values: torch.Tensor) -> list[float]:
@@ -280,7 +251,7 @@ class Meter:
         self.budget, self.limit, self.target, self.progress = budget, seconds, target, progress
         self.evaluations = self.gradients = self.lost = 0
         self.best = math.inf
-        self.history: list[tuple[int, float, float]] = []
+        self.history: dict[int, tuple[float, float]] = {}
         self.digest = hashlib.blake2b(digest_size=16)
         self.next = 0.0
         self.paused = 0.0
@@ -306,24 +277,22 @@ class Meter:
         if self.seconds() > self.limit:
             raise RunEnd(RunReason.TIME, f"more than {self.limit:g} seconds")
 
-    def count(self, evaluations: int, gradients: int) -> None:
-        """Count evaluations, and how many of them had gradients."""
-        self.evaluations += evaluations
-        self.gradients += gradients
-
-    def record_loss(self, loss: float) -> None:
-        """A loss came out of an evaluation. It is part of the digest, which is equal for equal runs."""
-        self.digest.update(struct.pack("<d", loss))
-        self.lost = 0 if math.isfinite(loss) else self.lost + 1
+    def record_losses(self, losses: torch.Tensor, backward: bool) -> float:
+        """Count an evaluation of all members; the least loss. They are part of the digest, which is equal for equal runs."""
+        self.evaluations += len(losses)
+        self.gradients += len(losses) * backward
+        self.digest.update(losses.double().cpu().numpy().tobytes())
+        least = float(torch.where(losses.isnan(), math.inf, losses).min())
+        self.lost = 0 if math.isfinite(least) else self.lost + 1
         if self.lost >= LOST:
-            raise RunEnd(RunReason.DIVERGED, f"the loss was {loss} in {LOST} evaluations in a row")
+            raise RunEnd(RunReason.DIVERGED, f"the loss was not finite in {LOST} evaluations in a row")
+        return least
 
     def value(self, value: float) -> None:
         """The value the run is judged by, now."""
-        if value < self.best:
-            self.best = value
+        self.best = min(self.best, value)
         reached = self.target is not None and self.best <= self.target
-        if reached or self.evaluations >= self.next:
+        if reached or self.due:
             self.record()
         if reached:
             raise RunEnd(self.reached)
@@ -335,15 +304,10 @@ class Meter:
 
     def record(self) -> None:
         """Put a point into the history."""
-        now = time.perf_counter()
-        point = (self.evaluations, round(self.seconds(), 6), self.best)
-        if self.history and self.history[-1][0] == point[0]:
-            self.history[-1] = point
-        else:
-            self.history.append(point)
+        self.history[self.evaluations] = round(self.seconds(), 6), self.best
         self.next = max(self.evaluations + 1, self.evaluations * SPACING)
-        if self.progress is not None and now - self.told > 0.2:
-            self.told = now
+        if self.progress is not None and time.perf_counter() - self.told > 0.2:
+            self.told = time.perf_counter()
             self.progress(self.evaluations, self.best)
 
 

@@ -4,6 +4,7 @@ Reference: Dolan and Moré, "Benchmarking optimization software with performance
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from ._results import Results
 from ._run import RunReason, drop_infinite
 
 TOLERANCES = (1e-1, 1e-3, 1e-6)
+QUARTILES = {"median": 0.5, "lower": 0.25, "upper": 0.75}
 POINTS = 90
 
 
@@ -38,10 +40,8 @@ def _groups(results: Results) -> Iterable[tuple[dict[str, Any], dict[str, Any], 
 
 
 def _value(run: dict[str, Any]) -> float:
-    value = run["value"]
-    return (
-        math.inf if value is None or RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED) else float(value)
-    )
+    broken = RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED)
+    return math.inf if run["value"] is None or broken else float(run["value"])
 
 
 def summary(results: Results) -> list[dict[str, Any]]:
@@ -55,9 +55,8 @@ def summary(results: Results) -> list[dict[str, Any]]:
     for problem, contender, runs in _groups(results):
         if not runs:
             continue
-        known = results.header.get("target") is not None or (
-            problem["optimum"] is not None and problem.get("exact", True)
-        )
+        optimum = problem["optimum"] if problem.get("exact", True) else None
+        known = results.header.get("target") is not None or optimum is not None
         values = [_value(run) for run in runs]
         reasons = Counter(run["reason"] for run in runs)
         seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
@@ -67,9 +66,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
                 "contender": contender["label"],
                 "source": contender["source"],
                 "runs": len(runs),
-                "median": drop_infinite(quantile(values, 0.5)),
-                "lower": drop_infinite(quantile(values, 0.25)),
-                "upper": drop_infinite(quantile(values, 0.75)),
+                **{name: drop_infinite(quantile(values, q)) for name, q in QUARTILES.items()},
                 "best": drop_infinite(min(values)),
                 "evaluations": quantile([run["evaluations"] for run in runs], 0.5),
                 "seconds": quantile(seconds, 0.5) if seconds else None,
@@ -83,12 +80,9 @@ def summary(results: Results) -> list[dict[str, Any]]:
 
 def _find_best_at(history: list[list[Any]], column: int, x: float) -> float:
     """The best value of a run when x evaluations, or seconds, had passed."""
-    value = math.inf
-    for point in history:
-        if point[column] > x:
-            break
-        value = math.inf if point[2] is None else point[2]
-    return value
+    place = bisect_right(history, x, key=lambda point: point[column])
+    value = history[place - 1][2] if place else None
+    return math.inf if value is None else float(value)
 
 
 def _grid(low: float, high: float, whole: bool) -> list[float]:
@@ -122,37 +116,31 @@ def curves(results: Results, problem: str) -> list[dict[str, Any]]:
             grid = _grid(low, high, column == 0)
             levels = [[_find_best_at(history, column, x) for history in histories] for x in grid]
             curve[key] = {"x": [float(f"{x:.5g}") for x in grid]}
-            for name, q in (("median", 0.5), ("lower", 0.25), ("upper", 0.75)):
+            for name, q in QUARTILES.items():
                 curve[key][name] = [drop_infinite(quantile(level, q)) for level in levels]
         found.append(curve)
     return found
 
 
-def _reference(results: Results, problem: dict[str, Any]) -> float:
-    """The least value that is known of a problem: its optimum, or better if a run of this race did better."""
-    values = [run["value"] for run in results.runs if run["problem"] == problem["name"] and run["value"] is not None]
-    known = [] if problem["optimum"] is None else [float(problem["optimum"])]
-    return min([*values, *known], default=0.0)
-
-
 def costs(results: Results, tolerance: float) -> dict[str, list[float]]:
     """For each contender, over all problems and seeds, the evaluations until all but a part `tolerance` of the way was done.
 
-    The way is from the value at the start to the least known value; infinity where a run did not get there.
+    The way is from the value at the start to the least known value, the optimum or that of a run of this race; infinity where
+    a run did not get there.
     """
     table: dict[str, list[float]] = {contender["source"]: [] for contender in results.header["contenders"]}
-    index = {Results.key(run): run for run in results.runs}
-    for problem in results.header["problems"]:
-        least = _reference(results, problem)
-        for seed in results.header["seeds"]:
-            for contender in results.header["contenders"]:
-                run = index.get((problem["name"], contender["source"], seed))
-                history = run["history"] if run else []
-                cost = math.inf
-                if history and history[0][2] is not None:
-                    goal = least + tolerance * (history[0][2] - least)
-                    cost = next((max(1, e) for e, _, v in history if v is not None and v <= goal), math.inf)
-                table[contender["source"]].append(cost)
+    known = {problem["name"]: [problem["optimum"]] for problem in results.header["problems"]}
+    for run in results.runs:
+        known[run["problem"]].append(run["value"])
+    index, wanted = {Results.key(run): run["history"] for run in results.runs}, results.keys()
+    for problem, source, seed in wanted:
+        history = index.get((problem, source, seed), [])
+        cost = math.inf
+        if history and history[0][2] is not None:
+            least = min((value for value in known[problem] if value is not None), default=0.0)
+            goal = least + tolerance * (history[0][2] - least)
+            cost = next((max(1, e) for e, _, v in history if v is not None and v <= goal), math.inf)
+        table[source].append(cost)
     return table
 
 

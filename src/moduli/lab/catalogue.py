@@ -157,9 +157,9 @@ def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
     >>> type(optimizer).__name__, population
     ('SGD', None)
     """
-    foreign, population, links = _assemble(chain)
-    if foreign is not None:
-        return foreign([p for p in model.parameters() if p.requires_grad]), None
+    population, links = _assemble(chain)
+    if isinstance(links[0], partial):
+        return links[0]([p for p in model.parameters() if p.requires_grad]), None
     target: Any = model if population is None else scatter(model, **population)
     try:
         return optim.Optimizer(target, *links), None if population is None else target
@@ -167,27 +167,27 @@ def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
         raise ChainSyntaxError(str(error), chain.source, 1, len(chain.source)) from error
 
 
-def _assemble(chain: ParsedChain) -> tuple[Callable[..., Any] | None, dict[str, Any] | None, list[Any]]:
-    found = [(link, _find(link, chain.source)) for link in chain.links]
+def _assemble(chain: ParsedChain) -> tuple[dict[str, Any] | None, list[Any]]:
+    """The arguments of a population, and the links; or None, and an optimizer of torch without its parameters."""
     population: dict[str, Any] | None = None
     links: list[Any] = []
-    for place, (link, entry) in enumerate(found):
-        if entry.kind == "torch":
-            if len(found) > 1:
-                fact = f"{link.name} is a whole optimizer: it stands alone, without other links"
-                raise ChainSyntaxError(fact, chain.source, link.column, len(link.name))
-            _bind(link, entry, chain.source)
-            return partial(entry.make, **dict(link.kwargs)), None, []
-        if entry.kind == "population":
-            if place:
-                fact = "Population stands at the head of a chain"
-                raise ChainSyntaxError(fact, chain.source, link.column, len(link.name))
-            population = _make(link, entry, chain.source)
+    for place, link in enumerate(chain.links):
+        made = _make(link, chain.source)
+        if isinstance(made, partial) and len(chain.links) > 1:
+            raise _refuse(f"{link.name} is a whole optimizer: it stands alone, without other links", link, chain.source)
+        if isinstance(made, dict) and place:
+            raise _refuse("Population stands at the head of a chain", link, chain.source)
+        if isinstance(made, dict):
+            population = made
         else:
-            links.append(_make(link, entry, chain.source))
+            links.append(made)
     if not links:
         raise ChainSyntaxError("Population needs links after it", chain.source, len(chain.source))
-    return None, population, links
+    return population, links
+
+
+def _refuse(fact: str, link: Link, source: str) -> ChainSyntaxError:
+    return ChainSyntaxError(fact, source, link.column, len(link.name))
 
 
 def _find(link: Link, source: str) -> CatalogueEntry:
@@ -198,55 +198,42 @@ def _find(link: Link, source: str) -> CatalogueEntry:
     same = [name for name in known if name.lower() == link.name.lower()]
     near = same or difflib.get_close_matches(link.name, known, n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `moduli links` lists what there is"
-    raise ChainSyntaxError(f"nothing is called {link.name!r}{hint}", source, link.column, len(link.name))
+    raise _refuse(f"nothing is called {link.name!r}{hint}", link, source)
 
 
-def _bind(link: Link, entry: CatalogueEntry, source: str) -> None:
-    known = entry.signature.parameters.values()
-    words = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    free = any(p.kind is p.VAR_KEYWORD for p in known)
+def _make(link: Link, source: str) -> Any:
+    """What a link of a chain stands for; an optimizer of torch waits for its parameters."""
+    entry = _find(link, source)
+    known = entry.signature.parameters
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for place, (key, value) in enumerate(link.kwargs, len(link.args)):
-        if key not in words and not free:
-            near = difflib.get_close_matches(key, words, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(words) or 'no arguments'}"
+        if key not in known and not free:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(known) or 'no arguments'}"
             if entry.kind == "link" and key in ("lr", "learning_rate"):
                 hint = f"; a step size is a link of its own: {link.name} | LR({value})"
             raise ChainSyntaxError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
-    if entry.kind == "torch" and link.args:
-        raise ChainSyntaxError(f"arguments of {link.name} are given by name", source, link.columns[0])
-    try:
-        entry.signature.bind(*link.args, **dict(link.kwargs))
-    except TypeError as error:
-        fact = f"{link.name}: {error}"
-        if "too many positional" in fact:
-            fact = f"{link.name} takes fewer arguments by position; by name it has {', '.join(words) or 'none'}"
-            if isinstance(link.args[0], float):
-                fact += f"; a step size is a link of its own: {link.name} | LR({link.args[0]})"
-        raise ChainSyntaxError(fact, source, link.column, len(link.name)) from error
-
-
-def _make(link: Link, entry: CatalogueEntry, source: str) -> Any:
-    _bind(link, entry, source)
     args = [_value(value, source) for value in link.args]
     kwargs = {key: _value(value, source) for key, value in link.kwargs}
+    if entry.kind == "torch":
+        if args:
+            raise ChainSyntaxError(f"arguments of {link.name} are given by name", source, link.columns[0])
+        return partial(entry.make, **kwargs)
     try:
         return entry.make(*args, **kwargs)
     except (TypeError, ValueError) as error:
-        if isinstance(error, ChainSyntaxError):
-            raise
         fact = str(error) if str(error).startswith(link.name) else f"{link.name}: {error}"
-        raise ChainSyntaxError(fact, source, link.column, len(link.name)) from error
+        raise _refuse(fact, link, source) from error
 
 
 def _value(value: Value, source: str) -> Any:
     if isinstance(value, ParsedChain):
-        made = []
-        for link in value.links:
-            entry = _find(link, source)
-            if entry.kind not in ("link", "preset"):
-                fact = f"{link.name} is {KINDS[entry.kind]} and cannot be an argument"
-                raise ChainSyntaxError(fact, source, link.column, len(link.name))
-            made.append(_make(link, entry, source))
+        made = [_make(link, source) for link in value.links]
+        for link, each in zip(value.links, made, strict=True):
+            if isinstance(each, partial | dict):
+                raise _refuse(
+                    f"{link.name} is {KINDS[_find(link, source).kind]} and cannot be an argument", link, source
+                )
         return made[0] if len(made) == 1 else optim.Chain(*made)
     if isinstance(value, list):
         return [_value(part, source) for part in value]

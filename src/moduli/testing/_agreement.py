@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ def optimum(case: Case) -> None:
     if not case.target:
         raise NotApplicable("it is no optimizer by itself")
     at = kit.problem(case, kind="bowl" if case.target == "least squares" else case.target)
-    opt = kit.optimizer(case, at.params)
+    opt = kit.optimizer(case, at.subject)
     first = at.value()
     for i in range(case.steps):
         kit.step(case, opt, at)
@@ -72,8 +73,8 @@ def _compare_with(form: str, case: Case) -> None:
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         plain, fused = kit.problem(case, dtype=dtype), kit.problem(case, dtype=dtype)
         with kit.backend("eager"):
-            a = kit.optimizer(case, plain.params, fuse=False)
-        b = kit.optimizer(case, fused.params)
+            a = kit.optimizer(case, plain.subject, fuse=False)
+        b = kit.optimizer(case, fused.subject)
         for i in range(4):
             # Step by step, so that a difference is of one step and not of what it grows to.
             with torch.no_grad():
@@ -106,15 +107,12 @@ def pieces(case: Case) -> None:
 @kit.law
 def closures(case: Case) -> None:
     """Closures of every kind, and no closure, give the same step; what can't be given is refused in a sentence."""
-    links = case.links()
-    evaluates = {need for need in kit.needs(links) if need.evaluates}
+    evaluates = {need for need in kit.needs(case.links()) if need.evaluates}
     graph = any(need.graph for need in evaluates) or case.target == "least squares"
-    base = kit.problem(case)
-    start = kit.snapshot(base.params)
 
     def trial(kind: str) -> list[torch.Tensor]:
         at = kit.problem(case)
-        opt = kit.optimizer(case, at.params)
+        opt = kit.optimizer(case, at.subject)
 
         def with_flag(backward: bool = True) -> torch.Tensor:
             answer = at.answer()
@@ -137,30 +135,19 @@ def closures(case: Case) -> None:
     for kind in kinds:
         kit.expect_same(kind, trial(kind), expected, 1e-12)
     if evaluates:
-        opt = kit.optimizer(case, base.params)
-        base.backward()
-        try:
+        at = kit.problem(case)
+        opt, start = kit.optimizer(case, at.subject), kit.snapshot(at.params)
+        at.backward()
+        with contextlib.suppress(ClosureError):
             opt.step()
-        except ClosureError:
-            pass
-        else:
             raise LawError("it needs a closure, yet a step without one was not refused (ClosureError)")
-        kit.expect(not kit.have_moved(start, base.params), "a step that was refused moved the parameters")
+        kit.expect_same("a step that was refused moved something:", at.params, start)
 
 
-def _copy_leaves(tree: Any) -> list[Any]:
-    """Copies of what a nested value holds, to compare with; random generators are meant to change."""
-    leaves = [leaf for leaf in pytree.tree_leaves(tree) if not isinstance(leaf, torch.Generator)]
-    return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-def _equal(a: list[Any], b: list[Any]) -> bool:
-    def alike(x: Any, y: Any) -> bool:
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            return x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
-        return x is y or bool(x == y)
-
-    return len(a) == len(b) and all(map(alike, a, b))
+def _copy_numbers(tree: Any) -> list[Tensor]:
+    """Copies of the numbers that a nested value holds, to compare with; random generators are meant to change."""
+    leaves = pytree.tree_leaves(tree)
+    return [torch.as_tensor(leaf).detach().clone() for leaf in leaves if isinstance(leaf, Tensor | int | float)]
 
 
 def _parts(links: list[Module], half: str) -> list[Module]:
@@ -178,10 +165,10 @@ def _parts(links: list[Module], half: str) -> list[Module]:
 
 
 def _check_halves(case: Case, half: str, watched: Callable[..., Any]) -> None:
-    if not _parts(case.links(), half):
+    if case.members or not _parts(case.links(), half):
         raise NotApplicable("it has no half of its step that learns alone")
     at = kit.problem(case)
-    opt = kit.optimizer(case, at.subject if case.members else at.params, fuse=False)
+    opt = kit.optimizer(case, at.subject, fuse=False)
     for link in _parts(opt.modules, half):
         # Around this half of the step, where the link's own step calls it.
         name = f"{half}_states" if isinstance(link, Transform) else half
@@ -195,11 +182,10 @@ def learning(case: Case) -> None:
 
     def check_hook(link: Module, learn: Callable[..., None], objective: Objective, *lists: Any) -> None:
         given, untouched = list(objective.peek_updates()), objective.updates is None
-        before = _copy_leaves(given)
+        before = kit.snapshot(given)
         learn(objective, *lists)
-        now = given if untouched and objective.updates is None else objective.get_updates()
-        kept = _equal(before, _copy_leaves(given)) and _equal(before, _copy_leaves(now))
-        kit.expect(kept, f"{type(link).__name__} changes the update while it learns")
+        for now in (given, given if untouched and objective.updates is None else objective.get_updates()):
+            kit.expect_same(f"{type(link).__name__} changes the update while it learns:", now, before)
 
     _check_halves(case, "update", check_hook)
 
@@ -209,12 +195,12 @@ def applying(case: Case) -> None:
     """`apply` does not change what the link has learnt, so that it may be called again."""
 
     def check_hook(link: Module, apply: Callable[..., Objective], objective: Objective, *lists: Any) -> Objective:
-        def learnt() -> Any:
-            return _copy_leaves([[dict(row) for row in link.state.values()], link.global_state])
+        def learnt() -> list[Tensor]:
+            return _copy_numbers([[dict(row) for row in link.state.values()], link.global_state])
 
         before = learnt()
         out = apply(objective, *lists)
-        kit.expect(_equal(before, learnt()), f"{type(link).__name__} changes what it has learnt when it is applied")
+        kit.expect_same(f"{type(link).__name__} changes what it has learnt when it is applied:", learnt(), before)
         return out
 
     _check_halves(case, "apply", check_hook)

@@ -107,6 +107,10 @@ class LawProblem:
         dtype: Of the parameters.
         kind: "bowl" (residuals are linear), "rosenbrock" (two unknowns), or "bent" (smooth, not quadratic, coupled).
         residuals: Whether closures return the residuals instead of the loss.
+        members: How many members a population has that begin at different points, with a loss for each; 0 is one model.
+
+    Attributes:
+        subject: What an optimizer is made for: the parameters, or the population.
     """
 
     def __init__(
@@ -116,34 +120,41 @@ class LawProblem:
         dtype: torch.dtype = torch.float64,
         kind: str = "bent",
         residuals: bool = False,
+        members: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(7)
         self.kind = kind
-        self.dtype = dtype
         self.returns_residuals = residuals
+        self.members = members
+        self.subject: Any
         if kind == "rosenbrock":
-            self.params = [nn.Parameter(torch.tensor([-1.2, 1.0], dtype=dtype))]
+            self.subject = [nn.Parameter(torch.tensor([-1.2, 1.0], dtype=dtype))]
             return
-        count = sum(torch.Size(shape).numel() for shape in shapes)
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        count = sum(sizes)
         wide = torch.complex128 if dtype.is_complex else torch.float64
-        start = torch.randn(count, generator=generator, dtype=wide)
+
+        def draw(generator: torch.Generator) -> list[nn.Parameter]:
+            pieces = torch.split(torch.randn(count, generator=generator, dtype=wide), sizes)
+            return [nn.Parameter(piece.reshape(shape).to(dtype)) for piece, shape in zip(pieces, shapes, strict=True)]
+
+        self.subject = draw(generator)
         self.optimum = torch.randn(count, generator=generator, dtype=wide).to(dtype)
-        self.scale = torch.linspace(0.7, 1.4, max(count, 1), dtype=torch.float64)[:count].to(
-            dtype.to_real() if dtype.is_complex else dtype
-        )
-        pieces = torch.split(start, [torch.Size(shape).numel() for shape in shapes])
-        self.params = [
-            nn.Parameter(piece.reshape(shape).to(dtype)) for piece, shape in zip(pieces, shapes, strict=True)
-        ]
+        real = dtype.to_real() if dtype.is_complex else dtype
+        self.scale = torch.linspace(0.7, 1.4, max(count, 1), dtype=torch.float64)[:count].to(real)
+        if members:
+            generator = torch.Generator().manual_seed(11)
+            self.subject = Population.from_modules([LawModel(self, draw(generator)) for _ in range(members)])
 
     @property
-    def subject(self) -> Any:
-        """What an optimizer is made for."""
-        return self.params
+    def params(self) -> list[nn.Parameter]:
+        """The parameters; of a population, those of all members stacked."""
+        return list(self.subject.parameters()) if self.members else self.subject
 
     def flat(self) -> Tensor:
-        """All parameters as one tensor."""
-        return torch.cat([param.detach().reshape(-1) for param in self.params])
+        """All parameters as one tensor, or a row for each member."""
+        rows = (self.members,) if self.members else ()
+        return torch.cat([param.detach().reshape(*rows, -1) for param in self.params], -1)
 
     def residuals(self) -> Tensor:
         """The residuals."""
@@ -161,21 +172,24 @@ class LawProblem:
         return error + 0.1 * torch.sin(error + torch.roll(error, 1))
 
     def loss(self) -> Tensor:
-        """Half their squared norm."""
-        return half_square(self.residuals())
+        """Half their squared norm, of each member."""
+        if not self.members:
+            return half_square(self.residuals())
+        found: Tensor = self.subject.losses(lambda net: net())
+        return found
 
     def value(self) -> float:
-        """The loss as a number."""
+        """The loss as a number, of the best member."""
         with torch.no_grad():
-            return float(self.loss())
+            return float(self.loss().min())
 
     def answer(self) -> Tensor:
         """What the closure returns."""
         return self.residuals() if self.returns_residuals else self.loss()
 
-    def closure(self, *, fixed: bool = False) -> Closure:
+    def closure(self) -> Closure:
         """The closure in the form that every chain takes."""
-        return closure(self.answer, fixed=fixed)
+        return closure(self.answer)
 
     def backward(self) -> None:
         """Fill `.grad`, for steps without a closure."""
@@ -190,68 +204,22 @@ def half_square(found: Tensor) -> Tensor:
     return 0.5 * (found.abs() ** 2).sum() if found.is_complex() else 0.5 * (found * found).sum()
 
 
-class _Leaves(list[Any]):
-    """The stacked parameters of a population, which an optimizer takes as a whole only."""
+class LawModel(nn.Module):
+    """Parameters of a problem as a model: calling it gives the loss."""
 
-    def __init__(self, population: Population) -> None:
-        super().__init__(population.parameters())
-        self.population = population
-
-
-class _Point(nn.Module):
-    def __init__(self, params: Iterable[Tensor]) -> None:
+    def __init__(self, at: LawProblem, params: Iterable[nn.Parameter]) -> None:
         super().__init__()
-        self.held = nn.ParameterList([nn.Parameter(param) for param in params])
+        self.held = nn.ParameterList(params)
+        self.measure = at.residuals_at
 
-
-class MemberProblem(LawProblem):
-    """The same problem for each member of a population that begins at different points; the loss is one number each.
-
-    Args:
-        shapes: Shapes of the parameters of one member.
-        members: How many members.
-        **options: As for `LawProblem`.
-    """
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]] = SHAPES, *, members: int, **options: Any) -> None:
-        super().__init__(shapes, **options)
-        generator = torch.Generator().manual_seed(11)
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        wide = torch.complex128 if self.dtype.is_complex else torch.float64
-        points = []
-        for _ in range(members):
-            pieces = torch.split(torch.randn(sum(sizes), generator=generator, dtype=wide).to(self.dtype), sizes)
-            points.append(_Point(piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)))
-        self.adopt(Population.from_modules(points))
-
-    def adopt(self, population: Population) -> None:
-        """Take another population of this structure."""
-        self.params = _Leaves(population)
-
-    @property
-    def subject(self) -> Any:
-        return self.params.population  # type: ignore[attr-defined]
-
-    def flat(self) -> Tensor:
-        return torch.cat([param.detach().reshape(len(param), -1) for param in self.params], 1)
-
-    def loss(self) -> Tensor:
-        found: Tensor = self.subject.losses(lambda net: half_square(self.residuals_at(net.held)))
-        return found
-
-    def value(self) -> float:
-        with torch.no_grad():
-            return float(self.loss().min())
-
-    def answer(self) -> Tensor:
-        return self.loss()
+    def forward(self) -> Tensor:
+        """The loss."""
+        return half_square(self.measure(self.held))
 
 
 def problem(case: Case, shapes: Sequence[tuple[int, ...]] = SHAPES, **options: Any) -> LawProblem:
     """The problem for structural laws: of the kind that the link's closure asks for."""
-    if case.members:
-        return MemberProblem(shapes, members=case.members, **options)
-    return LawProblem(shapes, residuals=case.target == "least squares", **options)
+    return LawProblem(shapes, residuals=case.target == "least squares", members=case.members, **options)
 
 
 def needs(links: Sequence[Module]) -> frozenset[Need]:
@@ -262,10 +230,8 @@ def needs(links: Sequence[Module]) -> frozenset[Need]:
 def optimizer(case: Case, params: Any, **options: Any) -> Optimizer:
     """A new optimizer of the case's chain, random numbers from their beginning."""
     torch.manual_seed(0)
-    if case.members:
-        if not isinstance(params, _Leaves):
-            raise NotApplicable("a population says itself what its parameters are")
-        params = params.population
+    if case.members and not isinstance(params, Population):
+        raise NotApplicable("a population says itself what its parameters are")
     return Optimizer(params, *case.links(), **options)
 
 
@@ -281,7 +247,7 @@ def step(case: Case, opt: torch.optim.Optimizer, at: LawProblem, steps: int = 1)
 
 def run(case: Case, at: LawProblem, steps: int, **options: Any) -> Optimizer:
     """Run a new optimizer for some steps."""
-    opt = optimizer(case, at.params, **options)
+    opt = optimizer(case, at.subject, **options)
     step(case, opt, at, steps)
     return opt
 
@@ -294,7 +260,7 @@ def trial(
 ) -> list[Tensor]:
     """Where three steps lead: with these groups, after a change of the optimizer."""
     at = problem(case) if at is None else at
-    opt = optimizer(case, at.params if groups is None else groups)
+    opt = optimizer(case, at.subject if groups is None else groups)
     if change is not None:
         change(opt)
     torch.manual_seed(1)

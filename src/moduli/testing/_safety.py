@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..optim import Module, Optimizer, closure
+from ..optim import Optimizer, closure
 from . import _problems as kit
 from ._problems import Case, LawError, NotApplicable
 from ._settings import arguments, named_links, require_numbers
@@ -29,7 +29,7 @@ def errors(case: Case) -> None:
     def attempt(fail_at: int) -> tuple[int, kit.LawProblem, Optimizer, list[Tensor]]:
         """A second step, whose evaluation of this number raises."""
         at = kit.problem(case)
-        opt = kit.optimizer(case, at.params)
+        opt = kit.optimizer(case, at.subject)
         opt.step(at.closure())
         start, count = kit.snapshot(at.params), 0
 
@@ -65,7 +65,7 @@ def _count_alive() -> tuple[int, int, int]:
 def leaks(case: Case, steps: int = 1000) -> None:
     """Over 1000 steps neither tensors nor bytes nor other objects accumulate."""
     at = kit.problem(case, ((2,),))
-    opt = kit.optimizer(case, at.params)
+    opt = kit.optimizer(case, at.subject)
     start = kit.snapshot(at.params)
 
     def go() -> tuple[int, int, int]:
@@ -95,64 +95,55 @@ def leaks(case: Case, steps: int = 1000) -> None:
 kit.LAWS["leaks"] = leaks
 
 
-def _expect_refusal(what: str, do: Callable[[], Any], kinds: Any, *words: str) -> None:
-    try:
-        do()
-    except NotApplicable:
-        return  # a population takes no groups, right or wrong
-    except kinds as error:
-        for word in words:
-            kit.expect(word.lower() in str(error).lower(), f"{what} is refused without naming {word!r}: {error}")
-    else:
-        raise LawError(f"{what} is accepted")
-
-
 @kit.law
 def nan(case: Case) -> None:
     """A NaN setting is refused, by the constructor, by groups and by the link's own groups, in a sentence."""
     for name, key, _ in require_numbers(case):
-        _refuse_nan(case, name, key)
-
-
-def _refuse_nan(case: Case, name: str, key: str) -> None:
-    at = kit.problem(case)
-    opt = kit.optimizer(case, at.params)
-    link = next(named_links(opt.modules, name))
-    group = [{"params": at.params, key: math.nan}]
-    addressed = [{"params": at.params, f"{name.lower()}.{key}": math.nan}]
-    by_link = f"{name}.set_param_groups with {key}=NaN"
-    _expect_refusal(by_link, lambda: link.set_param_groups(group), ValueError, name, key)
-    _expect_refusal(f"a group with {name}.{key}=NaN", lambda: kit.optimizer(case, addressed), ValueError, name, key)
-    given = arguments(link, key, math.nan)
-    if given is not None:
-        _expect_refusal(f"{name}({key}=NaN)", lambda: type(link)(**given), ValueError, name)
-    _refuse_step(case, opt, at, f"{name.lower()}.{key}", math.nan, key)
-
-
-def _refuse_step(case: Case, opt: Optimizer, at: kit.LawProblem, key: str, value: float, word: str) -> None:
-    opt.param_groups[0][key] = value
-    start = kit.snapshot(at.params)
-    _expect_refusal(f"a step with {key}={value}", lambda: kit.step(case, opt, at), ValueError, word)
-    kit.expect_same(f"a step refused for {key}={value} moved something:", at.params, start)
+        _check_refusals(case, name, key, math.nan)
 
 
 @kit.law
 def unknown(case: Case) -> None:
     """Settings that no link has are refused, by name."""
+    for name in {type(link).__name__ for link in kit.all_links(case.links())}:
+        _check_refusals(case, name, "no_such_setting", 1.0)
+
+
+def _check_refusals(case: Case, name: str, key: str, value: float) -> None:
+    """A setting of a link is refused wherever it can be given, in sentences that name both."""
     at = kit.problem(case)
-    word = "no_such_setting"
-    group = [{"params": at.params, word: 1.0}]
-    _expect_refusal("a group with an unknown setting", lambda: kit.optimizer(case, group), ValueError, word)
-    _refuse_step(case, kit.optimizer(case, at.params), at, word, 1.0, word)
-    for link in kit.all_links(case.links()):
-        _refuse_unknown(link, group, word)
+    opt = kit.optimizer(case, at.subject)
+    link = next(named_links(opt.modules, name))
+    addressed = f"{name.lower()}.{key}"
+    start = kit.snapshot(at.params)
+
+    def step() -> None:
+        opt.param_groups[0][addressed] = value
+        kit.step(case, opt, at)
+
+    _expect_refusal(
+        f"{name}.set_param_groups with {key}={value}",
+        lambda: link.set_param_groups([{"params": at.params, key: value}]),
+        (name, key),
+    )
+    group = [{"params": at.params, addressed: value}]
+    _expect_refusal(f"a group with {name}.{key}={value}", lambda: kit.optimizer(case, group), (name, key))
+    _expect_refusal(f"a step with {name}.{key}={value}", step, (key,))
+    kit.expect_same(f"a step refused for {name}.{key}={value} moved something:", at.params, start)
+    known = inspect.signature(type(link)).parameters
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    given = arguments(link, key, value) if key in known or free else {key: value}
+    if given is not None:
+        _expect_refusal(f"{name}({key}={value})", lambda: type(link)(**given), (name,))
 
 
-def _refuse_unknown(link: Module, group: list[dict[str, Any]], word: str) -> None:
-    kind: Any = type(link)
-    name = kind.__name__
-    what = f"{name}.set_param_groups with an unknown setting"
-    _expect_refusal(what, lambda: link.set_param_groups(group), ValueError, word, name)
-    kinds = {p.kind for p in inspect.signature(kind.__init__).parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        _expect_refusal(f"{name}({word}=1)", lambda: kind(**{word: 1.0}), TypeError, word, name)
+def _expect_refusal(what: str, do: Callable[[], Any], words: tuple[str, ...]) -> None:
+    try:
+        do()
+    except NotApplicable:
+        return  # a population takes no groups, right or wrong
+    except (TypeError, ValueError) as error:
+        for word in words:
+            kit.expect(word.lower() in str(error).lower(), f"{what} is refused without naming {word!r}: {error}")
+    else:
+        raise LawError(f"{what} is accepted")

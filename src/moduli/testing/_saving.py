@@ -20,7 +20,7 @@ _NAMES = ("weight", "bias")
 
 
 def _name_params(at: kit.LawProblem) -> Any:
-    return at.params if isinstance(at, kit.MemberProblem) else list(zip(_NAMES, at.params, strict=True))
+    return at.subject if at.members else list(zip(_NAMES, at.params, strict=True))
 
 
 def _begin(case: Case) -> tuple[kit.LawProblem, Optimizer]:
@@ -88,10 +88,7 @@ def _expect_twin(case: Case, copied: Callable[[Any], Any]) -> None:
     except (TypeError, AttributeError, pickle.PicklingError, RuntimeError) as error:
         raise LawError(f"it can't be copied: {error}") from error
     other = kit.problem(case)
-    if isinstance(other, kit.MemberProblem):
-        other.adopt(subject)
-    else:
-        other.params = subject
+    other.subject = subject
     before = kit.snapshot(at.params)
     found = _go_on(case, twin, other)
     kit.expect_same("a step of the copy moved the original:", at.params, before)
@@ -138,7 +135,7 @@ def grown(case: Case) -> None:
     _expect_alive(case, bigger, extra)
     new = nn.Parameter(torch.ones(3, dtype=torch.float64))
     whole = kit.problem(case, ((3, 2), (4,), (3,)))
-    whole.params = [*at.params, new]
+    whole.subject = [*at.params, new]
     opt.add_param_group({"params": [("late", new)]})
     _expect_alive(case, opt, whole)
 

@@ -30,7 +30,7 @@ def formats(case: Case) -> None:
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         plain = kit.problem(case, ((3, 2), (1, 2, 2, 2)), dtype=dtype)
         strided = kit.problem(case, ((3, 2), (1, 2, 2, 2)), dtype=dtype)
-        strided.params = [
+        strided.subject = [
             nn.Parameter(strided.params[0].detach().T.contiguous().T),
             nn.Parameter(strided.params[1].detach().to(memory_format=torch.channels_last)),
         ]
@@ -108,7 +108,7 @@ def thawed(case: Case) -> None:
     """A parameter that is unfrozen later starts fresh; freezing one again keeps it still."""
     at = kit.problem(case)
     at.params[1].requires_grad_(False)
-    opt = kit.optimizer(case, at.params)
+    opt = kit.optimizer(case, at.subject)
     kit.step(case, opt, at)
     start = kit.snapshot(at.params)
     at.params[1].requires_grad_(True)
@@ -121,24 +121,12 @@ def thawed(case: Case) -> None:
     kit.expect(not kit.have_moved(start[:1], at.params[:1]), "a parameter that was frozen between steps moved")
 
 
-class _Model(nn.Module):
-    """A problem as a model: calling it gives the loss."""
-
-    def __init__(self, at: kit.LawProblem) -> None:
-        super().__init__()
-        self.weight, self.bias = at.params
-        self.at = at
-
-    def forward(self) -> Tensor:
-        return kit.half_square(self.at.residuals_at([self.weight, self.bias]))
-
-
-def _model(case: Case, index: int, dtype: torch.dtype) -> _Model:
+def _model(case: Case, index: int, dtype: torch.dtype) -> kit.LawModel:
     at = kit.problem(case, dtype=dtype)
     with torch.no_grad():
         for param in at.params:
             param.mul_(1 + 0.3 * index)
-    return _Model(at)
+    return kit.LawModel(at, at.params)
 
 
 def _make_stacked(
