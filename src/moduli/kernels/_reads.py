@@ -17,8 +17,8 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Callable, Iterable
+from itertools import chain, repeat, zip_longest
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,7 @@ class Reads:
         #: Why not all of it can be compared.
         self.problem: str | None = None
         #: By way of looking and id: the way, the object, and what is looked up in it, with words about it.
-        self._places: dict[tuple[Any, int], tuple[Callable[..., Sequence[Any]], Any, dict[Any, str]]] = {}
+        self._places: dict[tuple[Any, int], tuple[Callable[..., Iterable[Any]], Any, dict[Any, str]]] = {}
         self._seen: dict[tuple[int, frozenset[str]], Any] = {}  # the objects are held, so that an id is a name
         self._functions: list[types.FunctionType] = []
         self._follow(fn, frozenset(("__call__",)), getattr(fn, "__name__", type(fn).__name__))
@@ -123,8 +123,8 @@ class Reads:
         self._before = self._look()
 
     def _look(self) -> list[Any]:
-        found = [how(holder, keys) for how, holder, keys in self._places.values()]
-        return [torch.get_default_dtype(), *chain.from_iterable(found)]
+        found = chain.from_iterable([how(holder, keys) for how, holder, keys in self._places.values()])
+        return [torch.get_default_dtype(), *found]
 
     def is_stale(self) -> bool:
         """Whether what was read is not as it was, or can't be compared."""
@@ -144,12 +144,12 @@ class Reads:
         return None
 
     def _note(
-        self, how: Callable[..., Sequence[Any]], holder: Any, keys: Iterable[Any], names: frozenset[str], where: str
+        self, how: Callable[..., Iterable[Any]], holder: Any, keys: Iterable[Any], names: frozenset[str], where: str
     ) -> None:
         """Have what is found under keys compared, and follow it."""
         looked = {key: f"{where}.{key}" for key in keys if key != "__builtins__"}
         if looked:
-            found = how(holder, looked)
+            found = [*how(holder, looked)]
             if not isinstance(holder, tuple | frozenset):
                 self._places.setdefault((how, id(holder)), (how, holder, {}))[2].update(looked)
             for value in found:
@@ -237,19 +237,18 @@ def _names(code: types.CodeType) -> frozenset[str]:
 # Ways to look: each gives what a holder has under keys.
 
 
-def _look_in_dict(holder: Any, keys: Iterable[Any]) -> Sequence[Any]:
+def _look_in_dict(holder: Any, keys: Iterable[Any]) -> Iterable[Any]:
     """Attributes of an object or a class itself: no property runs, and no base is asked."""
-    own = holder.__dict__
-    return [own.get(name, _MISSING) for name in keys]
+    return map(holder.__dict__.get, keys, repeat(_MISSING))
 
 
-def _look_at_attributes(holder: Any, keys: Iterable[Any]) -> Sequence[Any]:
-    return [getattr(holder, name, _MISSING) for name in keys]
+def _look_at_attributes(holder: Any, keys: Iterable[Any]) -> Iterable[Any]:
+    return map(getattr, repeat(holder), keys, repeat(_MISSING))
 
 
-def _look_in_mapping(mapping: Any, keys: Iterable[Any]) -> Sequence[Any]:
-    return [mapping.get(key, _MISSING) for key in keys]
+def _look_in_mapping(mapping: Any, keys: Iterable[Any]) -> Iterable[Any]:
+    return map(mapping.get, keys, repeat(_MISSING))
 
 
-def _look_at_all(held: Any, keys: Iterable[Any]) -> Sequence[Any]:
+def _look_at_all(held: Any, keys: Iterable[Any]) -> Iterable[Any]:
     return (len(held), *held)
