@@ -1,4 +1,7 @@
-"""Checks of settings when a link is made. A schedule (a function of the step) is not checked."""
+"""Checks of a setting when a link is made, functions of the link's name, the setting's, and its value.
+
+A schedule (a function of the step) is not checked, and a NaN is refused by the link itself, for every setting.
+"""
 
 from __future__ import annotations
 
@@ -7,100 +10,63 @@ from typing import Any
 
 from torch import Tensor
 
-
-def _read_numbers(value: Any) -> list[float] | None:
-    """The numbers in a setting, or None where it is a function of the step."""
-    if isinstance(value, Tensor):
-        found: list[float] = value.detach().double().reshape(-1).tolist()
-        return found
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return [float(value)]
+Check = Callable[[str, str, Any], None]
 
 
-def _check(link: str, key: str, value: Any, ok: Any, wanted: str) -> None:
-    numbers = _read_numbers(value)
-    if numbers is None:
-        if callable(value):
-            return
-        raise TypeError(f"{link}: {key} is {value!r}; give {wanted}")
-    # A NaN is refused by the link itself, for every setting.
-    if any(number == number and not ok(number) for number in numbers):
-        raise ValueError(f"{link}: {key} is {value!r}; give {wanted}")
+def _bound(ok: Callable[[float], bool], wanted: str) -> Check:
+    """A check of a number, or of a tensor of numbers."""
+
+    def check_number(link: str, key: str, value: Any) -> None:
+        numbers = value.detach().double().reshape(-1).tolist() if isinstance(value, Tensor) else [value]
+        if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+            if not callable(value):
+                raise TypeError(f"{link}: {key} is {value!r}; give {wanted}")
+        elif any(number == number and not ok(number) for number in numbers):
+            raise ValueError(f"{link}: {key} is {value!r}; give {wanted}")
+
+    return check_number
 
 
-def fraction(link: str, **settings: Any) -> None:
-    """Numbers in [0, 1): memories of running means."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: 0 <= x < 1, "a number from 0 (included) to 1 (excluded)")
+fraction = _bound(lambda x: 0 <= x < 1, "a number from 0 (included) to 1 (excluded)")
+probability = _bound(lambda x: 0 <= x <= 1, "a number from 0 to 1")
+non_negative = _bound(lambda x: x >= 0, "a number that is not negative")
+positive = _bound(lambda x: x > 0, "a number above zero")
+above_one = _bound(lambda x: x > 1, "a number above 1")
 
 
-def probability(link: str, **settings: Any) -> None:
-    """Numbers in [0, 1]."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+def at_least_one(link: str, key: str, value: Any) -> None:
+    """A whole number from one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{link}: {key} is {value!r}; give a whole number, at least 1")
 
 
-def non_negative(link: str, **settings: Any) -> None:
-    """Numbers that are not negative."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: x >= 0, "a number that is not negative")
-
-
-def positive(link: str, **settings: Any) -> None:
-    """Numbers above zero."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: x > 0, "a number above zero")
-
-
-def above_one(link: str, **settings: Any) -> None:
-    """Refuse settings that are not above one."""
-    for key, value in settings.items():
-        _check(link, key, value, lambda x: x > 1, "a number above 1")
-
-
-def at_least_one(link: str, **settings: Any) -> None:
-    """Whole numbers from one."""
-    for key, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{link}: {key} is {value!r}; give a whole number, at least 1")
-
-
-def once(check: Callable[..., None]) -> Callable[..., None]:
+def once(check: Check) -> Check:
     """A check that refuses functions of the step: for what a link reads when it begins, and never again."""
 
-    def check_fixed(link: str, **settings: Any) -> None:
-        for key, value in settings.items():
-            if callable(value):
-                raise TypeError(f"{link}: {key} is {value!r}; give a number")
-        check(link, **settings)
+    def check_fixed(link: str, key: str, value: Any) -> None:
+        if callable(value):
+            raise TypeError(f"{link}: {key} is {value!r}; give a number")
+        check(link, key, value)
 
     return check_fixed
 
 
-def allow(check: Callable[..., None], *values: Any) -> Callable[..., None]:
+def allow(check: Check, *values: Any) -> Check:
     """A check that lets these values pass, too."""
 
-    def check_others(link: str, **settings: Any) -> None:
-        check(
-            link, **{key: value for key, value in settings.items() if not any(value is v or value == v for v in values)}
-        )
+    def check_others(link: str, key: str, value: Any) -> None:
+        if not any(value is other or value == other for other in values):
+            check(link, key, value)
 
     return check_others
 
 
-def one_of(*allowed: Any) -> Callable[..., None]:
+def one_of(*allowed: Any) -> Check:
     """A check that lets only these values pass."""
 
-    def check_choices(link: str, **settings: Any) -> None:
-        for key, value in settings.items():
-            choice(link, key, value, allowed)
+    def check_choice(link: str, key: str, value: Any) -> None:
+        if value not in allowed:
+            names = ", ".join(map(repr, allowed[:-1]))
+            raise ValueError(f"{link}: {key} is {value!r}; it can be {names} or {allowed[-1]!r}")
 
-    return check_choices
-
-
-def choice(link: str, key: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """One of a few values."""
-    if value not in allowed:
-        names = ", ".join(map(repr, allowed[:-1]))
-        raise ValueError(f"{link}: {key} is {value!r}; it can be {names} or {allowed[-1]!r}")
+    return check_choice

@@ -120,15 +120,17 @@ Axes = int | tuple[int, ...] | list[int] | None
 _NAMES = ("mad", "std", "var", "sum", "l0", "l1", "l2", "l3", "l4", "linf")
 
 
-def check_metric(link: str, ord: Any, key: str = "ord") -> None:
+def check_metric(link: str, key: str, ord: Any) -> None:
     """Refuse what is neither a p-norm nor a name."""
     number = isinstance(ord, int | float) and not isinstance(ord, bool) and (ord > 0 or ord == 0)
     if not number and ord not in _NAMES:
         raise ValueError(f"{link}: {key} is {ord!r}; give p for a p-norm (2, 1, inf, 0), or one of {', '.join(_NAMES)}")
 
 
-def check_axes(link: str, dim: Any) -> Any:
+def check_axes(link: str, dim: Any, inverse_dims: bool) -> Any:
     """`dim` in a form that can be compared: an int, a tuple of ints, None or "global"."""
+    if dim == "global" and inverse_dims:
+        raise ValueError(f"{link}: inverse_dims is for axes, but dim is 'global'")
     if dim is None or dim == "global" or (isinstance(dim, int) and not isinstance(dim, bool)):
         return dim
     if isinstance(dim, list | tuple) and all(isinstance(axis, int) for axis in dim):

@@ -7,15 +7,16 @@ optimizer has already: where to start, how many members a population has, and ho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..evolve import GradientSearch, Search
-from ..optim import Module, Need, Objective, Optimizer, as_real
+from ..optim import Need, Objective, Optimizer, as_real
 from ..population import Population, Shard
+from ._declared import DeclaredLink, make_constructor
 from ._vectors import flat, flat_members, land, unflat
 
 BLOCK = 1 << 22  # numbers that the models of one block have together
@@ -33,7 +34,7 @@ def read_settings(search: type[Search], left_out: tuple[str, ...]) -> list[inspe
     return list(found.values())
 
 
-class SearchLink(Module):
+class SearchLink(DeclaredLink):
     """A link around a search; a subclass names the search.
 
     Args:
@@ -45,30 +46,24 @@ class SearchLink(Module):
 
     search_class: ClassVar[type[Search]]
     left_out: ClassVar[tuple[str, ...]] = ()
+    kept = ("seed",)
 
-    def __init__(self, *, seed: int = 0, **options: Any) -> None:
-        super().__init__()
-        self.seed, self.options = seed, options
-        self._made: Search | None = None
-        self._begin(self._example())  # options that can't work are refused here
+    seed: int
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        if "search_class" not in cls.__dict__:
-            return
-        settings = read_settings(cls.search_class, cls.left_out)
-        seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0)
-        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        signature = inspect.Signature([this, *settings, seed])
+        if "search_class" in cls.__dict__:
+            settings = read_settings(cls.search_class, cls.left_out)
+            seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0)
+            this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            cls.__init__ = make_constructor(inspect.Signature([this, *settings, seed]))  # type: ignore[method-assign]
 
-        def __init__(self: SearchLink, *args: Any, **given: Any) -> None:
-            bound = signature.bind(self, *args, **given)
-            bound.apply_defaults()
-            bound.arguments.pop("self")
-            SearchLink.__init__(self, **bound.arguments)
-
-        __init__.__signature__ = signature  # type: ignore[attr-defined]
-        cls.__init__ = __init__  # type: ignore[method-assign]
+    def collect(self, given: Mapping[str, Any]) -> None:
+        """Keep the arguments for the search."""
+        super().collect({"seed": given["seed"]})
+        self.options = {key: value for key, value in given.items() if key not in ("self", "seed")}
+        self._made: Search | None = None
+        self._begin(self._example())  # options that can't work are refused here
 
     def __repr__(self) -> str:
         given = "".join(f", {key}={value!r}" for key, value in self.options.items() if value is not None)

@@ -1,13 +1,11 @@
 """Links that are written as functions of the update, what is remembered of it, and settings.
 
 What they remember can pass through links of its own: the `*_tfm` arguments.
-A link's settings are collected from its arguments when it is made, and checked by tables of `_checks`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,46 +13,15 @@ from torch import Tensor
 
 from ..optim import Across, Module, Objective, TensorTransform, as_real, restore_complex
 from ..optim.module import ProjectedBuffer
+from ._declared import DeclaredLink
 
 Tensors = list[Tensor]
 States = list[dict[str, Any]]
 Settings = Sequence[Mapping[str, Any]]
 
-_OPTIONS = ("inner", "concat_params", "update_freq")
 
-
-class HandOn:
-    """A link whose constructor hands its `**settings` on to that of its base, and shows them as arguments of its own."""
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        own = inspect.signature(cls.__init__)
-        mine = {key: p for key, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        base = next(kind for kind in cls.__mro__[1:] if "__init__" in vars(kind))
-        if "__init__" in vars(cls) and len(mine) < len(own.parameters) and issubclass(base, HandOn):
-            known = inspect.signature(base.__init__).parameters
-            shown = {key: p for key, p in known.items() if p.kind is p.KEYWORD_ONLY} | mine
-            signature = own.replace(parameters=sorted(shown.values(), key=lambda p: p.kind))
-            cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
-
-
-class UpdateTransform(TensorTransform):
-    """A tensor transform that does not need the loss: `transform` is its hook, or `transform_at` with the parameter.
-
-    Args:
-        given: The settings; usually the arguments of the link as they are, `locals()`.
-        **options: Those of `TensorTransform`; "inner", "concat_params" and "update_freq" are found in `given`, too.
-
-    Attributes:
-        ranges: The arguments that a check of `_checks` is for, by check; those of the bases hold, too.
-    """
-
-    ranges: ClassVar[Ranges] = {}
-
-    def __init__(self, given: Mapping[str, Any] | None = None, **options: Any) -> None:
-        settings = check_settings(self, given or {})
-        options |= {key: settings.pop(key) for key in _OPTIONS if key in settings}
-        super().__init__(settings, **options)
+class UpdateTransform(DeclaredLink, TensorTransform):
+    """A tensor transform that does not need the loss: `transform` is its hook, or `transform_at` with the parameter."""
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         """Transform one tensor (in place or not) and return it."""
@@ -78,28 +45,25 @@ class BufferTransform(UpdateTransform):
     state it is for (the first of these that there is). The links see a copy of the buffer in place of the update, so what is
     remembered is not changed. They learn where this link is applied, as `inner` does.
 
-    Args:
-        given: The settings, and the links that are named in `tfms`; usually `locals()`.
-        **options: Those of `UpdateTransform`.
-
     Attributes:
         buffers: States that are tensors like the update and start at zero, each with how it follows a change of the basis
             (see `add_projected_keys`; None for not at all).
+        projects: More states that follow a change of the basis, by how they do.
         tfms: Arguments that are links, each with the states that it is for.
     """
 
     buffers: ClassVar[Mapping[str, ProjectedBuffer | None]] = {}
     tfms: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    projects: ClassVar[Mapping[ProjectedBuffer, tuple[str, ...]]] = {}
 
-    def __init__(self, given: Mapping[str, Any] | None = None, **options: Any) -> None:
-        settings = dict(given or {})
-        children = {key: settings.pop(key) for key in self.tfms}
-        super().__init__(settings, **options)
-        for key, links in children.items():
-            self.set_child(key, links)
+    def collect(self, given: Mapping[str, Any]) -> None:
+        """Besides, say what follows a change of the basis."""
+        super().collect(given)
         for name, kind in self.buffers.items():
             if kind is not None:
                 self.add_projected_keys(kind, name)
+        for kind, names in self.projects.items():
+            self.add_projected_keys(kind, *names)
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         """Fill the state of one parameter, besides the buffers."""
@@ -198,33 +162,3 @@ def transform_buffers(
         as_real(tensor) if tensor.is_complex() and not buffer.is_complex() else tensor
         for tensor, buffer in zip(out, buffers, strict=True)
     ]
-
-
-def publish_links(namespace: dict[str, Any]) -> None:
-    """Set `__all__` in a family's `globals()`: the links that it defines, which are its classes without an underscore."""
-    family = namespace["__name__"]
-    links = {name: value for name, value in namespace.items() if isinstance(value, type) and issubclass(value, Module)}
-    # Type checkers see no `__all__`, and so all that the family's files define.
-    namespace["__all__"] = sorted(name for name, link in links.items() if name[0] != "_" and family in link.__module__)
-
-
-Ranges = Mapping[Callable[..., None], tuple[str, ...]]
-"""The arguments of a link that a check is for, by check."""
-
-
-def collect_settings(arguments: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """The arguments of a constructor by name, but for `others`, which are no settings.
-
-    Args:
-        arguments: The constructor's `locals()`, before it has variables of its own.
-        *others: Names to leave out.
-    """
-    return {key: value for key, value in arguments.items() if key not in ("self", "__class__", *others)}
-
-
-def check_settings(link: Any, arguments: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """`collect_settings`, after the checks in the tables `ranges` of the link and its bases, of those that are given."""
-    for kind in type(link).__mro__:
-        for check, keys in vars(kind).get("ranges", {}).items():
-            check(type(link).__name__, **{key: arguments[key] for key in keys if key in arguments})
-    return collect_settings(arguments, *others)

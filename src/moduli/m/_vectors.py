@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import kernels
 from ..linalg import LinearOperator
 from ..optim import Objective, Transform, as_real, restore_complex
+from ._declared import DeclaredLink
 
 SMALL = 10_000
 """Up to this many numbers on the CPU are worked on by NumPy, whose dispatch costs less; above it would use all threads."""
@@ -119,7 +120,7 @@ def vector_like(objective: Objective) -> Tensor:
     return flat(objective.params[:1]).new_empty(size(objective.params))
 
 
-class VectorLink(Transform):
+class VectorLink(DeclaredLink, Transform):
     """A link that learns from, and transforms, the update as one vector: override `learn_vector` and `transform_vector`."""
 
     vector_state = True

@@ -10,14 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import field
+from typing import Any
 
 import torch
 from torch import Tensor, dot
 
 from ..optim import Chainable, Objective
 from . import _checks as check
-from ._transforms import HandOn, collect_settings
 from ._vectors import VectorLink, gather_update
 
 __all__ = [
@@ -85,7 +85,7 @@ RULES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-class ConjugateGradient(HandOn, VectorLink):
+class ConjugateGradient(VectorLink):
     r"""Adds to the update a multiple of the last direction, $D = u + \beta D_-$, with a rule for $\beta$.
 
     Follow it with a tight line search: `m.StrongWolfe(c2=0.1, a_init="first-order")`. Where $D$ would not point downhill
@@ -115,17 +115,12 @@ class ConjugateGradient(HandOn, VectorLink):
     members = "batched"
     shared_settings = True
 
-    def __init__(
-        self,
-        rule: str = "polak-ribiere",
-        *,
-        clip_beta: bool = False,
-        restart_interval: int | str | None = "auto",
-        inner: Chainable | None = None,
-    ) -> None:
-        check.choice(type(self).__name__, "rule", rule, tuple(RULES))
-        check.allow(check.at_least_one, "auto", None)(type(self).__name__, restart_interval=restart_interval)
-        super().__init__(collect_settings(locals(), "inner"), inner=inner)
+    ranges = {check.one_of(*RULES): ("rule",), check.allow(check.at_least_one, "auto", None): ("restart_interval",)}
+
+    rule: str = field(default="polak-ribiere", kw_only=False)
+    clip_beta: bool = False
+    restart_interval: int | str | None = "auto"
+    inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Finds beta from this gradient and the last one."""
@@ -169,16 +164,7 @@ class ConjugateGradient(HandOn, VectorLink):
             state.pop("last", None)
 
 
-class _Named(ConjugateGradient):
-    """Conjugate gradients with the rule that the class is named for."""
-
-    name: ClassVar[str]
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(self.name, **settings)
-
-
-class FletcherReeves(_Named):
+class FletcherReeves(ConjugateGradient):
     r"""Conjugate gradients with $\beta = g^Tg / g_-^Tg_-$ (downhill directions $d$).
 
     Args:
@@ -200,10 +186,10 @@ class FletcherReeves(_Named):
         R. Fletcher, C. M. Reeves, "Function minimization by conjugate gradients", Computer J. 7 (1964).
     """
 
-    name = "fletcher-reeves"
+    rule: str = field(default="fletcher-reeves", init=False)
 
 
-class PolakRibiere(_Named):
+class PolakRibiere(ConjugateGradient):
     r"""Conjugate gradients with $\beta = g^Ty / g_-^Tg_-$ (downhill directions $d$).
 
     Args:
@@ -225,13 +211,12 @@ class PolakRibiere(_Named):
         E. Polak, G. Ribiere, "Note sur la convergence de methodes de directions conjuguees", RIRO 3 (1969).
     """
 
-    name = "polak-ribiere"
+    rule: str = field(default="polak-ribiere", init=False)
 
-    def __init__(self, *, clip_beta: bool = True, **settings: Any) -> None:
-        super().__init__(clip_beta=clip_beta, **settings)
+    clip_beta: bool = True
 
 
-class HestenesStiefel(_Named):
+class HestenesStiefel(ConjugateGradient):
     r"""Conjugate gradients with $\beta = g^Ty / d_-^Ty$ (downhill directions $d$).
 
     Args:
@@ -253,10 +238,10 @@ class HestenesStiefel(_Named):
         M. R. Hestenes, E. Stiefel, "Methods of conjugate gradients for solving linear systems", J. Res. NBS 49 (1952).
     """
 
-    name = "hestenes-stiefel"
+    rule: str = field(default="hestenes-stiefel", init=False)
 
 
-class DaiYuan(_Named):
+class DaiYuan(ConjugateGradient):
     r"""Conjugate gradients with $\beta = g^Tg / d_-^Ty$ (downhill directions $d$).
 
     Args:
@@ -279,10 +264,10 @@ class DaiYuan(_Named):
         10 (1999).
     """
 
-    name = "dai-yuan"
+    rule: str = field(default="dai-yuan", init=False)
 
 
-class HagerZhang(_Named):
+class HagerZhang(ConjugateGradient):
     r"""Conjugate gradients with guaranteed descent (downhill directions $d$).
 
     $\beta = \max\big((y - 2 d_-\,y^Ty / d_-^Ty)^T g / d_-^Ty,\ -1 / (\|d_-\| \min(0.01, \|g_-\|))\big)$
@@ -306,10 +291,10 @@ class HagerZhang(_Named):
         W. W. Hager, H. Zhang, "A new conjugate gradient method with guaranteed descent", SIAM J. Optim. 16 (2005).
     """
 
-    name = "hager-zhang"
+    rule: str = field(default="hager-zhang", init=False)
 
 
-class LiuStorey(_Named):
+class LiuStorey(ConjugateGradient):
     r"""Conjugate gradients with $\beta = -g^Ty / g_-^Td_-$ (downhill directions $d$).
 
     Args:
@@ -331,10 +316,10 @@ class LiuStorey(_Named):
         Y. Liu, C. Storey, "Efficient generalized conjugate gradient algorithms", JOTA 69 (1991).
     """
 
-    name = "liu-storey"
+    rule: str = field(default="liu-storey", init=False)
 
 
-class ConjugateDescent(_Named):
+class ConjugateDescent(ConjugateGradient):
     r"""Conjugate gradients with $\beta = -g^Tg / g_-^Td_-$ (downhill directions $d$).
 
     Args:
@@ -356,10 +341,10 @@ class ConjugateDescent(_Named):
         R. Fletcher, Practical Methods of Optimization, Wiley (1987).
     """
 
-    name = "conjugate-descent"
+    rule: str = field(default="conjugate-descent", init=False)
 
 
-class DYHS(_Named):
+class DYHS(ConjugateGradient):
     r"""Conjugate gradients with $\beta = \max(0, \min(\beta_{DY}, \beta_{HS}))$ (downhill directions $d$).
 
     Args:
@@ -381,4 +366,4 @@ class DYHS(_Named):
         Y. H. Dai, Y. Yuan, "An efficient hybrid conjugate gradient method", Ann. Oper. Res. 103 (2001).
     """
 
-    name = "dai-yuan-hestenes-stiefel"
+    rule: str = field(default="dai-yuan-hestenes-stiefel", init=False)

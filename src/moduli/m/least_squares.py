@@ -56,12 +56,13 @@ class GaussNewton(HessianLink):
     real_only = True
     learnt = "J"
 
-    def __init__(
-        self, *, reg: float = 1e-8, update_freq: int = 1, batched: bool = True, inner: Chainable | None = None
-    ) -> None:
-        check.non_negative("GaussNewton", reg=reg)
-        super().__init__({"reg": reg}, update_freq=update_freq, inner=inner)
-        self.batched = batched
+    ranges = {check.non_negative: ("reg",)}
+    kept = ("batched",)
+
+    reg: float = 1e-8
+    update_freq: int = 1
+    batched: bool = True
+    inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Evaluates the Jacobian."""

@@ -96,7 +96,7 @@ class RestartOnStuck(RestartStrategy):
     decides_on_host = True
 
     def __init__(self, modules: Chainable | None = None, *, tol: float | None = None, n_tol: int = 10) -> None:
-        check.at_least_one("RestartOnStuck", n_tol=n_tol)
+        check.at_least_one("RestartOnStuck", "n_tol", n_tol)
         super().__init__({"tol": tol}, modules)
         self.n_tol = n_tol
 
@@ -131,7 +131,7 @@ class RestartEvery(RestartStrategy):
 
     def __init__(self, modules: Chainable | None = None, *, steps: int | Literal["ndim"]) -> None:
         if steps != "ndim":
-            check.at_least_one("RestartEvery", steps=steps)
+            check.at_least_one("RestartEvery", "steps", steps)
         super().__init__(None, modules)
         self.steps = steps
 

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..optim import Chainable, Module, Objective, Reformulation, sample_like
 from . import _checks as check
+from ._declared import DeclaredLink
 from ._measures import reset_others
 from ._transforms import UpdateTransform
 from .adaptive._axes import work
@@ -23,10 +25,7 @@ from .termination import TerminationCriteria
 __all__ = ["GradientSampling", "LaplacianSmoothing"]
 
 
-_WAYS = ("mean", "max", "min", "min-norm", "min-value", "hull")
-
-
-class GradientSampling(Reformulation):
+class GradientSampling(DeclaredLink, Reformulation):
     r"""Optimizes an aggregate of the loss at x and at points $x + \sigma z_i$ around it.
 
     "mean" is a smoothed loss (for normal $z_i$ a Gaussian homotopy). "hull" takes the loss at x and, as its gradient, the
@@ -65,30 +64,29 @@ class GradientSampling(Reformulation):
 
     decides_on_host = True
 
-    def __init__(
-        self,
-        modules: Chainable | None = None,
-        *,
-        sigma: float = 1.0,
-        n: int = 100,
-        aggregate: str = "mean",
-        distribution: str = "normal",
-        include_x0: bool = True,
-        fixed: bool = True,
-        termination: TerminationCriteria | None = None,
-        decay: float = 2 / 3,
-        reset_on_termination: bool = True,
-        seed: int | None = None,
-    ) -> None:
-        check.positive("GradientSampling", sigma=sigma, decay=decay)
-        check.at_least_one("GradientSampling", n=n)
-        check.choice("GradientSampling", "aggregate", aggregate, _WAYS)
-        check.choice("GradientSampling", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
-        super().__init__({"sigma": sigma, "decay": decay}, modules)
-        self.n, self.aggregate, self.distribution = n, aggregate, distribution
-        self.include_x0, self.fixed, self.seed = include_x0, fixed, seed
-        self.reset_on_termination = reset_on_termination
-        self.set_child("termination", termination)
+    ranges = {
+        check.positive: ("sigma", "decay"),
+        check.at_least_one: ("n",),
+        check.one_of("mean", "max", "min", "min-norm", "min-value", "hull"): ("aggregate",),
+        check.one_of("normal", "uniform", "rademacher", "sphere"): ("distribution",),
+    }
+    kept = ("n", "aggregate", "distribution", "include_x0", "fixed", "termination", "reset_on_termination", "seed")
+
+    modules: Chainable | None = field(default=None, kw_only=False)
+    sigma: float = 1.0
+    n: int = 100
+    aggregate: str = "mean"
+    distribution: str = "normal"
+    include_x0: bool = True
+    fixed: bool = True
+    termination: TerminationCriteria | None = None
+    decay: float = 2 / 3
+    reset_on_termination: bool = True
+    seed: int | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        self.set_child("termination", self.termination)
         self._points: list[list[Tensor]] | None = None
 
     def _draw(self, params: list[Tensor]) -> list[list[Tensor]]:
@@ -208,11 +206,16 @@ class LaplacianSmoothing(UpdateTransform):
     members = "batched"
     differentiable = True
 
-    def __init__(self, sigma: Any = 1.0, *, layerwise: bool = True, min_numel: int = 4) -> None:
-        check.non_negative("LaplacianSmoothing", sigma=sigma)
-        check.at_least_one("LaplacianSmoothing", min_numel=min_numel)
-        super().__init__({"sigma": sigma}, concat_params=not layerwise)
-        self.min_numel = min_numel
+    ranges = {check.non_negative: ("sigma",), check.at_least_one: ("min_numel",)}
+    kept = ("min_numel",)
+
+    sigma: Any = field(default=1.0, kw_only=False)
+    layerwise: bool = True
+    min_numel: int = 4
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        settings = {key: given[key] for key in ("sigma", "min_numel")}
+        super().collect({**settings, "concat_params": not given["layerwise"]})
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         n = tensor.numel()

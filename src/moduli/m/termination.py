@@ -45,7 +45,7 @@ class TerminationCriteria(Module):
     needs = frozenset()
 
     def __init__(self, defaults: dict[str, Any] | None = None, n: int = 1) -> None:
-        check.at_least_one(type(self).__name__, n=n)
+        check.at_least_one(type(self).__name__, "n", n)
         super().__init__(defaults)
         self.n = n
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from ..optim import Across, Objective, Reformulation
 from . import _checks as check
+from ._declared import DeclaredLink
 from ._measures import divide, norm, read, reset_others, smaller
-from ._transforms import ListTransform, Settings, States, Tensors, check_settings
+from ._transforms import ListTransform, Settings, States, Tensors
 
 __all__ = ["SVRG", "MARSCorrection"]
 
 
-class SVRG(Reformulation):
+class SVRG(DeclaredLink, Reformulation):
     r"""Stochastic variance-reduced gradient: $g_b(x) - \alpha\,(g_b(x_0) - \bar g(x_0))$ in place of $g_b(x)$.
 
     First the gradient at $x_0$ is averaged over `accum_steps` batches, during which the parameters stay (or it is taken from
@@ -59,16 +61,11 @@ class SVRG(Reformulation):
         check.non_negative: ("alpha",),
     }
 
-    def __init__(
-        self,
-        svrg_steps: int,
-        *,
-        accum_steps: int | None = None,
-        reset_before_accum: bool = True,
-        svrg_loss: bool = True,
-        alpha: Any = 1.0,
-    ) -> None:
-        super().__init__(check_settings(self, locals()))
+    svrg_steps: int = field(kw_only=False)
+    accum_steps: int | None = None
+    reset_before_accum: bool = True
+    svrg_loss: bool = True
+    alpha: Any = 1.0
 
     def apply(self, objective: Objective) -> Objective:
         """Averages the full gradient, or installs the corrected loss."""
@@ -178,9 +175,11 @@ class MARSCorrection(ListTransform):
     buffers = {"change": "grad"}
     ranges = {check.fraction: ("beta",), check.positive: ("scaling",), check.allow(check.positive, None): ("max_norm",)}
 
-    def __init__(self, *, beta: float = 0.9, scaling: float = 0.025, max_norm: float | None = 1.0) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad", "previous")
+    projects = {"grad": ("previous",)}
+
+    beta: float = 0.9
+    scaling: float = 0.025
+    max_norm: float | None = 1.0
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         previous = state.get("previous")

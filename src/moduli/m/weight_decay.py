@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from functools import partial
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..optim import Chainable, Module, Objective, Reformulation, sample_like
 from . import _checks as check
+from ._declared import DeclaredLink
 from ._measures import check_metric, metric, metric_of_all, read, reset_others
 from ._transforms import Settings, Tensors, UpdateTransform
 
@@ -48,8 +50,8 @@ class _Decay(UpdateTransform):
     static = ("ord",)
     ranges = {check.non_negative: ("weight_decay",), check.positive: ("ord",)}
 
-    def __init__(self, weight_decay: Any, *, ord: float = 2) -> None:
-        super().__init__(locals())
+    weight_decay: Any = field(kw_only=False)
+    ord: float = 2
 
 
 class WeightDecay(_Decay):
@@ -124,20 +126,16 @@ class RelativeWeightDecay(UpdateTransform):
 
     differentiable = True
     static = ("ord",)
-    ranges = {check.non_negative: ("weight_decay",), check.positive: ("ord",)}
+    ranges = {check.non_negative: ("weight_decay",), check.positive: ("ord",), check_metric: ("metric",)}
 
-    def __init__(
-        self,
-        weight_decay: Any = 0.1,
-        *,
-        ord: float = 2,
-        norm_input: Literal["update", "grad", "params"] = "update",
-        metric: Any = "mad",
-        cautious: bool = False,
-    ) -> None:
-        check.choice("RelativeWeightDecay", "norm_input", norm_input, ("update", "grad", "params"))
-        check_metric("RelativeWeightDecay", metric, "metric")
-        super().__init__(locals(), uses_grad=norm_input == "grad")
+    weight_decay: Any = field(default=0.1, kw_only=False)
+    ord: float = 2
+    norm_input: Literal["update", "grad", "params"] = "update"
+    metric: Any = "mad"
+    cautious: bool = False
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect({**given, "uses_grad": given["norm_input"] == "grad"})
 
     def measure(
         self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
@@ -177,8 +175,9 @@ class Dropout(UpdateTransform):
     differentiable = True
     ranges = {check.probability: ("p",)}
 
-    def __init__(self, p: float = 0.5, *, graft: bool = False, seed: int | None = None) -> None:
-        super().__init__(locals())
+    p: float = field(default=0.5, kw_only=False)
+    graft: bool = False
+    seed: int | None = None
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         dropped = _coins(tensor, setting["p"], self.get_generator(tensor.device, setting["seed"]))
@@ -189,12 +188,13 @@ class Dropout(UpdateTransform):
         return out
 
 
-class _ChangeWeights(Reformulation):
+class _ChangeWeights(DeclaredLink, Reformulation):
     """Evaluates the loss at weights that are changed at random, in the same way within a step."""
 
-    def __init__(self, defaults: dict[str, Any], modules: Chainable | None, seed: int | None) -> None:
-        super().__init__(defaults, modules)
-        self.seed = seed
+    kept = ("seed",)
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
         self._drawn: list[Tensor] = []
 
     @abstractmethod
@@ -231,9 +231,11 @@ class WeightDropout(_ChangeWeights):
         L. Wan et al., "Regularization of neural networks using DropConnect", ICML 2013.
     """
 
-    def __init__(self, p: float = 0.5, *, modules: Chainable | None = None, seed: int | None = None) -> None:
-        check.probability("WeightDropout", p=p)
-        super().__init__({"p": p}, modules, seed)
+    ranges = {check.probability: ("p",)}
+
+    p: float = field(default=0.5, kw_only=False)
+    modules: Chainable | None = None
+    seed: int | None = None
 
     def pre_step(self, objective: Objective) -> None:
         """Chooses the weights of this step."""
@@ -268,20 +270,15 @@ class PerturbWeights(_ChangeWeights):
         1.0
     """
 
-    def __init__(
-        self,
-        *,
-        alpha: Any = 0.1,
-        relative: bool = True,
-        distribution: Literal["normal", "uniform", "rademacher", "sphere"] = "normal",
-        metric: Any = "mad",
-        modules: Chainable | None = None,
-        seed: int | None = None,
-    ) -> None:
-        check.non_negative("PerturbWeights", alpha=alpha)
-        check.choice("PerturbWeights", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
-        super().__init__({"alpha": alpha, "relative": relative, "metric": metric}, modules, seed)
-        self.distribution = distribution
+    ranges = {check.non_negative: ("alpha",)}
+    kept = ("distribution",)
+
+    alpha: Any = 0.1
+    relative: bool = True
+    distribution: Literal["normal", "uniform", "rademacher", "sphere"] = "normal"
+    metric: Any = "mad"
+    modules: Chainable | None = None
+    seed: int | None = None
 
     def pre_step(self, objective: Objective) -> None:
         """Draws the noise of this step."""
@@ -336,9 +333,10 @@ class RandomReinitialize(Module):
         reset: bool = False,
         seed: int | None = None,
     ) -> None:
-        check.probability("RandomReinitialize", p_reinit=p_reinit, p_weights=p_weights)
-        check.fraction("RandomReinitialize", beta=beta)
-        check.allow(check.at_least_one, None)("RandomReinitialize", store_every=store_every)
+        check.probability("RandomReinitialize", "p_reinit", p_reinit)
+        check.probability("RandomReinitialize", "p_weights", p_weights)
+        check.fraction("RandomReinitialize", "beta", beta)
+        check.allow(check.at_least_one, None)("RandomReinitialize", "store_every", store_every)
         super().__init__({"p_reinit": p_reinit, "p_weights": p_weights, "beta": beta})
         self.store_every, self.reset_others, self.seed = store_every, reset, seed
 

@@ -137,9 +137,7 @@ def _explain(
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     kinds = inspect.Parameter
     unknown = [key for key in kwargs if key not in known]
-    if unknown and any(
-        words in str(error) for words in ("unexpected keyword argument", "required positional argument")
-    ):
+    if unknown and any(words in str(error) for words in ("unexpected keyword argument", "missing")):
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]!r}? It" if near else "it"
         return f"{name} has no setting {unknown[0]!r}; {hint} takes {', '.join(known) or 'no arguments'}"

@@ -54,16 +54,11 @@ class Adafactor(MatrixTransform):
     counts = True
     ranges = {check.positive: ("decay", "eps", "scale_eps"), check.allow(check.positive, None): ("clip",)}
 
-    def __init__(
-        self,
-        *,
-        decay: Any = 0.8,
-        eps: Any = 1e-30,
-        clip: float | None = 1.0,
-        relative_step: bool = False,
-        scale_eps: Any = 1e-3,
-    ) -> None:
-        super().__init__(locals())
+    decay: Any = 0.8
+    eps: Any = 1e-30
+    clip: float | None = 1.0
+    relative_step: bool = False
+    scale_eps: Any = 1e-3
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         factor(state, work(tensor).abs())
@@ -149,17 +144,12 @@ class CAME(MatrixTransform):
 
     ranges = {check.fraction: ("beta1", "beta2", "beta3"), check.positive: ("eps1", "eps2", "clip")}
 
-    def __init__(
-        self,
-        *,
-        beta1: Any = 0.9,
-        beta2: Any = 0.999,
-        beta3: Any = 0.9999,
-        eps1: Any = 1e-30,
-        eps2: Any = 1e-16,
-        clip: Any = 1.0,
-    ) -> None:
-        super().__init__(locals())
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    beta3: Any = 0.9999
+    eps1: Any = 1e-30
+    eps2: Any = 1e-16
+    clip: Any = 1.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
@@ -219,9 +209,12 @@ class AdamMini(MatrixTransform):
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
-    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, blocks: int | None = None) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad", "exp_avg")
+    projects = {"grad": ("exp_avg",)}
+
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    eps: Any = 1e-8
+    blocks: int | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
@@ -260,6 +253,10 @@ def _mean_squares(tensor: Tensor, blocks: int | None) -> Tensor:
     return square.reshape(count, -1).mean(1) if square.numel() else square.new_zeros(count)
 
 
+def _check_rank(link: str, key: str, rank: Any) -> None:
+    (check.probability if isinstance(rank, float) else check.at_least_one)(link, key, rank)
+
+
 class Dion(BufferTransform):
     r"""Momentum, orthonormalised along r directions that one step of power iteration follows, with error feedback.
 
@@ -287,13 +284,17 @@ class Dion(BufferTransform):
 
     members = "batched"
     buffers = {"momentum": None}
-    ranges = {check.fraction: ("momentum",)}
+    ranges = {
+        check.fraction: ("momentum",),
+        _check_rank: ("rank",),
+        check.positive: ("rank",),
+    }
 
-    def __init__(self, *, momentum: Any = 0.95, rank: int | float = 0.25, seed: int | None = None) -> None:
-        (check.probability if isinstance(rank, float) else check.at_least_one)("Dion", rank=rank)
-        check.positive("Dion", rank=rank)
-        super().__init__({"momentum": momentum, "rank": rank})
-        self.seed = seed
+    kept = ("seed",)
+
+    momentum: Any = 0.95
+    rank: int | float = 0.25
+    seed: int | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         matrix = as_matrix(tensor)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
@@ -51,18 +52,14 @@ class Adagrad(BufferTransform):
     tfms = {"accumulator_tfm": ("accumulator",)}
     ranges = {check.non_negative: ("lr_decay", "initial_accumulator_value", "eps")}
 
-    def __init__(
-        self,
-        *,
-        lr_decay: Any = 0.0,
-        initial_accumulator_value: Any = 0.0,
-        eps: Any = 1e-10,
-        alpha: Any = 1.0,
-        inner: Chainable | None = None,
-        accumulator_tfm: Chainable | None = None,
-    ) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad_sq", "accumulator")
+    projects = {"grad_sq": ("accumulator",)}
+
+    lr_decay: Any = 0.0
+    initial_accumulator_value: Any = 0.0
+    eps: Any = 1e-10
+    alpha: Any = 1.0
+    inner: Chainable | None = None
+    accumulator_tfm: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulator"] = torch.zeros_like(tensor) + setting["initial_accumulator_value"]
@@ -113,20 +110,15 @@ class AdagradNorm(ListTransform):
         check.allow(check.fraction, None): ("beta",),
     }
 
-    def __init__(
-        self,
-        *,
-        lr_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-        beta: float | None = None,
-        beta_debias: bool = True,
-        layerwise: bool = True,
-        use_sqrt: bool = True,
-        alpha: float = 1.0,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__(locals())
+    lr_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    beta: float | None = None
+    beta_debias: bool = True
+    layerwise: bool = True
+    use_sqrt: bool = True
+    alpha: float = 1.0
+    inner: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulator"] = setting["initial_accumulator_value"]
@@ -176,8 +168,8 @@ class Adadelta(BufferTransform):
     buffers = {"square_avg": "grad_sq", "acc_delta": "grad_sq"}
     ranges = {check.fraction: ("rho",), check.positive: ("rho", "eps")}
 
-    def __init__(self, *, rho: Any = 0.9, eps: Any = 1e-6) -> None:
-        super().__init__(locals())
+    rho: Any = 0.9
+    eps: Any = 1e-6
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         rho, eps = setting["rho"], setting["eps"]
@@ -228,24 +220,27 @@ class RMSprop(BufferTransform):
     tfms = {"exp_avg_sq_tfm": ("max_exp_avg_sq", "exp_avg_sq")}
     ranges = {check.fraction: ("smoothing",), check.non_negative: ("eps",)}
 
-    def __init__(
-        self,
-        *,
-        smoothing: Any = 0.99,
-        eps: Any = 1e-8,
-        centered: bool = False,
-        debias: bool = False,
-        amsgrad: bool = False,
-        init: Literal["zeros", "update"] = "zeros",
-        inner: Chainable | None = None,
-        exp_avg_sq_tfm: Chainable | None = None,
-    ) -> None:
-        check.choice("RMSprop", "init", init, ("zeros", "update"))
-        if debias and init == "update":
+    projects = {
+        "grad": ("exp_avg",),
+        "grad_sq": (
+            "exp_avg_sq",
+            "max_exp_avg_sq",
+        ),
+    }
+
+    smoothing: Any = 0.99
+    eps: Any = 1e-8
+    centered: bool = False
+    debias: bool = False
+    amsgrad: bool = False
+    init: Literal["zeros", "update"] = "zeros"
+    inner: Chainable | None = None
+    exp_avg_sq_tfm: Chainable | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        if given["debias"] and given["init"] == "update":
             raise ValueError("RMSprop: a mean that starts at the first update has no bias; give debias or init")
-        super().__init__(locals())
-        self.add_projected_keys("grad", "exp_avg")
-        self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")
+        super().collect(given)
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         at_update = setting["init"] == "update"
@@ -309,8 +304,10 @@ class AEGD(BufferTransform):
     elementwise = True
     ranges = {check.positive: ("lr",)}
 
-    def __init__(self, *, lr: Any = 0.1, c: Any = 1.0) -> None:
-        super().__init__(locals(), uses_loss=True)
+    base_options = {"uses_loss": True}
+
+    lr: Any = 0.1
+    c: Any = 1.0
 
     def _root(self, tensor: Tensor, loss: Tensor | None, setting: Any) -> Tensor:
         """The root of the shifted loss; one for each member of a population."""

@@ -56,20 +56,21 @@ class Adam(BufferTransform):
     tfms = {"exp_avg_tfm": ("exp_avg",), "exp_avg_sq_tfm": ("max_exp_avg_sq", "exp_avg_sq")}
     buffers = {"exp_avg": "grad"}
 
-    def __init__(
-        self,
-        *,
-        beta1: Any = 0.9,
-        beta2: Any = 0.999,
-        eps: Any = 1e-8,
-        alpha: Any = 1.0,
-        amsgrad: bool = False,
-        debias: bool = True,
-        exp_avg_tfm: Chainable | None = None,
-        exp_avg_sq_tfm: Chainable | None = None,
-    ) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")
+    projects = {
+        "grad_sq": (
+            "exp_avg_sq",
+            "max_exp_avg_sq",
+        )
+    }
+
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    eps: Any = 1e-8
+    alpha: Any = 1.0
+    amsgrad: bool = False
+    debias: bool = True
+    exp_avg_tfm: Chainable | None = None
+    exp_avg_sq_tfm: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         # The square of 1e-4 is zero in float16, and dividing by it would throw the parameter out of the window.
@@ -127,8 +128,9 @@ class Adamax(BufferTransform):
     buffers = {"exp_avg": "grad", "exp_inf": None}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
-    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8) -> None:
-        super().__init__(locals())
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    eps: Any = 1e-8
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
@@ -176,12 +178,12 @@ class NAdam(BufferTransform):
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps", "momentum_decay")}
 
-    def __init__(
-        self, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
-    ) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad", "exp_avg")
-        self.add_projected_keys("grad_sq", "exp_avg_sq")
+    projects = {"grad": ("exp_avg",), "grad_sq": ("exp_avg_sq",)}
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    momentum_decay: float = 4e-3
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
@@ -238,8 +240,9 @@ class RAdam(BufferTransform):
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
     ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("eps",)}
 
-    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8) -> None:
-        super().__init__(locals())
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    eps: Any = 1e-8
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2 = setting["beta2"]
@@ -290,8 +293,9 @@ class AdaBelief(BufferTransform):
     buffers = {"exp_avg": "grad", "exp_avg_var": "grad_sq"}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
-    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-16) -> None:
-        super().__init__(locals())
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    eps: Any = 1e-16
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2 = setting["beta2"]

@@ -55,19 +55,15 @@ class Adan(BufferTransform):
     buffers = {"exp_avg": "grad", "exp_avg_diff": "grad", "exp_avg_sq": "grad_sq"}
     ranges = {check.fraction: ("beta1", "beta2", "beta3"), check.non_negative: ("eps",)}
 
-    def __init__(
-        self,
-        *,
-        beta1: Any = 0.98,
-        beta2: Any = 0.92,
-        beta3: Any = 0.99,
-        eps: Any = 1e-8,
-        m_tfm: Chainable | None = None,
-        v_tfm: Chainable | None = None,
-        n_tfm: Chainable | None = None,
-    ) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad", "previous")
+    projects = {"grad": ("previous",)}
+
+    beta1: Any = 0.98
+    beta2: Any = 0.92
+    beta3: Any = 0.99
+    eps: Any = 1e-8
+    m_tfm: Chainable | None = None
+    v_tfm: Chainable | None = None
+    n_tfm: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["previous"] = tensor.clone()
@@ -129,18 +125,13 @@ class AdEMAMix(BufferTransform):
         check.allow(check.at_least_one, None): ("warmup",),
     }
 
-    def __init__(
-        self,
-        *,
-        beta1: Any = 0.9,
-        beta2: Any = 0.999,
-        beta3: float = 0.9999,
-        alpha: Any = 5.0,
-        eps: Any = 1e-8,
-        warmup: int | None = None,
-        beta3_start: float = 0.9,
-    ) -> None:
-        super().__init__(locals())
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    beta3: float = 0.9999
+    alpha: Any = 5.0
+    eps: Any = 1e-8
+    warmup: int | None = None
+    beta3_start: float = 0.9
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2, beta3 = setting["beta2"], setting["beta3"]
@@ -197,8 +188,10 @@ class ADOPT(BufferTransform):
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
     ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("eps",)}
 
-    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.9999, eps: Any = 1e-6, clip: bool = True) -> None:
-        super().__init__(locals())
+    beta1: Any = 0.9
+    beta2: Any = 0.9999
+    eps: Any = 1e-6
+    clip: bool = True
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         before, beta2 = state["step"] - 1, setting["beta2"]

@@ -63,24 +63,18 @@ class FullMatrixAdagrad(BufferTransform):
         check.allow(check.fraction, None): ("beta",),
     }
 
-    def __init__(
-        self,
-        *,
-        reg: float = 1e-12,
-        precond_freq: int = 1,
-        beta: float | None = None,
-        beta_debias: bool = True,
-        init: Literal["identity", "zeros"] = "identity",
-        matrix_power: float = -0.5,
-        matrix_power_method: Literal["eigh_abs", "eigh"] = "eigh_abs",
-        concat_params: bool = True,
-        inner: Chainable | None = None,
-        accumulator_tfm: Chainable | None = None,
-    ) -> None:
-        check.choice("FullMatrixAdagrad", "init", init, ("identity", "zeros"))
-        check.choice("FullMatrixAdagrad", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
-        super().__init__(locals())
-        self.add_projected_keys("covariance", "accumulator")
+    projects = {"covariance": ("accumulator",)}
+
+    reg: float = 1e-12
+    precond_freq: int = 1
+    beta: float | None = None
+    beta_debias: bool = True
+    init: Literal["identity", "zeros"] = "identity"
+    matrix_power: float = -0.5
+    matrix_power_method: Literal["eigh_abs", "eigh"] = "eigh_abs"
+    concat_params: bool = True
+    inner: Chainable | None = None
+    accumulator_tfm: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = work(tensor).reshape(-1)
@@ -152,21 +146,17 @@ class GGT(BufferTransform):
         check.non_negative: ("rdamping", "eig_tol"),
     }
 
-    def __init__(
-        self,
-        *,
-        history_size: int = 100,
-        update_freq: int = 1,
-        eig_tol: float = 1e-7,
-        truncate: int | None = None,
-        damping: float = 1e-4,
-        rdamping: float = 0.0,
-        matrix_power: float = -0.5,
-        concat_params: bool = True,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad", "history")
+    projects = {"grad": ("history",)}
+
+    history_size: int = 100
+    update_freq: int = 1
+    eig_tol: float = 1e-7
+    truncate: int | None = None
+    damping: float = 1e-4
+    rdamping: float = 0.0
+    matrix_power: float = -0.5
+    concat_params: bool = True
+    inner: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["history"] = deque(maxlen=setting["history_size"])
@@ -229,8 +219,9 @@ class KLShampoo(MatrixTransform):
     counts = True
     ranges = {check.fraction: ("beta",), check.positive: ("eps",), check.at_least_one: ("precond_freq",)}
 
-    def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8, precond_freq: int = 1) -> None:
-        super().__init__(locals())
+    beta: Any = 0.95
+    eps: Any = 1e-8
+    precond_freq: int = 1
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
@@ -305,8 +296,10 @@ class SPlus(MatrixTransform):
     counts = True
     ranges = {check.fraction: ("beta1", "beta2"), check.at_least_one: ("precond_freq", "max_dim")}
 
-    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, precond_freq: int = 100, max_dim: int = 10_000) -> None:
-        super().__init__(locals())
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    precond_freq: int = 100
+    max_dim: int = 10_000
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)

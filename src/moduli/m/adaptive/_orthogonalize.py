@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, Literal
 
 import torch
@@ -148,19 +149,13 @@ class Orthogonalize(MatrixTransform):
     differentiable = True
     ranges = {check.at_least_one: ("steps",)}
 
-    def __init__(
-        self,
-        *,
-        adjust_lr: bool = False,
-        dual_norm_correction: bool = False,
-        method: Method = "newtonschulz",
-        steps: int = 5,
-        flatten: bool = True,
-        channel_first: bool = True,
-        orthogonalize: bool = True,
-    ) -> None:
-        check.choice("Orthogonalize", "method", method, METHODS)
-        super().__init__(locals())
+    adjust_lr: bool = False
+    dual_norm_correction: bool = False
+    method: Method = "newtonschulz"
+    steps: int = 5
+    flatten: bool = True
+    channel_first: bool = True
+    orthogonalize: bool = True
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = as_matrix(tensor, setting["flatten"], setting["channel_first"])
@@ -220,8 +215,10 @@ class DualNormCorrection(MatrixTransform):
 
     differentiable = True
 
-    def __init__(self, *, flatten: bool = True, channel_first: bool = True) -> None:
-        super().__init__(locals(), uses_grad=True)
+    base_options = {"uses_grad": True}
+
+    flatten: bool = True
+    channel_first: bool = True
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         how = (setting["flatten"], setting["channel_first"])
@@ -256,8 +253,9 @@ class MuonAdjustLR(MatrixTransform):
 
     differentiable = True
 
-    def __init__(self, *, alpha: float = 1.0, flatten: bool = True, channel_first: bool = True) -> None:
-        super().__init__(locals())
+    alpha: float = 1.0
+    flatten: bool = True
+    channel_first: bool = True
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = as_matrix(tensor, setting["flatten"], setting["channel_first"])
@@ -292,15 +290,9 @@ class LMO(MatrixTransform):
 
     ranges = {check.positive: ("radius",), check.at_least_one: ("steps",)}
 
-    def __init__(
-        self,
-        ball: Literal["spectral", "sign", "column", "row", "rms"] = "spectral",
-        *,
-        radius: Any = 1.0,
-        steps: int = 5,
-    ) -> None:
-        check.choice("LMO", "ball", ball, BALLS)
-        super().__init__(locals())
+    ball: Literal["spectral", "sign", "column", "row", "rms"] = field(default="spectral", kw_only=False)
+    radius: Any = 1.0
+    steps: int = 5
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         ball, wide = setting["ball"], torch.promote_types(tensor.dtype, torch.float32)
@@ -349,8 +341,8 @@ class NeuronNormalize(MatrixTransform):
     differentiable = True
     ranges = {check.fraction: ("beta",), check.positive: ("eps",)}
 
-    def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8) -> None:
-        super().__init__(locals())
+    beta: Any = 0.95
+    eps: Any = 1e-8
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = as_matrix(tensor)

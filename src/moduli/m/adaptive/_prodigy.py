@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...optim import Across, Need, Objective, Transform
 from .. import _checks as check
+from .._declared import DeclaredLink
 from .._measures import divide, dot, larger, norm, read, smaller
 from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
 from .._vectors import flat, mask_absent, unflat
@@ -68,20 +69,15 @@ class Prodigy(BufferTransform):
         check.above_one: ("growth_rate",),
     }
 
-    def __init__(
-        self,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        beta3: float | None = None,
-        eps: float = 1e-8,
-        d0: float = 1e-6,
-        d_coef: float = 1.0,
-        growth_rate: float = float("inf"),
-        debias: bool = False,
-        weight_decay: Any = 0.0,
-    ) -> None:
-        super().__init__(locals())
+    beta1: float = 0.9
+    beta2: float = 0.999
+    beta3: float | None = None
+    eps: float = 1e-8
+    d0: float = 1e-6
+    d_coef: float = 1.0
+    growth_rate: float = float("inf")
+    debias: bool = False
+    weight_decay: Any = 0.0
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -167,17 +163,12 @@ class DAdaptAdam(ListTransform):
         check.above_one: ("growth_rate",),
     }
 
-    def __init__(
-        self,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        d0: float = 1e-6,
-        growth_rate: float = float("inf"),
-        gamma: Any = 1.0,
-    ) -> None:
-        super().__init__(locals())
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    d0: float = 1e-6
+    growth_rate: float = float("inf")
+    gamma: Any = 1.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)  # what is multiplied by a small bound is nothing in half precision
@@ -210,7 +201,7 @@ class DAdaptAdam(ListTransform):
         return out.to(tensor.dtype)
 
 
-class AdaptiveHeavyBall(Transform):
+class AdaptiveHeavyBall(DeclaredLink, Transform):
     r"""Heavy ball whose step size and momentum follow from the value of the optimum.
 
     $h_t = \frac{2(f_t - f^*)}{\|u_t\|^2},\quad m_t = \frac{-(f_t - f^*)\langle u_t, u_{t-1}\rangle}{(f_{t-1} - f^*)\|u_t\|^2 +
@@ -242,8 +233,7 @@ class AdaptiveHeavyBall(Transform):
     needs = frozenset({Need.GRADIENT, Need.LOSS})
     vector_state = True
 
-    def __init__(self, *, f_star: float = 0.0) -> None:
-        super().__init__({"f_star": f_star})
+    f_star: float = 0.0
 
     def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
         """Step size and momentum from this point and the last."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -10,14 +9,14 @@ from torch import Tensor
 
 from ...optim import Chainable, as_real, restore_complex
 from .. import _checks as check
-from .._transforms import BufferTransform, HandOn, collect_settings
+from .._transforms import BufferTransform
 from . import _kron, _lra
 from ._axes import work
 
 Geometry = Literal["Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ"]
 
 
-class _PSGDWhiten(HandOn, BufferTransform):
+class _PSGDWhiten(BufferTransform):
     """What the two have in common."""
 
     counts = True
@@ -31,20 +30,14 @@ class _PSGDWhiten(HandOn, BufferTransform):
         check.one_of(*_kron.GEOMETRIES): ("dQ",),
     }
 
-    def __init__(
-        self,
-        given: Mapping[str, Any],
-        *,
-        init_scale: float | None = None,
-        lr_preconditioner: float = 0.1,
-        betaL: float = 0.9,
-        damping: float = 1e-9,
-        grad_clip_max_amp: float = float("inf"),
-        update_probability: float = 1.0,
-        inner: Chainable | None = None,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__({**given, **collect_settings(locals(), "given")})
+    init_scale: float | None = None
+    lr_preconditioner: float = 0.1
+    betaL: float = 0.9
+    damping: float = 1e-9
+    grad_clip_max_amp: float = float("inf")
+    update_probability: float = 1.0
+    inner: Chainable | None = None
+    seed: int | None = None
 
 
 class PSGDKronWhiten(_PSGDWhiten):
@@ -88,16 +81,10 @@ class PSGDKronWhiten(_PSGDWhiten):
 
     members = "batched"
 
-    def __init__(
-        self,
-        *,
-        max_dim: int = 10_000,
-        max_skew: float = 1.0,
-        dQ: Geometry = "Q0.5EQ1.5",
-        balance_probability: float = 0.01,
-        **settings: Any,
-    ) -> None:
-        super().__init__(collect_settings(locals(), "settings"), **settings)
+    max_dim: int = 10_000
+    max_skew: float = 1.0
+    dQ: Geometry = "Q0.5EQ1.5"
+    balance_probability: float = 0.01
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         _kron.begin(state, tensor, setting)
@@ -162,8 +149,8 @@ class PSGDLRAWhiten(_PSGDWhiten):
         arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
     """
 
-    def __init__(self, *, rank: int = 10, concat_params: bool = True, **settings: Any) -> None:
-        super().__init__({"rank": rank, "concat_params": concat_params}, **settings)
+    rank: int = 10
+    concat_params: bool = True
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = _vector(tensor)

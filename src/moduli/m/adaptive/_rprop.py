@@ -13,27 +13,24 @@ import torch
 from torch import Tensor
 
 from .. import _checks as check
-from .._transforms import BufferTransform, HandOn, collect_settings
+from .._transforms import BufferTransform
 
 
-class _SignSteps(HandOn, BufferTransform):
+class _SignSteps(BufferTransform):
     """Step sizes that grow while a sign repeats and shrink when it flips."""
 
     elementwise = True
     ranges = {check.positive: ("nplus", "nminus", "alpha"), check.non_negative: ("lb", "ub")}
 
-    def __init__(
-        self,
-        given: Mapping[str, Any] | None = None,
-        *,
-        nplus: Any = 1.2,
-        nminus: Any = 0.5,
-        lb: Any = 1e-6,
-        ub: Any = 50.0,
-        alpha: Any = 1.0,
-    ) -> None:
-        more = given or {}
-        super().__init__({**collect_settings(locals(), "given", "more"), **more}, uses_grad=more.get("use_grad", False))
+    nplus: Any = 1.2
+    nminus: Any = 0.5
+    lb: Any = 1e-6
+    ub: Any = 50.0
+    alpha: Any = 1.0
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect({**given, "uses_grad": given.get("use_grad", False)})
+        lb, ub = given["lb"], given["ub"]
         if isinstance(lb, int | float) and isinstance(ub, int | float) and lb > ub:
             raise ValueError(f"{type(self).__name__}: lb is {lb!r}, which is above ub, {ub!r}")
 
@@ -83,8 +80,7 @@ class Rprop(_SignSteps):
         ICNN 1993.
     """
 
-    def __init__(self, *, backtrack: bool = True, **settings: Any) -> None:
-        super().__init__({"backtrack": backtrack}, **settings)
+    backtrack: bool = True
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         super().begin(tensor, state, setting)
@@ -128,9 +124,6 @@ class SignConsistencyLRs(_SignSteps):
         ICNN 1993.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         self._resize(tensor, state, setting)
         state["previous"] = tensor.clone()
@@ -164,8 +157,7 @@ class ScaleLRBySignChange(_SignSteps):
         ICNN 1993.
     """
 
-    def __init__(self, *, use_grad: bool = False, **settings: Any) -> None:
-        super().__init__({"use_grad": use_grad}, **settings)
+    use_grad: bool = False
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -202,8 +194,10 @@ class BacktrackOnSignChange(BufferTransform):
     elementwise = True
     buffers = {"previous": "grad", "last": "grad", "flipped": None}
 
-    def __init__(self, *, use_grad: bool = False, backtrack: bool = True) -> None:
-        super().__init__(locals(), uses_grad=True)
+    base_options = {"uses_grad": True}
+
+    use_grad: bool = False
+    backtrack: bool = True
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -236,9 +230,6 @@ class SignConsistencyMask(BufferTransform):
 
     elementwise = True
     buffers = {"previous": "grad", "mask": None}
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         same = tensor * state["previous"] > 0
@@ -276,8 +267,8 @@ class Lion(BufferTransform):
     buffers = {"exp_avg": "grad"}
     ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("beta2",)}
 
-    def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.99) -> None:
-        super().__init__(locals())
+    beta1: Any = 0.9
+    beta2: Any = 0.99
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"].lerp_(tensor, 1 - setting["beta2"])

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from ... import kernels
 from ...optim import Across, Chainable, Objective, Reformulation, Transform, as_real
 from ...optim import step as run
 from .. import _checks as check
+from .._declared import DeclaredLink
 from .._measures import divide, dot, read
-from .._transforms import Settings, States, Tensors, UpdateTransform, check_settings
+from .._transforms import Settings, States, Tensors, UpdateTransform
 
 
-class SAM(Reformulation):
+class SAM(DeclaredLink, Reformulation):
     r"""Replaces the loss by about the largest one within a ball, $\max_{\|\epsilon\|_p \le \rho} f(x + \epsilon)$.
 
     The gradient is taken at $x + \epsilon$ with, for $1/p + 1/q = 1$,
@@ -53,18 +55,13 @@ class SAM(Reformulation):
 
     shared_settings = ("p", "eps")
 
-    def __init__(
-        self,
-        *,
-        rho: Any = 0.05,
-        p: float = 2.0,
-        eps: float = 1e-10,
-        asam: bool = False,
-        modules: Chainable | None = None,
-    ) -> None:
-        check.non_negative(type(self).__name__, rho=rho, eps=eps)
-        check.above_one(type(self).__name__, p=p)
-        super().__init__({"rho": rho, "p": p, "eps": eps, "asam": asam}, modules=modules)
+    ranges = {check.non_negative: ("rho", "eps"), check.above_one: ("p",)}
+
+    rho: Any = 0.05
+    p: float = 2.0
+    eps: float = 1e-10
+    asam: bool = False
+    modules: Chainable | None = None
 
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
@@ -132,11 +129,11 @@ class ASAM(SAM):
         of deep neural networks", ICML 2021.
     """
 
-    def __init__(self, *, rho: Any = 0.5, p: float = 2.0, eps: float = 1e-10, modules: Chainable | None = None) -> None:
-        super().__init__(rho=rho, p=p, eps=eps, asam=True, modules=modules)
+    rho: Any = 0.5
+    asam: bool = field(default=True, init=False)
 
 
-class _Perturbed(Transform):
+class _Perturbed(DeclaredLink, Transform):
     """Parameters that stay at points shifted along the momentum: keeps the momentum, and the shift before and now."""
 
     def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
@@ -192,17 +189,12 @@ class MSAMMomentum(_Perturbed):
 
     ranges = {check.fraction: ("momentum",), check.non_negative: ("lr", "rho", "weight_decay")}
 
-    def __init__(
-        self,
-        lr: Any,
-        *,
-        momentum: Any = 0.9,
-        rho: Any = 0.3,
-        weight_decay: Any = 0.0,
-        nesterov: bool = False,
-        lerp: bool = False,
-    ) -> None:
-        super().__init__(check_settings(self, locals()))
+    lr: Any = field(kw_only=False)
+    momentum: Any = 0.9
+    rho: Any = 0.3
+    weight_decay: Any = 0.0
+    nesterov: bool = False
+    lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
         """Along the momentum, and to the next perturbed point."""
@@ -243,11 +235,12 @@ class MSAM(_Perturbed):
         arXiv:2401.12033.
     """
 
-    def __init__(self, modules: Chainable, *, momentum: Any = 0.9, rho: Any = 0.3, lerp: bool = False) -> None:
-        check.fraction("MSAM", momentum=momentum)
-        check.non_negative("MSAM", rho=rho)
-        super().__init__({"momentum": momentum, "rho": rho, "lerp": lerp})
-        self.set_child("modules", modules)
+    ranges = {check.fraction: ("momentum",), check.non_negative: ("rho",)}
+
+    modules: Chainable = field(kw_only=False)
+    momentum: Any = 0.9
+    rho: Any = 0.3
+    lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
         """What the links make of the update, and to the next perturbed point."""
@@ -281,17 +274,19 @@ class OrthoGrad(UpdateTransform):
 
     members = "batched"
     differentiable = True
-    ranges = {check.non_negative: ("eps",)}
+    ranges = {check.non_negative: ("eps",), check.one_of("global", None): ("dim",)}
 
     @property
     def across(self) -> Across:  # type: ignore[override]
         return Across.MATRICES if self.defaults["dim"] is None else Across.SUMS
 
-    def __init__(self, *, eps: float = 1e-8, renormalize: bool = True, dim: str | None = "global") -> None:
-        if dim not in ("global", None):
-            raise ValueError(f"OrthoGrad: dim is {dim!r}; it can be 'global' (all parameters) or None (each tensor)")
-        super().__init__(locals())
-        self.elementwise = self.measures = dim == "global"
+    eps: float = 1e-8
+    renormalize: bool = True
+    dim: str | None = "global"
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        self.elementwise = self.measures = given["dim"] == "global"
 
     def measure(
         self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None

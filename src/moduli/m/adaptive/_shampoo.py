@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from ...optim import Chainable, Objective
 from .. import _checks as check
 from .._measures import read
-from .._transforms import MatrixTransform, Settings, States, collect_settings
+from .._transforms import MatrixTransform, Settings, States
 from ._adam import correct_bias
 from ._axes import accumulate, covariance, eigh, merge_shape, multiply, power, work
 
@@ -64,25 +65,18 @@ class Shampoo(MatrixTransform):
         check.allow(check.fraction, None): ("beta",),
     }
 
-    def __init__(
-        self,
-        *,
-        reg: float = 1e-12,
-        precond_freq: int = 10,
-        matrix_power: float | None = None,
-        merge_small: bool = True,
-        max_dim: int = 10_000,
-        precondition_1d: bool = True,
-        adagrad_eps: float = 1e-8,
-        matrix_power_method: Literal["eigh_abs", "eigh"] = "eigh_abs",
-        beta: float | None = None,
-        beta_debias: bool = True,
-        init: Literal["identity", "zeros"] = "identity",
-        inner: Chainable | None = None,
-    ) -> None:
-        check.choice("Shampoo", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
-        check.choice("Shampoo", "init", init, ("identity", "zeros"))
-        super().__init__(locals())
+    reg: float = 1e-12
+    precond_freq: int = 10
+    matrix_power: float | None = None
+    merge_small: bool = True
+    max_dim: int = 10_000
+    precondition_1d: bool = True
+    adagrad_eps: float = 1e-8
+    matrix_power_method: Literal["eigh_abs", "eigh"] = "eigh_abs"
+    beta: float | None = None
+    beta_debias: bool = True
+    init: Literal["identity", "zeros"] = "identity"
+    inner: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = work(tensor)
@@ -271,25 +265,25 @@ class SOAP(MatrixTransform):
         check.non_negative: ("eps",),
     }
 
-    def __init__(
-        self,
-        *,
-        beta1: float = 0.95,
-        beta2: float = 0.95,
-        shampoo_beta: float = 0.95,
-        precond_freq: int = 10,
-        merge_small: bool = False,
-        max_dim: int = 4096,
-        precondition_1d: bool = True,
-        eps: float = 1e-8,
-        debias: bool = True,
-        proj_exp_avg: bool | None = None,
-        alpha: float = 1.0,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__(collect_settings(locals(), "proj_exp_avg"))
+    kept = ("proj_exp_avg",)
+
+    beta1: float = 0.95
+    beta2: float = 0.95
+    shampoo_beta: float = 0.95
+    precond_freq: int = 10
+    merge_small: bool = False
+    max_dim: int = 4096
+    precondition_1d: bool = True
+    eps: float = 1e-8
+    debias: bool = True
+    proj_exp_avg: bool | None = None
+    alpha: float = 1.0
+    inner: Chainable | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
         # To follow the basis costs two rotations, to be outside of it one at each step.
-        self.inside = precond_freq > 2 if proj_exp_avg is None else proj_exp_avg
+        self.inside = given["precond_freq"] > 2 if self.proj_exp_avg is None else self.proj_exp_avg
         self._inner: dict[int, Tensor] = {}
 
     def update_states(self, objective: Objective, states: States, settings: Settings) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -17,15 +18,16 @@ from torch import Tensor
 from ...optim import Across, Module, Objective
 from .. import _checks as check
 from .._measures import Axes, axes_of, check_axes, check_metric, choose, lengths, metric, metric_of_all
-from .._transforms import HandOn, Settings, Tensors, UpdateTransform
+from .._transforms import Settings, Tensors, UpdateTransform
 
 
-class _NormLink(HandOn, UpdateTransform):
+class _NormLink(UpdateTransform):
     """What links that scale by a norm share: the norm of everything, of each tensor, or along axes."""
 
     members = "batched"
     differentiable = True
     static = ("ord", "dim", "min_size")
+    ranges = {check_metric: ("ord",), check.at_least_one: ("min_size",)}
 
     @property
     def across(self) -> Across:  # type: ignore[override]
@@ -33,21 +35,15 @@ class _NormLink(HandOn, UpdateTransform):
             return Across.MATRICES
         return Across.SUMS if self.defaults["ord"] in (2, "l2") else Across.EVERYTHING
 
-    def __init__(
-        self,
-        given: Mapping[str, Any],
-        *,
-        ord: Any = 2,
-        dim: Axes | str = "global",
-        inverse_dims: bool = False,
-        min_size: int = 1,
-    ) -> None:
-        name, dim = type(self).__name__, check_axes(type(self).__name__, dim)
-        check_metric(name, ord)
-        if dim == "global" and inverse_dims:
-            raise ValueError(f"{name}: inverse_dims is for axes, but dim is 'global'")
-        super().__init__({**given, "ord": ord, "dim": dim, "inverse_dims": inverse_dims, "min_size": min_size})
-        self.elementwise = dim == "global" and ord in (2, "l2")
+    ord: Any = 2
+    dim: Axes | str = "global"
+    inverse_dims: bool = False
+    min_size: int = 1
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        dim = check_axes(type(self).__name__, given["dim"], given["inverse_dims"])
+        super().collect({**given, "dim": dim})
+        self.elementwise = dim == "global" and given["ord"] in (2, "l2")
         self.measures = dim == "global"
 
     def measure(
@@ -97,10 +93,9 @@ class ClipNorm(_NormLink):
         R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent neural networks", ICML 2013.
     """
 
-    ranges = {check.non_negative: ("max_norm",), check.at_least_one: ("min_size",)}
+    ranges = {check.non_negative: ("max_norm",)}
 
-    def __init__(self, max_norm: Any, **settings: Any) -> None:
-        super().__init__({"max_norm": max_norm}, **settings)
+    max_norm: Any = field(kw_only=False)
 
     def factor(self, norm: Any, setting: Any) -> Any:
         """At most 1; the small number in the denominator is torch's."""
@@ -128,10 +123,9 @@ class Normalize(_NormLink):
         [tensor([2.]), tensor([2.])]
     """
 
-    ranges = {check.non_negative: ("norm_value",), check.at_least_one: ("min_size",)}
+    ranges = {check.non_negative: ("norm_value",)}
 
-    def __init__(self, norm_value: Any = 1.0, **settings: Any) -> None:
-        super().__init__({"norm_value": norm_value}, **settings)
+    norm_value: Any = field(default=1.0, kw_only=False)
 
     def factor(self, norm: Any, setting: Any) -> Any:
         """1 where there is nothing to scale."""
@@ -155,8 +149,7 @@ class ClipValue(UpdateTransform):
     elementwise = True
     ranges = {check.non_negative: ("value",)}
 
-    def __init__(self, value: Any) -> None:
-        super().__init__(locals())
+    value: Any = field(kw_only=False)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor.clamp(-setting["value"], setting["value"])
@@ -189,11 +182,12 @@ class Centralize(UpdateTransform):
     static = ("dim", "min_size")
     ranges = {check.at_least_one: ("min_size",)}
 
-    def __init__(self, *, dim: Axes | str = None, inverse_dims: bool = False, min_size: int = 2) -> None:
-        dim = check_axes("Centralize", dim)
-        if dim == "global" and inverse_dims:
-            raise ValueError("Centralize: inverse_dims is for axes, but dim is 'global'")
-        super().__init__(locals())
+    dim: Axes | str = None
+    inverse_dims: bool = False
+    min_size: int = 2
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect({**given, "dim": check_axes("Centralize", given["dim"], given["inverse_dims"])})
 
     def measure(
         self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
@@ -251,7 +245,7 @@ class QKClip(Module):
         tau: Any = 100.0,
         alpha: Any = 0.5,
     ) -> None:
-        check.positive("QKClip", tau=tau)
+        check.positive("QKClip", "tau", tau)
         pairs = list(pairs)
         if not pairs or any(len(pair) != 2 or not all(isinstance(w, Tensor) for w in pair) for pair in pairs):
             raise ValueError("QKClip: pairs is a list of (query weight, key weight), one for each attention layer")

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,23 +15,26 @@ from torch import Tensor
 from ...optim import Chainable
 from .. import _checks as check
 from .._measures import check_metric, choose, divide, group_tensors, larger, metric_of_all, smaller
-from .._transforms import BufferTransform, ListTransform, Ranges, Settings, States, Tensors
-
-_RANGES: Ranges = {
-    check.allow(check.non_negative, None): ("add",),
-    check.allow(check.positive, None): ("mul",),
-    check.positive: ("min_value",),
-}
+from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
 
 
-def _check(name: str, add: Any, mul: Any, max_decay: Any) -> None:
-    if add is None and mul is None:
-        raise ValueError(f"{name}: give add, mul or both")
-    if max_decay is not None and not max_decay >= 1:
-        raise ValueError(f"{name}: max_decay is {max_decay!r}; give a number of at least 1, or None")
+class _Growth(BufferTransform):
+    ranges = {
+        check.allow(check.non_negative, None): ("add",),
+        check.allow(check.positive, None): ("mul",),
+        check.positive: ("min_value",),
+    }
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        name, most = type(self).__name__, given["max_decay"]
+        if given["add"] is None and given["mul"] is None:
+            raise ValueError(f"{name}: give add, mul or both")
+        if most is not None and not most >= 1:
+            raise ValueError(f"{name}: max_decay is {most!r}; give a number of at least 1, or None")
+        super().collect(given)
 
 
-class ClipNormGrowth(ListTransform):
+class ClipNormGrowth(_Growth, ListTransform):
     r"""Bounds the norm of the update by that of the last one: at most $n_- + a$ and $m\,n_-$.
 
     Args:
@@ -55,21 +59,14 @@ class ClipNormGrowth(ListTransform):
 
     shared_settings = ("tensorwise",)
     differentiable = True
-    ranges = _RANGES
+    ranges = {check_metric: ("ord",)}
 
-    def __init__(
-        self,
-        *,
-        add: float | None = None,
-        mul: float | None = 1.5,
-        min_value: float = 1e-4,
-        max_decay: float | None = 2.0,
-        ord: Any = 2,
-        tensorwise: bool = True,
-    ) -> None:
-        _check("ClipNormGrowth", add, mul, max_decay)
-        check_metric("ClipNormGrowth", ord)
-        super().__init__(locals())
+    add: float | None = None
+    mul: float | None = 1.5
+    min_value: float = 1e-4
+    max_decay: float | None = 2.0
+    ord: Any = 2
+    tensorwise: bool = True
 
     def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
         for group in group_tensors(len(tensors), settings[0]["tensorwise"]):
@@ -92,7 +89,7 @@ class ClipNormGrowth(ListTransform):
         return tensor * state["scale"]
 
 
-class ClipValueGrowth(BufferTransform):
+class ClipValueGrowth(_Growth):
     r"""Bounds the size of each element by that of the last one: at most $|u_-| + a$ and $m\,|u_-|$.
 
     Args:
@@ -113,18 +110,11 @@ class ClipValueGrowth(BufferTransform):
 
     elementwise = True
     counts = True
-    ranges = _RANGES
 
-    def __init__(
-        self,
-        *,
-        add: Any = None,
-        mul: Any = 1.5,
-        min_value: Any = 1e-4,
-        max_decay: Any = 2.0,
-    ) -> None:
-        _check("ClipValueGrowth", add, mul, max_decay)
-        super().__init__(locals())
+    add: Any = None
+    mul: Any = 1.5
+    min_value: Any = 1e-4
+    max_decay: Any = 2.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["size"] = tensor.abs().clamp(min=setting["min_value"])
@@ -180,28 +170,24 @@ class ClipNormByEMA(ListTransform):
 
     shared_settings = ("tensorwise",)
     differentiable = True
-    normalize: bool = False
+    normalize: ClassVar[bool] = False
     ranges = {
         check.fraction: ("beta",),
         check.positive: ("min_norm",),
         check.allow(check.above_one, None): ("max_ema_growth",),
+        check.one_of(0, "update"): ("init",),
+        check_metric: ("ord",),
     }
 
-    def __init__(
-        self,
-        *,
-        beta: float = 0.99,
-        ord: Any = 2,
-        tensorwise: bool = True,
-        max_ema_growth: float | None = 1.5,
-        init: Literal["update"] | float = 0.0,
-        min_norm: float = 1e-6,
-        inner: Chainable | None = None,
-    ) -> None:
-        check_metric(type(self).__name__, ord)
-        check.choice(type(self).__name__, "init", init, (0, "update"))
-        super().__init__(locals())
-        self.add_projected_keys("grad", "exp_avg")
+    projects = {"grad": ("exp_avg",)}
+
+    beta: float = 0.99
+    ord: Any = 2
+    tensorwise: bool = True
+    max_ema_growth: float | None = 1.5
+    init: Literal["update"] | float = 0.0
+    min_norm: float = 1e-6
+    inner: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"] = tensor.clone() if setting["init"] == "update" else torch.zeros_like(tensor)
@@ -285,18 +271,12 @@ class ClipValueByEMA(BufferTransform):
     elementwise = True
     static = ("init",)
     tfms = {"exp_avg_tfm": ("exp_avg_abs",)}
-    ranges = {check.fraction: ("beta",)}
+    ranges = {check.fraction: ("beta",), check.one_of(0, "update"): ("init",)}
 
-    def __init__(
-        self,
-        *,
-        beta: Any = 0.99,
-        init: Literal["update"] | float = 0.0,
-        inner: Chainable | None = None,
-        exp_avg_tfm: Chainable | None = None,
-    ) -> None:
-        check.choice("ClipValueByEMA", "init", init, (0, "update"))
-        super().__init__(locals())
+    beta: Any = 0.99
+    init: Literal["update"] | float = 0.0
+    inner: Chainable | None = None
+    exp_avg_tfm: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg_abs"] = tensor.abs() if setting["init"] == "update" else torch.zeros_like(tensor)

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Need, Objective, Reformulation
+from ...optim import Chainable, Need, Objective, Reformulation
 from .. import _checks as check
+from .._declared import DeclaredLink
 
 
 class GradApproximator(Reformulation):
@@ -111,7 +112,7 @@ class FDM(GradApproximator):
     """
 
     def __init__(self, *, h: Any = 1e-3, formula: str = "central", modules: Chainable | None = None) -> None:
-        check.choice("FDM", "formula", formula, tuple(FORMULAS))
+        check.one_of(*FORMULAS)("FDM", "formula", formula)
         super().__init__({"h": h, "formula": formula}, modules)
 
     def approximate(
@@ -156,7 +157,7 @@ def derivative(at: Callable[[int], Tensor], formula: Formula, h: float, centre: 
     return slope
 
 
-class CD(Module):
+class CD(DeclaredLink):
     r"""Moves along one coordinate at a time, whose slope is found from two or three values of the loss.
 
     The update is zero but for that coordinate, where it is the sign of the slope (or the slope); with a line search behind
@@ -190,20 +191,15 @@ class CD(Module):
     shared_settings = True
     needs = frozenset({Need.LOSS, Need.CLOSURE})
 
-    def __init__(
-        self,
-        *,
-        h: Any = 1e-3,
-        grad: bool = False,
-        adaptive: bool = True,
-        index: Literal["cyclic", "cyclic2", "random"] = "cyclic2",
-        threepoint: bool = True,
-        seed: int | None = None,
-    ) -> None:
-        check.positive("CD", h=h)
-        check.choice("CD", "index", index, ("cyclic", "cyclic2", "random"))
-        super().__init__({"h": h, "grad": grad, "adaptive": adaptive})
-        self.index, self.threepoint, self.seed = index, threepoint, seed
+    ranges = {check.positive: ("h",)}
+    kept = ("index", "threepoint", "seed")
+
+    h: Any = 1e-3
+    grad: bool = False
+    adaptive: bool = True
+    index: Literal["cyclic", "cyclic2", "random"] = "cyclic2"
+    threepoint: bool = True
+    seed: int | None = None
 
     def _choose_index(self, count: int) -> int:
         if self.index == "random":

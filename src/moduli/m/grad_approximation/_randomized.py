@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -14,19 +15,19 @@ from torch import Tensor
 
 from ...optim import Chainable, ChainError, Objective, Optimizer, sample_like
 from .. import _checks as check
-from .._transforms import HandOn, collect_settings
+from .._declared import DeclaredLink
 from ._fdm import FORMULAS, Formula, GradApproximator, derivative
 
 DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
 
 
-class _RandomDirections(HandOn, GradApproximator):
+class _RandomDirections(DeclaredLink, GradApproximator):
     """The mean of z times the derivative along z, over random directions z."""
 
-    def __init__(self, defaults: dict[str, Any], seed: int | None, modules: Chainable | None) -> None:
-        check.at_least_one(type(self).__name__, n_samples=defaults["n_samples"])
-        super().__init__(defaults, modules)
-        self.seed = seed
+    ranges = {check.at_least_one: ("n_samples",)}
+    kept = ("seed",)
+
+    seed: int | None
 
     def _draw(self, params: list[Tensor], setting: Any) -> list[Tensor]:
         return sample_like(params, setting["distribution"], generator=self.get_generator(params[0].device, self.seed))
@@ -99,20 +100,15 @@ class RandomizedFDM(_RandomDirections):
         Y. Nesterov, V. Spokoiny, "Random gradient-free minimization of convex functions", Found. Comput. Math. 17 (2017).
     """
 
-    def __init__(
-        self,
-        *,
-        h: Any = 1e-3,
-        n_samples: int = 1,
-        formula: str = "central",
-        distribution: str = "rademacher",
-        pre_generate: bool = True,
-        seed: int | None = None,
-        modules: Chainable | None = None,
-    ) -> None:
-        check.choice(type(self).__name__, "formula", formula, tuple(FORMULAS))
-        check.choice(type(self).__name__, "distribution", distribution, DISTRIBUTIONS)
-        super().__init__(collect_settings(locals(), "seed", "modules"), seed, modules)
+    ranges = {check.one_of(*FORMULAS): ("formula",), check.one_of(*DISTRIBUTIONS): ("distribution",)}
+
+    h: Any = 1e-3
+    n_samples: int = 1
+    formula: str = "central"
+    distribution: str = "rademacher"
+    pre_generate: bool = True
+    seed: int | None = None
+    modules: Chainable | None = None
 
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
@@ -178,8 +174,8 @@ class RDSA(RandomizedFDM):
         Automatic Control 62 (2017).
     """
 
-    def __init__(self, *, formula: str = "central2", distribution: str = "gaussian", **settings: Any) -> None:
-        super().__init__(formula=formula, distribution=distribution, **settings)
+    formula: str = "central2"
+    distribution: str = "gaussian"
 
 
 class GaussianSmoothing(RandomizedFDM):
@@ -209,16 +205,10 @@ class GaussianSmoothing(RandomizedFDM):
         Y. Nesterov, V. Spokoiny, "Random gradient-free minimization of convex functions", Found. Comput. Math. 17 (2017).
     """
 
-    def __init__(
-        self,
-        *,
-        h: Any = 1e-2,
-        n_samples: int = 100,
-        formula: str = "forward2",
-        distribution: str = "gaussian",
-        **settings: Any,
-    ) -> None:
-        super().__init__(h=h, n_samples=n_samples, formula=formula, distribution=distribution, **settings)
+    h: Any = 1e-2
+    n_samples: int = 100
+    formula: str = "forward2"
+    distribution: str = "gaussian"
 
 
 class SPSA1(RandomizedFDM):
@@ -248,17 +238,11 @@ class SPSA1(RandomizedFDM):
         J. C. Spall, "A one-measurement form of simultaneous perturbation stochastic approximation", Automatica 33 (1997).
     """
 
-    def __init__(
-        self,
-        *,
-        h: Any = 1e-3,
-        n_samples: int = 1,
-        pre_generate: bool = False,
-        seed: int | None = None,
-        modules: Chainable | None = None,
-    ) -> None:
-        check.positive("SPSA1", h=h)
-        super().__init__(**collect_settings(locals()))
+    ranges = {check.positive: ("h",)}
+
+    formula: str = field(default="central", init=False)
+    distribution: str = field(default="rademacher", init=False)
+    pre_generate: bool = False
 
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
@@ -293,17 +277,8 @@ class MeZO(RandomizedFDM):
         S. Malladi et al., "Fine-tuning language models with just forward passes", NeurIPS 2023.
     """
 
-    def __init__(
-        self,
-        *,
-        h: Any = 1e-3,
-        n_samples: int = 1,
-        formula: str = "central2",
-        distribution: str = "rademacher",
-        seed: int | None = None,
-        modules: Chainable | None = None,
-    ) -> None:
-        super().__init__(**collect_settings(locals()))
+    formula: str = "central2"
+    pre_generate: bool = field(default=True, init=False)
 
     def pre_step(self, objective: Objective) -> None:
         """Draws the seeds of this step."""
@@ -345,20 +320,16 @@ class ForwardGradient(_RandomDirections):
         A. G. Baydin et al., "Gradients without backpropagation", arXiv:2202.08587 (2022).
     """
 
-    def __init__(
-        self,
-        *,
-        n_samples: int = 1,
-        distribution: str = "gaussian",
-        pre_generate: bool = True,
-        jvp_method: str = "autograd",
-        h: Any = 1e-3,
-        seed: int | None = None,
-        modules: Chainable | None = None,
-    ) -> None:
-        check.choice("ForwardGradient", "jvp_method", jvp_method, ("autograd", "fd_forward", "fd_central"))
-        super().__init__(collect_settings(locals(), "jvp_method", "seed", "modules"), seed, modules)
-        self.jvp_method = jvp_method
+    ranges = {check.one_of("autograd", "fd_forward", "fd_central"): ("jvp_method",)}
+    kept = ("jvp_method",)
+
+    n_samples: int = 1
+    distribution: str = "gaussian"
+    pre_generate: bool = True
+    jvp_method: str = "autograd"
+    h: Any = 1e-3
+    seed: int | None = None
+    modules: Chainable | None = None
 
     def attached(self, optimizer: Optimizer) -> None:
         """Tangents of whole parameters do not reach a model whose parameters are in pieces."""

@@ -10,7 +10,6 @@ import math
 from collections.abc import Generator
 from typing import Any
 
-from .._transforms import collect_settings
 from ._base import Line, LineSearchBase, Trials
 
 Shortening = Generator[float, tuple[float, float], tuple[float | None, int, float]]
@@ -67,17 +66,12 @@ class Backtracking(LineSearchBase):
 
     members = "matrix"
 
-    def __init__(
-        self,
-        *,
-        init: Any = 1.0,
-        beta: Any = 0.5,
-        c: Any = 1e-4,
-        condition: str = "armijo",
-        maxiter: int = 10,
-        adaptive: bool = True,
-    ) -> None:
-        super().__init__(collect_settings(locals()))
+    init: Any = 1.0
+    beta: Any = 0.5
+    c: Any = 1e-4
+    condition: str = "armijo"
+    maxiter: int = 10
+    adaptive: bool = True
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
         """Shortens until the condition holds."""
@@ -121,19 +115,14 @@ class AdaptiveBacktracking(LineSearchBase):
 
     members = "matrix"
 
-    def __init__(
-        self,
-        *,
-        init: Any = 1.0,
-        beta: Any = 0.5,
-        c: Any = 1e-4,
-        condition: str = "armijo",
-        maxiter: int = 20,
-        target_iters: int = 1,
-        nplus: Any = 2.0,
-        scale_beta: Any = 0.0,
-    ) -> None:
-        super().__init__(collect_settings(locals()))
+    init: Any = 1.0
+    beta: Any = 0.5
+    c: Any = 1e-4
+    condition: str = "armijo"
+    maxiter: int = 20
+    target_iters: int = 1
+    nplus: Any = 2.0
+    scale_beta: Any = 0.0
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
         """Shortens until the condition holds, and learns where to start next time."""
@@ -173,10 +162,11 @@ class AdaptiveBisection(LineSearchBase):
         tensor([0.])
     """
 
-    def __init__(
-        self, *, init: Any = 1.0, nplus: Any = 2.0, nminus: Any = 0.5, maxiter: int = 10, adaptive: bool = True
-    ) -> None:
-        super().__init__(collect_settings(locals()))
+    init: Any = 1.0
+    nplus: Any = 2.0
+    nminus: Any = 0.5
+    maxiter: int = 10
+    adaptive: bool = True
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """Goes up or down from the last length while the value falls."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Across, Module, Need, Objective, keeps_graph
+from ...optim import Across, Need, Objective, keeps_graph
 from .. import _checks as check
-from .._transforms import Ranges, check_settings
+from .._declared import DeclaredLink, Ranges
 from .._vectors import array, dot, flat, flat_members, is_plain, mask_absent, tensors_of, unflat
 
 Trials = Generator[float, tuple[float, float], float | None]
@@ -303,7 +303,7 @@ def _remember(known: dict[str, Any], memories: list[dict[str, Any]]) -> None:
         known[key] = torch.tensor(rows, dtype=torch.float64)
 
 
-class LineSearchBase(Module):
+class LineSearchBase(DeclaredLink):
     r"""A search for a step length along the update: override `search` or `trials`.
 
     It looks at $\phi(a) = f(x - a u)$ and multiplies the update by the length it finds. Where the update points uphill
@@ -346,7 +346,7 @@ class LineSearchBase(Module):
     """Whether `trials` looks at the slopes that it is sent."""
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
-        super().__init__(check_settings(self, defaults or {}))
+        self.collect(defaults or {})
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """The step length, or None where there is none that is better than staying.

@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from .. import _checks as check
-from .._transforms import collect_settings
 from ._base import LineSearchBase, Trials
 
 Trial = tuple[float, float, float]
@@ -232,24 +231,23 @@ class StrongWolfe(LineSearchBase):
     uses_slopes = True
     ranges = {check.one_of("fixed", "previous", "first-order", "quadratic", "quadratic-clip"): ("a_init",)}
 
-    def __init__(
-        self,
-        *,
-        c1: Any = 1e-4,
-        c2: Any = 0.9,
-        a_init: str = "fixed",
-        a_max: Any = 1e12,
-        init_value: Any = 1.0,
-        maxiter: int = 25,
-        tol_change: Any = 1e-9,
-        adaptive: bool = True,
-        fallback: bool = True,
-        plus_minus: bool = False,
-        parabola: float | None = 0.1,
-    ) -> None:
+    c1: Any = 1e-4
+    c2: Any = 0.9
+    a_init: str = "fixed"
+    a_max: Any = 1e12
+    init_value: Any = 1.0
+    maxiter: int = 25
+    tol_change: Any = 1e-9
+    adaptive: bool = True
+    fallback: bool = True
+    plus_minus: bool = False
+    parabola: float | None = 0.1
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        c1, c2 = given["c1"], given["c2"]
         if isinstance(c1, int | float) and isinstance(c2, int | float) and not 0 < c1 < c2 < 1:
             raise ValueError(f"StrongWolfe: c1 is {c1} and c2 is {c2}; they obey 0 < c1 < c2 < 1")
-        super().__init__(collect_settings(locals()))
+        super().collect(given)
 
     def choose_first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:
         """The first length to try."""

@@ -241,7 +241,7 @@ class GradientAccumulation(Module):
     members = "matrix"
 
     def __init__(self, n: int, *, mean: bool = True, stop: bool = True) -> None:
-        check.at_least_one("GradientAccumulation", n=n)
+        check.at_least_one("GradientAccumulation", "n", n)
         super().__init__({"mean": mean, "stop": stop})
         self.n = n
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Module, Need, Objective, sample_like
 from .. import _checks as check
+from .._declared import DeclaredLink
 from .._measures import choose, measure_move, read
 
 
@@ -68,7 +69,7 @@ class HpuEstimate(Module):
         self.state.clear()
 
 
-class RandomHvp(Module):
+class RandomHvp(DeclaredLink):
     r"""$u \leftarrow Hz$, or $z \odot Hz$, for random z: with the latter an estimate of the Hessian's diagonal.
 
     Args:
@@ -97,24 +98,21 @@ class RandomHvp(Module):
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
 
-    def __init__(
-        self,
-        *,
-        n_samples: int = 1,
-        distribution: str = "normal",
-        update_freq: int = 1,
-        zHz: bool = False,
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        seed: int | None = None,
-    ) -> None:
-        check.at_least_one("RandomHvp", n_samples=n_samples, update_freq=update_freq)
-        check.choice("RandomHvp", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
-        check.choice("RandomHvp", "hvp_method", hvp_method, ("autograd", "fd_forward", "fd_central"))
-        check.positive("RandomHvp", h=h)
-        super().__init__({"h": h})
-        self.n_samples, self.distribution, self.update_freq = n_samples, distribution, update_freq
-        self.zHz, self.hvp_method, self.seed = zHz, hvp_method, seed
+    ranges = {
+        check.at_least_one: ("n_samples", "update_freq"),
+        check.one_of("normal", "uniform", "rademacher", "sphere"): ("distribution",),
+        check.one_of("autograd", "fd_forward", "fd_central"): ("hvp_method",),
+        check.positive: ("h",),
+    }
+    kept = ("n_samples", "distribution", "update_freq", "zHz", "hvp_method", "seed")
+
+    n_samples: int = 1
+    distribution: str = "normal"
+    update_freq: int = 1
+    zHz: bool = False
+    hvp_method: str = "autograd"
+    h: float = 1e-3
+    seed: int | None = None
 
     def update(self, objective: Objective) -> None:
         """Draw, and multiply with the Hessian."""
@@ -250,7 +248,7 @@ class PrintUpdate(_Print):
         return [tensor.tolist() for tensor in objective.peek_updates()]
 
 
-class EscapeAnnealing(Module):
+class EscapeAnnealing(DeclaredLink):
     """Where the parameters are stuck, tries random points on growing spheres and jumps to the first that is better.
 
     Args:
@@ -276,19 +274,14 @@ class EscapeAnnealing(Module):
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
 
-    def __init__(
-        self,
-        *,
-        max_region: float = 1.0,
-        max_iter: int = 1000,
-        tol: float = 1e-6,
-        n_tol: int = 10,
-        seed: int | None = None,
-    ) -> None:
-        check.positive("EscapeAnnealing", max_region=max_region)
-        check.at_least_one("EscapeAnnealing", max_iter=max_iter, n_tol=n_tol)
-        super().__init__({"max_region": max_region, "tol": tol})
-        self.max_iter, self.n_tol, self.seed = max_iter, n_tol, seed
+    ranges = {check.positive: ("max_region",), check.at_least_one: ("max_iter", "n_tol")}
+    kept = ("max_iter", "n_tol", "seed")
+
+    max_region: float = 1.0
+    max_iter: int = 1000
+    tol: float = 1e-6
+    n_tol: int = 10
+    seed: int | None = None
 
     def apply(self, objective: Objective) -> Objective:
         """Look whether anything moves; if not, search around."""

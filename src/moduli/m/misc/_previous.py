@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import field
 from typing import Any, Literal
 
 import torch
@@ -30,10 +31,10 @@ class Previous(BufferTransform):
     differentiable = True
     members = True
 
-    def __init__(self, n: int = 1) -> None:
-        check.at_least_one("Previous", n=n)
-        super().__init__()
-        self.n = n
+    ranges = {check.at_least_one: ("n",)}
+    kept = ("n",)
+
+    n: int = field(default=1, kw_only=False)
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["history"] = deque(maxlen=self.n + 1)
@@ -155,7 +156,7 @@ class LastRatio(_Last):
     first = 1.0
 
     def __init__(self, *, numerator: Literal["cur", "prev"] = "cur") -> None:
-        check.choice(type(self).__name__, "numerator", numerator, ("cur", "prev"))
+        check.one_of("cur", "prev")(type(self).__name__, "numerator", numerator)
         super().__init__({"numerator": numerator})
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
@@ -180,7 +181,7 @@ class LastAbsoluteRatio(_Last):
     first = 1.0
 
     def __init__(self, *, numerator: Literal["cur", "prev"] = "cur", eps: Any = 1e-8) -> None:
-        check.choice(type(self).__name__, "numerator", numerator, ("cur", "prev"))
+        check.one_of("cur", "prev")(type(self).__name__, "numerator", numerator)
         super().__init__({"numerator": numerator, "eps": eps})
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:

@@ -33,8 +33,7 @@ class Relative(UpdateTransform):
 
     elementwise = True
 
-    def __init__(self, *, min_value: Any = 1e-4) -> None:
-        super().__init__({"min_value": min_value})
+    min_value: Any = 1e-4
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         size = param.abs()
@@ -55,8 +54,7 @@ class GradSign(UpdateTransform):
 
     elementwise = True
 
-    def __init__(self) -> None:
-        super().__init__(uses_grad=True)
+    base_options = {"uses_grad": True}
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return tensor.abs() * torch.sign(tensor if grad is None else grad)
@@ -73,8 +71,7 @@ class UpdateSign(UpdateTransform):
 
     elementwise = True
 
-    def __init__(self) -> None:
-        super().__init__(uses_grad=True)
+    base_options = {"uses_grad": True}
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return (tensor if grad is None else grad).abs() * torch.sign(tensor)

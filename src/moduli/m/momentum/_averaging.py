@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -27,9 +28,7 @@ class _History(BufferTransform):
     differentiable = True
     ranges = {check.at_least_one: ("history_size",)}
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
-        self.add_projected_keys("grad", "history")
+    projects = {"grad": ("history",)}
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["history"] = deque(maxlen=setting["history_size"])
@@ -58,7 +57,7 @@ class WeightedAveraging(_History):
         given = tuple(float(weight) for weight in weights)
         if any(sum(given[i:]) == 0 for i in range(len(given))):
             raise ValueError(f"WeightedAveraging: the weights {given} sum to zero while updates are gathered")
-        super().__init__({"history_size": len(given), "weights": given})
+        self.collect({"history_size": len(given), "weights": given})
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         history = list(state["history"])
@@ -85,8 +84,7 @@ class Averaging(_History):
         [tensor([3.])]
     """
 
-    def __init__(self, history_size: int) -> None:
-        super().__init__(locals())
+    history_size: int = field(kw_only=False)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return torch.stack(list(state["history"])).mean(0)
@@ -108,8 +106,7 @@ class MedianAveraging(_History):
         [tensor([2.])]
     """
 
-    def __init__(self, history_size: int) -> None:
-        super().__init__(locals())
+    history_size: int = field(kw_only=False)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         past = torch.stack(list(state["history"]))
@@ -156,8 +153,8 @@ class Lookahead(BufferTransform):
     static = ("k",)
     ranges = {check.at_least_one: ("k",), check.positive: ("alpha",)}
 
-    def __init__(self, *, k: int = 5, alpha: Any = 0.5) -> None:
-        super().__init__(locals())
+    k: int = 5
+    alpha: Any = 0.5
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -207,16 +204,19 @@ class ScheduleFree(BufferTransform):
     elementwise = True
     counts = True
 
-    def __init__(self, momentum: Any = 0.9, *, r: float = 0.0, warmup: int = 0) -> None:
-        check.fraction("ScheduleFree", momentum=momentum)
-        check.positive("ScheduleFree", momentum=momentum)
-        check.non_negative("ScheduleFree", r=r)
-        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-            raise ValueError(f"ScheduleFree: warmup is {warmup!r}; give a number of steps, or 0")
-        super().__init__({"momentum": momentum})
-        self.r, self.warmup = r, warmup
+    ranges = {check.fraction: ("momentum",), check.positive: ("momentum",), check.non_negative: ("r",)}
+    kept = ("r", "warmup")
+
+    momentum: Any = field(default=0.9, kw_only=False)
+    r: float = 0.0
+    warmup: int = 0
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int) or self.warmup < 0:
+            raise ValueError(f"ScheduleFree: warmup is {self.warmup!r}; give a number of steps, or 0")
         # Without a power of t the sum of the weights has a closed form, and the link is pointwise.
-        self.elementwise = r == 0
+        self.elementwise = self.r == 0
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

@@ -30,8 +30,13 @@ class _SignAgreement(UpdateTransform):
     elementwise = True
     ranges = {check.non_negative: ("eps",)}
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given, uses_grad=True)
+    base_options = {"uses_grad": True}
+
+    normalize: bool = False
+    eps: Any = 1e-6
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
         self.measures = given["normalize"]
 
     def measure(
@@ -69,11 +74,11 @@ class Cautious(_SignAgreement):
         K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
     """
 
-    def __init__(
-        self, *, normalize: bool = False, eps: Any = 1e-6, mode: Literal["zero", "grad", "backtrack"] = "zero"
-    ) -> None:
-        _check_mode("Cautious", normalize, mode)
-        super().__init__(locals())
+    mode: Literal["zero", "grad", "backtrack"] = "zero"
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        _check_mode("Cautious", given["normalize"], given["mode"])
+        super().collect(given)
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         given = cast(Tensor, grad)
@@ -102,9 +107,6 @@ class UpdateGradientSignConsistency(_SignAgreement):
     References:
         K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
     """
-
-    def __init__(self, *, normalize: bool = False, eps: Any = 1e-6) -> None:
-        super().__init__(locals())
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return self._normalize(_agrees(tensor, cast(Tensor, grad)), setting)
@@ -141,7 +143,8 @@ class IntermoduleCautious(_MultiOperation):
         eps: float = 1e-6,
         mode: Literal["zero", "grad", "backtrack"] = "zero",
     ) -> None:
-        check.non_negative("IntermoduleCautious", eps=eps)
+        check.non_negative("IntermoduleCautious", "eps", eps)
+        check.one_of("zero", "grad", "backtrack")("IntermoduleCautious", "mode", mode)
         _check_mode("IntermoduleCautious", normalize, mode)
         super().__init__({"normalize": normalize, "eps": eps, "mode": mode}, main=main, compare=compare)
 
@@ -168,7 +171,6 @@ class IntermoduleCautious(_MultiOperation):
 
 
 def _check_mode(link: str, normalize: bool, mode: str) -> None:
-    check.choice(link, "mode", mode, ("zero", "grad", "backtrack"))
     if normalize and mode != "zero":
         raise ValueError(f"{link}: normalize is for elements that are dropped, but mode is {mode!r}")
 
@@ -222,8 +224,9 @@ class ScaleByGradCosineSimilarity(UpdateTransform):
     elementwise = True
     ranges = {check.non_negative: ("eps",)}
 
-    def __init__(self, *, eps: float = 1e-6) -> None:
-        super().__init__(locals(), uses_grad=True)
+    base_options = {"uses_grad": True}
+
+    eps: float = 1e-6
 
     def measure(
         self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
@@ -251,7 +254,7 @@ class ScaleModulesByCosineSimilarity(_MultiOperation):
     """
 
     def __init__(self, main: Chainable, compare: Chainable, *, eps: float = 1e-6) -> None:
-        check.non_negative("ScaleModulesByCosineSimilarity", eps=eps)
+        check.non_negative("ScaleModulesByCosineSimilarity", "eps", eps)
         super().__init__({"eps": eps}, main=main, compare=compare)
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:

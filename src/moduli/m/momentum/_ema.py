@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, Literal
 
 import torch
@@ -53,23 +55,21 @@ class EMA(BufferTransform):
     counts = True
     ranges = {check.fraction: ("momentum", "dampening")}
 
-    def __init__(
-        self,
-        momentum: Any = 0.9,
-        *,
-        dampening: Any = 0.0,
-        debias: bool = False,
-        lerp: bool = True,
-        ema_init: Literal["zeros", "update"] = "zeros",
-        nesterov: bool = False,
-    ) -> None:
-        check.choice(type(self).__name__, "ema_init", ema_init, ("zeros", "update"))
-        if debias and lerp and ema_init == "update":
+    projects = {"grad": ("exp_avg",)}
+
+    momentum: Any = field(default=0.9, kw_only=False)
+    dampening: Any = 0.0
+    debias: bool = False
+    lerp: bool = True
+    ema_init: Literal["zeros", "update"] = "zeros"
+    nesterov: bool = False
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        if given["debias"] and given["lerp"] and given["ema_init"] == "update":
             raise ValueError(
                 f"{type(self).__name__}: a mean that starts at the first update has no bias; give debias or ema_init"
             )
-        super().__init__(locals())
-        self.add_projected_keys("grad", "exp_avg")
+        super().collect(given)
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         # A mean that starts from the update stays there in its first step; a sum starts at zero and takes it as it is.
@@ -122,16 +122,9 @@ class HeavyBall(EMA):
         B. T. Polyak, "Some methods of speeding up the convergence of iteration methods", 1964.
     """
 
-    def __init__(
-        self,
-        momentum: Any = 0.9,
-        *,
-        dampening: Any = 0.0,
-        debias: bool = False,
-        lerp: bool = False,
-        ema_init: Literal["zeros", "update"] = "update",
-    ) -> None:
-        super().__init__(momentum, dampening=dampening, debias=debias, lerp=lerp, ema_init=ema_init)
+    lerp: bool = False
+    ema_init: Literal["zeros", "update"] = "update"
+    nesterov: bool = field(default=False, init=False)
 
 
 class NAG(EMA):
@@ -159,8 +152,10 @@ class NAG(EMA):
         learning", ICML 2013.
     """
 
-    def __init__(self, momentum: Any = 0.9, *, dampening: Any = 0.0, lerp: bool = False) -> None:
-        super().__init__(momentum, dampening=dampening, lerp=lerp, nesterov=True)
+    debias: bool = field(default=False, init=False)
+    lerp: bool = False
+    ema_init: Literal["zeros", "update"] = field(default="zeros", init=False)
+    nesterov: bool = field(default=True, init=False)
 
 
 class GrokFast(BufferTransform):
@@ -186,9 +181,10 @@ class GrokFast(BufferTransform):
     elementwise = True
     ranges = {check.fraction: ("alpha",)}
 
-    def __init__(self, *, alpha: Any = 0.98, lamb: Any = 2.0) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad", "exp_avg")
+    projects = {"grad": ("exp_avg",)}
+
+    alpha: Any = 0.98
+    lamb: Any = 2.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"] = tensor.clone()

@@ -1,6 +1,6 @@
 """Operations on updates: pointwise functions and sources."""
 
-from .._transforms import publish_links
+from .._declared import publish_links
 from ._accumulate import *
 from ._binary import *
 from ._graft import *

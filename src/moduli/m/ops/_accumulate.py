@@ -19,8 +19,7 @@ class _Accumulate(BufferTransform):
     start = 0.0
     ranges = {check.probability: ("decay",)}
 
-    def __init__(self, *, decay: Any = 0.0) -> None:
-        super().__init__(locals())
+    decay: Any = 0.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulated"] = torch.full_like(tensor, self.start)
@@ -170,10 +169,12 @@ class EMASquared(BufferTransform):
     root = False
     buffers = {"exp_avg_sq": "grad_sq"}
 
-    def __init__(self, *, beta: Any = 0.999, amsgrad: bool = False, pow: float = 2, debiased: bool = False) -> None:
-        super().__init__(locals())
-        self.add_projected_keys("grad_sq", "max_exp_avg_sq")
-        self.add_projected_keys("grad", "exp_avg")
+    projects = {"grad_sq": ("max_exp_avg_sq",), "grad": ("exp_avg",)}
+
+    beta: Any = 0.999
+    amsgrad: bool = False
+    pow: float = 2
+    debiased: bool = False
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         if self.centered:
@@ -239,8 +240,7 @@ class CenteredEMASquared(EMASquared):
 
     centered = True
 
-    def __init__(self, *, beta: Any = 0.99, amsgrad: bool = False, pow: float = 2, debiased: bool = False) -> None:
-        super().__init__(beta=beta, amsgrad=amsgrad, pow=pow, debiased=debiased)
+    beta: Any = 0.99
 
 
 class CenteredSqrtEMASquared(CenteredEMASquared):
@@ -282,8 +282,10 @@ class Debias(UpdateTransform):
     counts = True
     static = ("pow",)
 
-    def __init__(self, *, beta1: Any = None, beta2: Any = None, alpha: Any = 1.0, pow: float = 2) -> None:
-        super().__init__(locals())
+    beta1: Any = None
+    beta2: Any = None
+    alpha: Any = 1.0
+    pow: float = 2
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         factor = setting["alpha"]
@@ -312,8 +314,8 @@ class Debias2(UpdateTransform):
     counts = True
     static = ("pow",)
 
-    def __init__(self, *, beta: Any = 0.999, pow: float = 2) -> None:
-        super().__init__(locals())
+    beta: Any = 0.999
+    pow: float = 2
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor / (1 - setting["beta"] ** state["step"]) ** (1 / setting["pow"])

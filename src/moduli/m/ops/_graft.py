@@ -65,7 +65,7 @@ class Graft(_MultiOperation):
         eps: float = 1e-6,
         strength: Any = 1.0,
     ) -> None:
-        check_metric(type(self).__name__, ord)
+        check_metric(type(self).__name__, "ord", ord)
         super().__init__({"eps": eps, "strength": strength}, direction=direction, magnitude=magnitude)
         self.tensorwise = tensorwise
         self.ord = ord

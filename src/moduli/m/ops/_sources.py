@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ...optim import Module, Need, Objective, sample_like
+from ...optim import Need, Objective, sample_like
 from .. import _checks as check
+from .._declared import DeclaredLink
 from .._measures import lengths, shape_like
 from .._transforms import UpdateTransform
 from ._operations import spread_numbers
 
 
-class _SourceLink(Module):
+class _SourceLink(DeclaredLink):
     """Emits tensors made from the objective."""
 
     needs = frozenset()
@@ -45,8 +48,7 @@ class Grad(UpdateTransform):
 
     elementwise = True
 
-    def __init__(self) -> None:
-        super().__init__(uses_grad=True)
+    base_options = {"uses_grad": True}
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return cast(Tensor, grad).clone()
@@ -85,8 +87,7 @@ class Fill(_SourceLink):
 
     differentiable = True
 
-    def __init__(self, value: Any) -> None:
-        super().__init__({"value": value})
+    value: Any = field(kw_only=False)
 
     def emit(self, objective: Objective) -> list[Tensor]:
         values = spread_numbers(objective, [self.settings[param]["value"] for param in objective.params])
@@ -103,8 +104,7 @@ class Zeros(Fill):
         [tensor([0., 0.])]
     """
 
-    def __init__(self) -> None:
-        super().__init__(0.0)
+    value: float = field(default=0.0, init=False)
 
 
 class Ones(Fill):
@@ -117,8 +117,7 @@ class Ones(Fill):
         [tensor([1., 1.])]
     """
 
-    def __init__(self) -> None:
-        super().__init__(1.0)
+    value: float = field(default=1.0, init=False)
 
 
 class RandomSample(_SourceLink):
@@ -138,11 +137,12 @@ class RandomSample(_SourceLink):
 
     shared_settings = True
 
-    def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:
-        check.choice(type(self).__name__, "distribution", distribution, _DISTRIBUTIONS)
-        check.non_negative(type(self).__name__, variance=variance)
-        super().__init__({"distribution": distribution, "variance": variance})
-        self.seed = seed
+    ranges = {check.one_of(*_DISTRIBUTIONS): ("distribution",), check.non_negative: ("variance",)}
+    kept = ("seed",)
+
+    distribution: str = "normal"
+    variance: float = 1.0
+    seed: int | None = None
 
     def emit(self, objective: Objective) -> list[Tensor]:
         params = objective.params
@@ -176,8 +176,8 @@ class Randn(RandomSample):
         torch.Size([3])
     """
 
-    def __init__(self, *, seed: int | None = None) -> None:
-        super().__init__(seed=seed)
+    distribution: str = field(default="normal", init=False)
+    variance: float = field(default=1.0, init=False)
 
 
 class Uniform(_SourceLink):
@@ -196,11 +196,16 @@ class Uniform(_SourceLink):
         True
     """
 
-    def __init__(self, *, low: float, high: float, seed: int | None = None) -> None:
-        if not low <= high:
-            raise ValueError(f"Uniform: low is {low} and high is {high}; low comes first")
-        super().__init__({"low": low, "high": high})
-        self.seed = seed
+    kept = ("seed",)
+
+    low: float = field()
+    high: float = field()
+    seed: int | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        if not given["low"] <= given["high"]:
+            raise ValueError(f"Uniform: low is {given['low']} and high is {given['high']}; low comes first")
 
     def emit(self, objective: Objective) -> list[Tensor]:
         out = []

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -123,9 +123,6 @@ class Sign(UpdateTransform):
 
     elementwise = True
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor.sign()
 
@@ -146,12 +143,16 @@ class Clip(UpdateTransform):
 
     elementwise = True
 
-    def __init__(self, *, min: Any = None, max: Any = None) -> None:
-        if min is None and max is None:
+    min: Any = None
+    max: Any = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        low, high = given["min"], given["max"]
+        if low is None and high is None:
             raise ValueError("Clip: give min, max or both")
-        if isinstance(min, int | float) and isinstance(max, int | float) and min > max:
-            raise ValueError(f"Clip: min is {min!r}, which is above max, {max!r}")
-        super().__init__(locals())
+        if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+            raise ValueError(f"Clip: min is {low!r}, which is above max, {high!r}")
+        super().collect(given)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if setting["min"] is not None:
@@ -178,8 +179,9 @@ class NanToNum(UpdateTransform):
 
     members = True
 
-    def __init__(self, *, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> None:
-        super().__init__(locals())
+    nan: float | None = None
+    posinf: float | None = None
+    neginf: float | None = None
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return torch.nan_to_num(tensor, setting["nan"], setting["posinf"], setting["neginf"])

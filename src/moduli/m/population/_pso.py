@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ... import evolve, kernels
 from ...evolve import informed_velocity, neighbourhood_best, remember_best, swarm_velocity
-from ...optim import Module, Need, Objective, as_real
+from ...optim import Need, Objective, as_real
 from ...population import Shard
 from .. import _checks as check
+from .._declared import DeclaredLink
 from .._search_link import PopulationLink
 
 
@@ -40,7 +41,7 @@ def split_word(word: Tensor) -> tuple[Tensor, Tensor]:
 _pull_together = kernels.fuse(_pull, inplace=("v", "u"))
 
 
-class PSO(Module):
+class PSO(DeclaredLink):
     r"""Moves every member of a population towards the best place it has seen and the best its neighbours have seen.
 
     $v \leftarrow w v + c_1 r_1 \odot (p - x) + c_2 r_2 \odot (l - x),\quad u \leftarrow u - v$
@@ -82,22 +83,15 @@ class PSO(Module):
     members = "matrix"
     over_processes = True
 
-    def __init__(
-        self,
-        *,
-        inertia: float = 0.7298437881283576,
-        cognitive: float = 1.496179765663133,
-        social: float = 1.496179765663133,
-        topology: Literal["global", "ring", "informed"] = "global",
-        radius: int = 1,
-        seed: int | None = None,
-    ) -> None:
-        check.choice("PSO", "topology", topology, ("global", "ring", "informed"))
-        check.at_least_one("PSO", radius=radius)
-        super().__init__({"inertia": inertia, "cognitive": cognitive, "social": social})
-        self.topology = topology
-        self.radius = radius
-        self.seed = seed
+    ranges = {check.at_least_one: ("radius",)}
+    kept = ("topology", "radius", "seed")
+
+    inertia: float = 0.7298437881283576
+    cognitive: float = 1.496179765663133
+    social: float = 1.496179765663133
+    topology: Literal["global", "ring", "informed"] = "global"
+    radius: int = 1
+    seed: int | None = None
 
     def update(self, objective: Objective) -> None:
         """Remember the best place of every member."""

@@ -7,14 +7,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, ChainError, Module, Need, Objective, StandIns, step_tensors
+from ...optim import Chainable, ChainError, Need, Objective, StandIns, step_tensors
 from ...optim.module import ProjectedBuffer
 from .. import _checks as check
+from .._declared import DeclaredLink
 from .._vectors import flat, unflat
 from ..adaptive._axes import multiply, work
 from ..adaptive._full_matrix import find_span
@@ -25,7 +28,7 @@ from ._projection import Projection
 _POWERS: dict[ProjectedBuffer, int] = {"grad": 1, "grad_sq": 2, "grad_cu": 3, "covariance": 1}
 
 
-class GGTBasis(Module):
+class GGTBasis(DeclaredLink):
     r"""Runs links on the coordinates of the update in the space that the last r updates span.
 
     With M their matrix, $M^T M = V \Lambda V^T$ and $U = M V \Lambda^{-1/2}$, the links see the numbers $c = U^T u$ and make
@@ -58,23 +61,23 @@ class GGTBasis(Module):
 
     vector_state = True
 
-    def __init__(
-        self,
-        basis_opt: Chainable,
-        *,
-        history_size: int = 100,
-        update_freq: int = 1,
-        eig_tol: float = 1e-7,
-        truncate: int | None = None,
-        inner: Chainable | None = None,
-    ) -> None:
-        check.at_least_one("GGTBasis", history_size=history_size, update_freq=update_freq)
-        check.allow(check.at_least_one, None)("GGTBasis", truncate=truncate)
-        check.non_negative("GGTBasis", eig_tol=eig_tol)
-        super().__init__({"eig_tol": eig_tol})
-        self.history_size, self.update_freq, self.truncate = history_size, update_freq, truncate
-        self.set_child("modules", basis_opt)
-        self.set_child("inner", inner)
+    ranges = {
+        check.at_least_one: ("history_size", "update_freq"),
+        check.allow(check.at_least_one, None): ("truncate",),
+        check.non_negative: ("eig_tol",),
+    }
+    kept = ("history_size", "update_freq", "truncate")
+
+    basis_opt: Chainable = field(kw_only=False)
+    history_size: int = 100
+    update_freq: int = 1
+    eig_tol: float = 1e-7
+    truncate: int | None = None
+    inner: Chainable | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect({key: value for key, value in given.items() if key != "basis_opt"})
+        self.set_child("modules", given["basis_opt"])
 
     def check(self) -> None:
         far = {need for need in self.children["modules"].all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
@@ -172,25 +175,21 @@ class SOAPBasis(Projection):
 
     needs = frozenset({Need.GRADIENT})
 
-    def __init__(
-        self,
-        basis_opt: Chainable,
-        *,
-        shampoo_beta: float = 0.95,
-        precond_freq: int = 10,
-        merge_small: bool = False,
-        max_dim: int = 4096,
-        precondition_1d: bool = True,
-        inner: Chainable | None = None,
-    ) -> None:
-        check.fraction("SOAPBasis", shampoo_beta=shampoo_beta)
-        check.at_least_one("SOAPBasis", precond_freq=precond_freq, max_dim=max_dim)
-        super().__init__(basis_opt)
-        self.defaults["shampoo_beta"] = shampoo_beta
-        self.precond_freq, self.merge_small = precond_freq, merge_small
-        self.max_dim, self.precondition_1d = max_dim, precondition_1d
-        self.set_child("inner", inner)
-        self._rows: list[Any] = []
+    ranges = {check.fraction: ("shampoo_beta",), check.at_least_one: ("precond_freq", "max_dim")}
+    kept = ("precond_freq", "merge_small", "max_dim", "precondition_1d")
+
+    basis_opt: Chainable = field(kw_only=False)
+    modules: Chainable = field(default=(), init=False)
+    shampoo_beta: float = 0.95
+    precond_freq: int = 10
+    merge_small: bool = False
+    max_dim: int = 4096
+    precondition_1d: bool = True
+    inner: Chainable | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        others = {key: value for key, value in given.items() if key != "basis_opt"}
+        super().collect({**others, "modules": given["basis_opt"]})
 
     # ------------------------------------------------------------------ learning
 

@@ -9,26 +9,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Need, Objective
+from ...optim import Module, Need, Objective
 from .. import _checks as check
-from .._transforms import HandOn
 from ._projection import Projection
 
 
-class _LowRank(HandOn, Projection):
+class _LowRank(Projection):
     """The links inside see a matrix through `rank` directions of its shorter side, which are renewed now and then."""
 
     needs = frozenset({Need.GRADIENT})
 
-    def __init__(self, modules: Chainable, *, rank: int, update_gap: int, scale: Any) -> None:
-        name = type(self).__name__
-        check.at_least_one(name, rank=rank, update_gap=update_gap)
-        check.positive(name, scale=scale)
-        super().__init__(modules)
-        self.defaults["scale"] = scale
-        self.rank, self.update_gap = rank, update_gap
-        self._rows: list[Any] = []
-        self._given: list[Tensor] = []
+    ranges = {check.at_least_one: ("rank", "update_gap"), check.positive: ("scale",), check.above_one: ("growth",)}
+    kept = ("rank", "update_gap", "tensorwise", "growth", "seed")
+
+    rank: int
+    update_gap: int
 
     @abstractmethod
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
@@ -124,8 +119,9 @@ class GaLore(_LowRank):
         J. Zhao et al., "GaLore: memory-efficient LLM training by gradient low-rank projection", ICML 2024, Algorithm 2.
     """
 
-    def __init__(self, modules: Chainable, *, rank: int = 128, update_gap: int = 200, scale: Any = 0.25) -> None:
-        super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
+    rank: int = 128
+    update_gap: int = 200
+    scale: Any = 0.25
 
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
         left = torch.linalg.svd(matrix, full_matrices=False)[0][:, : self.rank]
@@ -164,10 +160,7 @@ class Fira(GaLore):
         X. Chen et al., "Fira: can we achieve full-rank training of LLMs under low-rank constraint?", 2024, Algorithm 1.
     """
 
-    def __init__(self, modules: Chainable, *, growth: float = 1.01, **settings: Any) -> None:
-        super().__init__(modules, **settings)
-        check.above_one("Fira", growth=growth)
-        self.growth = growth
+    growth: float = 1.01
 
     def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
         seen = state["basis"].mH @ matrix
@@ -204,21 +197,12 @@ class APOLLO(_LowRank):
         H. Zhu et al., "APOLLO: SGD-like memory, AdamW-level performance", MLSys 2025, Algorithm 1.
     """
 
-    def __init__(
-        self,
-        modules: Chainable,
-        *,
-        rank: int = 256,
-        update_gap: int = 200,
-        scale: Any = 1.0,
-        tensorwise: bool = False,
-        growth: float = 1.01,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
-        self.tensorwise, self.seed = tensorwise, seed
-        check.above_one("APOLLO", growth=growth)
-        self.growth = growth
+    rank: int = 256
+    update_gap: int = 200
+    scale: Any = 1.0
+    tensorwise: bool = False
+    growth: float = 1.01
+    seed: int | None = None
 
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
         generator = self.get_generator(matrix.device, self.seed)

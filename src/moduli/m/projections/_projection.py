@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from ...optim import Chainable, Module, Objective, StandIns, as_real, restore_complex, to_vector
 from ...optim import step as run
+from .._declared import DeclaredLink
 from .._vectors import unflat
 
 
-class Projection(Module):
+class Projection(DeclaredLink):
     """Runs links on transformed updates, gradients and parameters, and transforms the result back.
 
     Links inside keep their state for stand-ins that stay the same, and inherit the settings of the parameters. They may
@@ -27,9 +29,11 @@ class Projection(Module):
 
     needs = frozenset()
 
-    def __init__(self, modules: Chainable) -> None:
-        super().__init__()
-        self.set_child("modules", modules)
+    modules: Chainable = field(kw_only=False)
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        """Besides, know no order of the parameters yet."""
+        super().collect(given)
         self._order: list[int] = []
 
     @abstractmethod
@@ -268,16 +272,17 @@ class To(Projection):
         [tensor([0.5000, 0.5000])]
     """
 
-    def __init__(
-        self, modules: Chainable, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> None:
-        super().__init__(modules)
-        if dtype is None and device is None:
+    kept = ("dtype", "device")
+
+    dtype: torch.dtype | None = None
+    device: torch.device | str | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        if self.dtype is None and self.device is None:
             raise ValueError("To: give a dtype, a device, or both")
-        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-            raise ValueError(f"To: {dtype} has no fractions; give a floating dtype")
-        self.dtype = dtype
-        self.device = device
+        if self.dtype is not None and not (self.dtype.is_floating_point or self.dtype.is_complex):
+            raise ValueError(f"To: {self.dtype} has no fractions; give a floating dtype")
 
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         out = []

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...linalg import Dense, LinearOperator
 from ...optim import Chainable, Objective
 from .. import _checks as check
-from .._transforms import Ranges, check_settings, collect_settings
+from .._declared import Ranges
 from .._vectors import HessianLink, flat, gather_update, vector_like
 from ._pairs import _PairLink
 
@@ -234,30 +234,25 @@ class QuasiNewton(_PairLink, HessianLink):
     }
     rules: ClassVar[dict[str, Rule]] = {}
 
-    def __init__(
-        self,
-        *,
-        inverse: bool = True,
-        init_scale: float | str = "auto",
-        tol: float = 1e-32,
-        ptol: float = 1e-32,
-        ptol_restart: bool = False,
-        gtol: float = 1e-32,
-        restart_interval: int | str | None = None,
-        beta: float | None = None,
-        scale_first: bool = True,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
-        _more: Mapping[str, Any] | None = None,
-    ) -> None:
-        settings = collect_settings(locals(), "inverse", "update_freq", "inner", "_more")
-        name = type(self).__name__
-        if ("inverse" if inverse else "hessian") not in self.rules:
-            kept = "the inverse Hessian" if inverse else "the Hessian"
-            raise ValueError(f"{name} has no rule for {kept}; say inverse={not inverse}")
-        check_settings(self, settings)
-        super().__init__({**settings, **(_more or {})}, update_freq=update_freq, inner=inner)
-        self.inverse = inverse
+    kept = ("inverse",)
+
+    inverse: bool = True
+    init_scale: float | str = "auto"
+    tol: float = 1e-32
+    ptol: float = 1e-32
+    ptol_restart: bool = False
+    gtol: float = 1e-32
+    restart_interval: int | str | None = None
+    beta: float | None = None
+    scale_first: bool = True
+    update_freq: int = 1
+    inner: Chainable | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        if ("inverse" if self.inverse else "hessian") not in self.rules:
+            held = "the inverse Hessian" if self.inverse else "the Hessian"
+            raise ValueError(f"{type(self).__name__} has no rule for {held}; say inverse={not self.inverse}")
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"(inverse={self.inverse}, ", 1)

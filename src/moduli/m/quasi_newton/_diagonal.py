@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from ...linalg import Diagonal, LinearOperator
 from ...optim import Chainable, Objective
 from .. import _checks as check
-from .._transforms import collect_settings
 from .._vectors import HessianLink, vector_like
 from ._pairs import _PairLink, take_tensors
 
@@ -52,23 +52,21 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
         """The next diagonal from this one and a pair; None where the pair is of no use."""
         return _quasi_cauchy(b, s, y)
 
-    def __init__(
-        self,
-        *,
-        init_scale: float | str = "auto",
-        ptol: float = 1e-32,
-        gtol: float = 1e-32,
-        lb: float = 1e-10,
-        ub: float = 1e10,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
-    ) -> None:
-        name = type(self).__name__
-        check.once(check.allow(check.positive, "auto"))(name, init_scale=init_scale)
+    ranges = {check.once(check.allow(check.positive, "auto")): ("init_scale",)}
+
+    init_scale: float | str = "auto"
+    ptol: float = 1e-32
+    gtol: float = 1e-32
+    lb: float = 1e-10
+    ub: float = 1e10
+    update_freq: int = 1
+    inner: Chainable | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        lb, ub = given["lb"], given["ub"]
         if not 0 < lb < ub:
-            raise ValueError(f"{name}: lb is {lb} and ub is {ub}; they obey 0 < lb < ub")
-        settings = collect_settings(locals(), "name", "update_freq", "inner")
-        super().__init__(settings, update_freq=update_freq, inner=inner)
+            raise ValueError(f"{type(self).__name__}: lb is {lb} and ub is {ub}; they obey 0 < lb < ub")
 
     def _diagonal(self, state: Any, like: Tensor, setting: Any) -> Tensor:
         held: Tensor | None = state.get("diagonal")
@@ -266,8 +264,8 @@ class DNRTR(DiagonalQuasiNewton):
 
     rule = staticmethod(_andrei)
 
-    def __init__(self, *, lb: float = 0.01, ub: float = 1e5, **settings: Any) -> None:
-        super().__init__(lb=lb, ub=ub, **settings)
+    lb: float = 0.01
+    ub: float = 1e5
 
 
 class NewDQN(DiagonalQuasiNewton):
@@ -294,5 +292,5 @@ class NewDQN(DiagonalQuasiNewton):
 
     rule = staticmethod(_new)
 
-    def __init__(self, *, lb: float = 0.01, ub: float = 1e5, **settings: Any) -> None:
-        super().__init__(lb=lb, ub=ub, **settings)
+    lb: float = 0.01
+    ub: float = 1e5

@@ -17,7 +17,6 @@ from torch import Tensor
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
 from ...optim import Chainable, ChainError, Objective, Optimizer, as_real, describe_params
 from .. import _checks as check
-from .._transforms import collect_settings
 from .._vectors import HessianLink, is_small, mask_absent, unflat, vector_like
 from ._pairs import _PairLink, take_pair
 
@@ -270,24 +269,18 @@ class LBFGS(_PairLink, HessianLink):
 
     members = True
 
-    def __init__(
-        self,
-        *,
-        history_size: int = 10,
-        ptol: float = 1e-32,
-        ptol_restart: bool = False,
-        gtol: float = 1e-32,
-        gtol_restart: bool = False,
-        sy_tol: float = 1e-32,
-        scale_first: bool = True,
-        update_freq: int = 1,
-        damping: str | None = None,
-        inner: Chainable | None = None,
-    ) -> None:
-        check.at_least_one("LBFGS", history_size=history_size)
-        check.choice("LBFGS", "damping", damping, (None, "powell"))
-        settings = collect_settings(locals(), "update_freq", "inner")
-        super().__init__(settings, update_freq=update_freq, inner=inner)
+    ranges = {check.at_least_one: ("history_size",), check.one_of(None, "powell"): ("damping",)}
+
+    history_size: int = 10
+    ptol: float = 1e-32
+    ptol_restart: bool = False
+    gtol: float = 1e-32
+    gtol_restart: bool = False
+    sy_tol: float = 1e-32
+    scale_first: bool = True
+    update_freq: int = 1
+    damping: str | None = None
+    inner: Chainable | None = None
 
     def attached(self, optimizer: Optimizer) -> None:
         """For a population the pairs of all members are kept with each parameter."""

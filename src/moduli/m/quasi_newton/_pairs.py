@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...linalg import Dense, LinearOperator, LowRankPlusDiagonal, ScaledIdentity
 from ...optim import Chainable, Need, Objective, sample_like
-from .._transforms import collect_settings
+from .. import _checks as check
 from .._vectors import HessianLink, VectorLink, flat, gather_update, is_small, vector_like
 from ..second_order._newton import shortest
 
@@ -84,9 +84,6 @@ class GradientCorrection(_PairLink):
         S. Hoshino, "A formulation of variable metric methods", J. Inst. Maths Applics 10 (1972).
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """The pair of the last step."""
         _, s, y, _ = take_tensors(objective, state, {"ptol": 0.0, "gtol": 0.0})
@@ -134,23 +131,17 @@ class LSR1(_PairLink, HessianLink):
         theorem 5.1.
     """
 
-    def __init__(
-        self,
-        *,
-        history_size: int = 10,
-        init_scale: float = 1.0,
-        ptol: float = 1e-32,
-        gtol: float = 1e-32,
-        ptol_restart: bool = False,
-        gtol_restart: bool = False,
-        scale_first: bool = False,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
-    ) -> None:
-        if history_size < 1 or not init_scale > 0:
-            raise ValueError(f"LSR1: history_size is {history_size} and init_scale {init_scale}; both are positive")
-        settings = collect_settings(locals(), "update_freq", "inner")
-        super().__init__(settings, update_freq=update_freq, inner=inner)
+    ranges = {check.at_least_one: ("history_size",), check.once(check.positive): ("init_scale",)}
+
+    history_size: int = 10
+    init_scale: float = 1.0
+    ptol: float = 1e-32
+    gtol: float = 1e-32
+    ptol_restart: bool = False
+    gtol_restart: bool = False
+    scale_first: bool = False
+    update_freq: int = 1
+    inner: Chainable | None = None
 
     def _times(self, state: Any, v: Tensor, gamma: float) -> Tensor:
         """H v."""
@@ -238,24 +229,18 @@ class SG2(HessianLink):
     real_only = True
     learnt = "H"
 
-    def __init__(
-        self,
-        *,
-        n_samples: int = 1,
-        n_first_step_samples: int = 10,
-        start_step: int = 10,
-        beta: float | None = None,
-        damping: float = 1e-4,
-        h: float = 1e-2,
-        seed: int | None = None,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
-    ) -> None:
-        if n_samples < 1 or n_first_step_samples < 1 or not h > 0:
-            raise ValueError("SG2: n_samples, n_first_step_samples and h are positive")
-        settings = collect_settings(locals(), "seed", "update_freq", "inner")
-        super().__init__(settings, update_freq=update_freq, inner=inner)
-        self.seed = seed
+    ranges = {check.at_least_one: ("n_samples", "n_first_step_samples"), check.once(check.positive): ("h",)}
+    kept = ("seed",)
+
+    n_samples: int = 1
+    n_first_step_samples: int = 10
+    start_step: int = 10
+    beta: float | None = None
+    damping: float = 1e-4
+    h: float = 1e-2
+    seed: int | None = None
+    update_freq: int = 1
+    inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Takes in differences of gradients."""

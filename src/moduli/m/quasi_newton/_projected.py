@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .. import _checks as check
 from ._dense import Pair, QuasiNewton, Rule, dilation, rank_one
 
 
@@ -35,10 +37,10 @@ class ShorR(QuasiNewton):
 
     rules: ClassVar[dict[str, Rule]] = {"inverse": dilation}
 
-    def __init__(self, *, alpha: float = 0.5, init_scale: float | str = 1, **settings: Any) -> None:
-        if not 0 <= alpha < 1:
-            raise ValueError(f"ShorR: alpha is {alpha}; space is dilated by 1 / alpha, so it is in [0, 1)")
-        super().__init__(_more={"alpha": alpha}, init_scale=init_scale, **settings)
+    ranges = {check.once(check.fraction): ("alpha",)}
+
+    alpha: float = 0.5
+    init_scale: float | str = 1
 
 
 class _Projected(QuasiNewton):
@@ -46,21 +48,12 @@ class _Projected(QuasiNewton):
 
     rules: ClassVar[dict[str, Rule]] = {"inverse": dilation}
 
-    def __init__(
-        self,
-        *,
-        init_scale: float | str = 1,
-        restart_interval: int | str | None = "auto",
-        ptol_restart: bool = True,
-        **settings: Any,
-    ) -> None:
-        super().__init__(
-            _more={"alpha": 0.0},
-            init_scale=init_scale,
-            restart_interval=restart_interval,
-            ptol_restart=ptol_restart,
-            **settings,
-        )
+    init_scale: float | str = 1
+    restart_interval: int | str | None = "auto"
+    ptol_restart: bool = True
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect({**given, "alpha": 0.0})
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
         """One pair; where the rule refuses it, everything is projected out already."""

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from .. import _checks as check
 from ._dense import QuasiNewton, Rule, bfgs, column, dfp, hoshino, psb, rank_one, sr1, ssvm
 
 
@@ -139,8 +140,7 @@ class PSB(QuasiNewton):
 
     rules: ClassVar[dict[str, Rule]] = {"hessian": psb}
 
-    def __init__(self, *, inverse: bool = False, **settings: Any) -> None:
-        super().__init__(inverse=inverse, **settings)
+    inverse: bool = False
 
 
 class SR1(QuasiNewton):
@@ -168,8 +168,7 @@ class SR1(QuasiNewton):
     rules: ClassVar[dict[str, Rule]] = {"inverse": sr1, "hessian": sr1}
 
     # Scaled with the first pair, the inverse would have the right curvature along y already, and the pair be lost.
-    def __init__(self, *, init_scale: float | str = 1.0, **settings: Any) -> None:
-        super().__init__(init_scale=init_scale, **settings)
+    init_scale: float | str = 1.0
 
 
 class SSVM(QuasiNewton):
@@ -197,10 +196,9 @@ class SSVM(QuasiNewton):
 
     rules: ClassVar[dict[str, Rule]] = {"inverse": ssvm}
 
-    def __init__(self, *, switch: int = 3, **settings: Any) -> None:
-        if switch not in (1, 2, 3, 4):
-            raise ValueError(f"SSVM: switch is {switch!r}; the strategies are 1, 2, 3 and 4")
-        super().__init__(_more={"switch": switch}, **settings)
+    ranges = {check.one_of(1, 2, 3, 4): ("switch",)}
+
+    switch: int = 3
 
 
 # The directions c of H += (s - Hy) c' / c'y that serve the inverse of one method and the Hessian of another.

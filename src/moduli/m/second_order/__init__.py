@@ -5,7 +5,7 @@
 * `PSGDDenseNewton`, `PSGDKronNewton`, `PSGDLRANewton` fit a preconditioner to products.
 """
 
-from .._transforms import publish_links
+from .._declared import publish_links
 from ._diagonal import *
 from ._multipoint import *
 from ._newton import *

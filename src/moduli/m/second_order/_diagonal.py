@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Objective, sample_like
-from .. import _checks as check
-from .._transforms import HandOn, collect_settings, transform_buffers
+from .._transforms import transform_buffers
 from ._newton import _SecondOrderLink
 
 
-class _HutchinsonBase(HandOn, _SecondOrderLink):
+class _HutchinsonBase(_SecondOrderLink):
     """Estimates the Hessian's diagonal, or products with random vectors, at every n-th step.
 
     Args:
@@ -38,26 +37,19 @@ class _HutchinsonBase(HandOn, _SecondOrderLink):
 
     shared_settings = ("n_samples", "zHz", "distribution", "hvp_method", "h")
 
-    def __init__(
-        self,
-        given: Mapping[str, Any],
-        *,
-        update_freq: int = 1,
-        distribution: str = "gaussian",
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        n_samples: int = 1,
-        zHz: bool = True,
-        seed: int | None = None,
-        inner: Chainable | None = None,
-    ) -> None:
-        check.at_least_one(type(self).__name__, update_freq=update_freq)
-        own = {key: value for key, value in given.items() if not key.endswith("_tfm")}
-        super().__init__(**own, **collect_settings(locals(), "given", "update_freq", "own"))
-        self.every = update_freq
-        for key in given:
-            if key not in own:
-                self.set_child(key, given[key])
+    update_freq: int = 1
+    distribution: str = "gaussian"
+    hvp_method: str = "autograd"
+    h: float = 1e-3
+    n_samples: int = 1
+    zHz: bool = True
+    seed: int | None = None
+    inner: Chainable | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        # Moments are learnt at every step, the diagonal at every n-th.
+        self.every, self.update_freq = self.update_freq, 1
 
     def find_known(
         self, objective: Objective, states: list[dict[str, Any]], **buffers: str
@@ -171,23 +163,16 @@ class AdaHessian(_DiagonalMoments):
 
     second = "D_exp_avg_sq"
 
-    def __init__(
-        self,
-        *,
-        beta1: Any = 0.9,
-        beta2: Any = 0.999,
-        averaging: bool = True,
-        block_size: int | None = None,
-        eps: Any = 1e-8,
-        hessian_power: Any = 1.0,
-        debias: bool = True,
-        distribution: str = "rademacher",
-        exp_avg_tfm: Chainable | None = None,
-        D_exp_avg_sq_tfm: Chainable | None = None,
-        **settings: Any,
-    ) -> None:
-        own = collect_settings(locals(), "distribution", "settings")
-        super().__init__(own, distribution=distribution, **settings)
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    averaging: bool = True
+    block_size: int | None = None
+    eps: Any = 1e-8
+    hessian_power: Any = 1.0
+    debias: bool = True
+    distribution: str = "rademacher"
+    exp_avg_tfm: Chainable | None = None
+    D_exp_avg_sq_tfm: Chainable | None = None
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
         """The mean square."""
@@ -250,21 +235,15 @@ class SophiaH(_DiagonalMoments):
 
     second = "D_exp_avg"
 
-    def __init__(
-        self,
-        *,
-        beta1: Any = 0.96,
-        beta2: Any = 0.99,
-        precond_scale: Any = 1.0,
-        clip: Any = 1.0,
-        eps: Any = 1e-12,
-        debias: bool = False,
-        update_freq: int = 10,
-        exp_avg_tfm: Chainable | None = None,
-        D_exp_avg_tfm: Chainable | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(collect_settings(locals(), "update_freq", "settings"), update_freq=update_freq, **settings)
+    beta1: Any = 0.96
+    beta2: Any = 0.99
+    precond_scale: Any = 1.0
+    clip: Any = 1.0
+    eps: Any = 1e-12
+    debias: bool = False
+    update_freq: int = 10
+    exp_avg_tfm: Chainable | None = None
+    D_exp_avg_tfm: Chainable | None = None
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
         """The mean."""
@@ -310,19 +289,12 @@ class ESGD(_HutchinsonBase):
         2015.
     """
 
-    def __init__(
-        self,
-        *,
-        damping: Any = 1e-4,
-        beta: float | None = None,
-        beta_debias: bool = True,
-        update_freq: int = 20,
-        zHz: bool = False,
-        Hz_sq_acc_tfm: Chainable | None = None,
-        **settings: Any,
-    ) -> None:
-        own = collect_settings(locals(), "update_freq", "zHz", "settings")
-        super().__init__(own, update_freq=update_freq, zHz=zHz, **settings)
+    damping: Any = 1e-4
+    beta: float | None = None
+    beta_debias: bool = True
+    update_freq: int = 20
+    zHz: bool = False
+    Hz_sq_acc_tfm: Chainable | None = None
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Accumulates squares of products with random vectors."""

@@ -66,7 +66,7 @@ class MultipointNewton(Module):
     needs = frozenset({Need.GRADIENT, Need.CLOSURE, Need.HESSIAN})
 
     def __init__(self, *, lstsq: bool = False, derivatives_method: str = "batched_autograd") -> None:
-        check.choice(type(self).__name__, "derivatives_method", derivatives_method, HESSIAN_METHODS)
+        check.one_of(*HESSIAN_METHODS)(type(self).__name__, "derivatives_method", derivatives_method)
         super().__init__()
         self.lstsq, self.derivatives_method = lstsq, derivatives_method
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from ...linalg import Dense, Eigendecomposition, FunctionOperator, LinearOperator
 from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
 from .. import _checks as check
-from .._transforms import Ranges, check_settings, collect_settings
+from .._declared import DeclaredLink, Ranges
 from .._vectors import HessianLink, flat, size
 
 
-class _SecondOrderLink(Transform):
+class _SecondOrderLink(DeclaredLink, Transform):
     """A link that asks for second derivatives, by autograd or by differences of gradients.
 
     Args:
@@ -42,11 +42,7 @@ class _SecondOrderLink(Transform):
         check.at_least_one: ("n_samples", "rank", "sketch_size", "max_dim"),
     }
 
-    def __init__(
-        self, *, update_freq: int = 1, inner: Chainable | None = None, seed: int | None = None, **settings: Any
-    ) -> None:
-        super().__init__(check_settings(self, settings), update_freq=update_freq, inner=inner)
-        self.seed = seed
+    kept = ("seed",)
 
     def all_needs(self) -> frozenset[Need]:
         """Second derivatives; evaluations elsewhere where they are made of differences."""
@@ -136,10 +132,9 @@ class _SpectralLink(_SecondOrderLink, HessianLink):
     shared_settings = True
     real_only = True
 
-    def __init__(self, *, eigval_fn: Callable[[Tensor], Tensor] | None, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        # Not a setting: a setting that can be called is a schedule.
-        self.eigval_fn = eigval_fn
+    kept = ("eigval_fn",)  # a setting that can be called is a schedule
+
+    eigval_fn: Callable[[Tensor], Tensor] | None
 
     def decompose(self, H: Tensor, setting: Any) -> Eigendecomposition | None:
         """What is kept of the eigenvalues; None where all are, as they are."""
@@ -189,20 +184,15 @@ class Newton(_SpectralLink):
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
     learnt = "H"
 
-    def __init__(
-        self,
-        *,
-        damping: Any = 0.0,
-        eigval_fn: Callable[[Tensor], Tensor] | None = None,
-        eigv_tol: float | None = None,
-        truncate: int | None = None,
-        update_freq: int = 1,
-        use_lstsq: bool = False,
-        hessian_method: str = "batched_autograd",
-        h: float = 1e-3,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__(**collect_settings(locals()))
+    damping: Any = 0.0
+    eigval_fn: Callable[[Tensor], Tensor] | None = None
+    eigv_tol: float | None = None
+    truncate: int | None = None
+    update_freq: int = 1
+    use_lstsq: bool = False
+    hessian_method: str = "batched_autograd"
+    h: float = 1e-3
+    inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Evaluates the Hessian."""
@@ -269,15 +259,10 @@ class InverseFreeNewton(_SecondOrderLink, HessianLink):
     real_only = True
     learnt = "H"
 
-    def __init__(
-        self,
-        *,
-        update_freq: int = 1,
-        hessian_method: str = "batched_autograd",
-        h: float = 1e-3,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__(**collect_settings(locals()))
+    update_freq: int = 1
+    hessian_method: str = "batched_autograd"
+    h: float = 1e-3
+    inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Evaluates the Hessian, and improves its inverse."""

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -15,7 +17,6 @@ from torch import Tensor
 from ...linalg import Eigendecomposition, LinearOperator, LinearSolution, LowRankPlusDiagonal, Outcome, cg, minres
 from ...optim import Chainable, Objective
 from .. import _checks as check
-from .._transforms import collect_settings
 from .._vectors import HessianLink, flat, refuse_complex
 from ..trust_region import TrustCG
 from ._newton import _SecondOrderLink, hessian_operator
@@ -56,20 +57,15 @@ class NewtonCG(_SecondOrderLink, HessianLink):
     hessian = "products"
     ranges = {check.one_of("cg", "minres"): ("solver",), check.non_negative: ("reg",), check.fraction: ("warm_beta",)}
 
-    def __init__(
-        self,
-        *,
-        maxiter: int | None = None,
-        tol: float | None = 1e-8,
-        reg: float = 1e-8,
-        hvp_method: str = "autograd",
-        solver: str = "cg",
-        h: float = 1e-3,
-        warm_start: bool = False,
-        warm_beta: float = 0.0,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__(**collect_settings(locals()))
+    maxiter: int | None = None
+    tol: float | None = 1e-8
+    reg: float = 1e-8
+    hvp_method: str = "autograd"
+    solver: str = "cg"
+    h: float = 1e-3
+    warm_start: bool = False
+    warm_beta: float = 0.0
+    inner: Chainable | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
         """Solves for the update."""
@@ -142,9 +138,17 @@ class NewtonCGSteihaug(TrustCG):
         (1983).
     """
 
-    def __init__(self, *, hvp_method: str = "autograd", h: float = 1e-3, reg: float = 0.0, **settings: Any) -> None:
-        check.non_negative("NewtonCGSteihaug", reg=reg, h=h)
-        super().__init__(NewtonCG(hvp_method=hvp_method, h=h, reg=reg), **settings)
+    ranges = {check.non_negative: ("h",)}
+    kept = ("hvp_method", "h")
+
+    hess_module: Chainable = field(default=(), init=False)
+    hvp_method: str = "autograd"
+    h: float = 1e-3
+    reg: float = 0.0
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        link = NewtonCG(hvp_method=given["hvp_method"], h=given["h"], reg=given["reg"])
+        super().collect({**given, "reg": 0.0, "hess_module": link})
 
 
 def nystrom(
@@ -179,6 +183,8 @@ class _Sketch(_SecondOrderLink, HessianLink):
     real_only = True
     learnt = "values"
     ranges = {check.allow(check.positive, None): ("reg",)}
+
+    seed: int | None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Sketches the Hessian."""
@@ -231,22 +237,17 @@ class NystromSketchAndSolve(_Sketch):
         estimates", arXiv:2211.08597 (2022).
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int = 100,
-        reg: float | None = 1e-2,
-        eigv_tol: float = 0.0,
-        truncate: int | None = None,
-        damping: float = 0.0,
-        rdamping: float = 0.0,
-        update_freq: int = 1,
-        hvp_method: str = "batched_autograd",
-        h: float = 1e-3,
-        inner: Chainable | None = None,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(**collect_settings(locals()))
+    rank: int = 100
+    reg: float | None = 1e-2
+    eigv_tol: float = 0.0
+    truncate: int | None = None
+    damping: float = 0.0
+    rdamping: float = 0.0
+    update_freq: int = 1
+    hvp_method: str = "batched_autograd"
+    h: float = 1e-3
+    inner: Chainable | None = None
+    seed: int | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Solves with the sketch."""
@@ -296,21 +297,16 @@ class NystromPCG(_Sketch):
     hessian = "products"
     ranges = {check.positive: ("reg",)}
 
-    def __init__(
-        self,
-        *,
-        rank: int = 100,
-        maxiter: int | None = None,
-        tol: float = 1e-8,
-        reg: float = 1e-6,
-        eigv_tol: float = 0.0,
-        update_freq: int = 1,
-        hvp_method: str = "batched_autograd",
-        h: float = 1e-3,
-        inner: Chainable | None = None,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(**collect_settings(locals()))
+    rank: int = 100
+    maxiter: int | None = None
+    tol: float = 1e-8
+    reg: float = 1e-6
+    eigv_tol: float = 0.0
+    update_freq: int = 1
+    hvp_method: str = "batched_autograd"
+    h: float = 1e-3
+    inner: Chainable | None = None
+    seed: int | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
         """Solves for the update."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from ...optim import Chainable, Objective, sample_like
 from .. import _checks as check
-from .._transforms import HandOn, collect_settings
 from .._vectors import VectorLink, flat, mask_absent, refuse_complex
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
@@ -19,7 +17,7 @@ from ..adaptive._psgd import Geometry
 from ._newton import _SecondOrderLink
 
 
-class _PSGDNewton(HandOn, _SecondOrderLink):
+class _PSGDNewton(_SecondOrderLink):
     """What the three have in common: pairs of random vectors and their products with the Hessian."""
 
     shared_settings = ("damping", "update_probability")
@@ -31,22 +29,16 @@ class _PSGDNewton(HandOn, _SecondOrderLink):
         check.one_of(*_kron.GEOMETRIES): ("dQ",),
     }
 
-    def __init__(
-        self,
-        given: Mapping[str, Any],
-        *,
-        init_scale: float | None = None,
-        lr_preconditioner: float = 0.1,
-        betaL: float = 0.9,
-        damping: float = 1e-9,
-        update_probability: float = 1.0,
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        distribution: str = "normal",
-        inner: Chainable | None = None,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(**given, **collect_settings(locals(), "given"))
+    init_scale: float | None = None
+    lr_preconditioner: float = 0.1
+    betaL: float = 0.9
+    damping: float = 1e-9
+    update_probability: float = 1.0
+    hvp_method: str = "autograd"
+    h: float = 1e-3
+    distribution: str = "normal"
+    inner: Chainable | None = None
+    seed: int | None = None
 
     def pairs(self, objective: Objective, setting: Any) -> tuple[list[Tensor], list[Tensor]] | None:
         """Random vectors and their products, with a little noise; None where it is not the turn."""
@@ -102,17 +94,11 @@ class PSGDKronNewton(_PSGDNewton):
         groups", arXiv:2402.11858.
     """
 
-    def __init__(
-        self,
-        *,
-        max_dim: int = 10_000,
-        max_skew: float = 1.0,
-        grad_clip_max_amp: float = float("inf"),
-        dQ: Geometry = "Q0.5EQ1.5",
-        balance_probability: float = 0.01,
-        **settings: Any,
-    ) -> None:
-        super().__init__(collect_settings(locals(), "settings"), **settings)
+    max_dim: int = 10_000
+    max_skew: float = 1.0
+    grad_clip_max_amp: float = float("inf")
+    dQ: Geometry = "Q0.5EQ1.5"
+    balance_probability: float = 0.01
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Fits the factors to one more product."""
@@ -200,10 +186,8 @@ class PSGDDenseNewton(_OneVector):
         groups", arXiv:2402.11858.
     """
 
-    def __init__(
-        self, *, grad_clip_max_norm: float = float("inf"), dQ: Geometry = "Q0.5EQ1.5", **settings: Any
-    ) -> None:
-        super().__init__({"grad_clip_max_norm": grad_clip_max_norm, "dQ": dQ}, **settings)
+    grad_clip_max_norm: float = float("inf")
+    dQ: Geometry = "Q0.5EQ1.5"
 
     def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
         if "factors" not in state:
@@ -248,8 +232,8 @@ class PSGDLRANewton(_OneVector):
         arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
     """
 
-    def __init__(self, *, rank: int = 10, grad_clip_max_norm: float = float("inf"), **settings: Any) -> None:
-        super().__init__({"rank": rank, "grad_clip_max_norm": grad_clip_max_norm}, **settings)
+    rank: int = 10
+    grad_clip_max_norm: float = float("inf")
 
     def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
         if "d" not in state:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from ...linalg import AtA, Eigendecomposition, LinearOperator
 from ...optim import Chainable, Closure, Evaluator, Need, Objective
 from .. import _checks as check
 from .._measures import divide, read
-from .._transforms import collect_settings
 from .._vectors import HessianLink, flat, gather_update, jacobian, mask_absent, refuse_complex, unflat
 from ._newton import _SecondOrderLink, _SpectralLink
 
@@ -60,24 +60,20 @@ class SubspaceNewton(_SpectralLink):
 
     learnt = "basis"
 
-    def __init__(
-        self,
-        *,
-        sketch_size: int = 100,
-        sketch_type: str = "common_directions",
-        damping: float = 0.0,
-        eigval_fn: Callable[[Tensor], Tensor] | None = None,
-        eigv_tol: float | None = None,
-        truncate: int | None = None,
-        use_lstsq: bool = False,
-        update_freq: int = 1,
-        hvp_method: str = "batched_autograd",
-        h: float = 1e-2,
-        seed: int | None = None,
-        inner: Chainable | None = None,
-    ) -> None:
-        check.choice("SubspaceNewton", "sketch_type", sketch_type, _TYPES)
-        super().__init__(**collect_settings(locals()))
+    ranges = {check.one_of(*_TYPES): ("sketch_type",)}
+
+    sketch_size: int = 100
+    sketch_type: str = "common_directions"
+    damping: float = 0.0
+    eigval_fn: Callable[[Tensor], Tensor] | None = None
+    eigv_tol: float | None = None
+    truncate: int | None = None
+    use_lstsq: bool = False
+    update_freq: int = 1
+    hvp_method: str = "batched_autograd"
+    h: float = 1e-2
+    seed: int | None = None
+    inner: Chainable | None = None
 
     def _columns(self, g: Tensor, x: Tensor, state: Any, setting: Any) -> Tensor:
         """Columns that span the subspace."""
@@ -176,10 +172,12 @@ class NaturalGradient(HessianLink):
     real_only = True
     learnt = "G"
 
-    def __init__(self, *, reg: float = 1e-8, sqrt: bool = False, batched: bool = True) -> None:
-        check.non_negative("NaturalGradient", reg=reg)
-        super().__init__({"reg": reg, "sqrt": sqrt})
-        self.batched = batched
+    ranges = {check.non_negative: ("reg",)}
+    kept = ("batched",)
+
+    reg: float = 1e-8
+    sqrt: bool = False
+    batched: bool = True
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Evaluates the Jacobian, and puts the sum of the losses in place of the vector."""
@@ -246,18 +244,13 @@ class MatrixMomentum(_SecondOrderLink):
     vector_state = True
     ranges = {check.non_negative: ("lr", "mu"), check.positive: ("h",)}
 
-    def __init__(
-        self,
-        lr: Any,
-        *,
-        mu: Any = 0.1,
-        hvp_method: str = "autograd",
-        h: float = 1e-3,
-        adaptive: bool = False,
-        adapt_freq: int | None = None,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__(**collect_settings(locals()))
+    lr: Any = field(kw_only=False)
+    mu: Any = 0.1
+    hvp_method: str = "autograd"
+    h: float = 1e-3
+    adaptive: bool = False
+    adapt_freq: int | None = None
+    inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """The momentum: the last step without what its curvature takes from it."""

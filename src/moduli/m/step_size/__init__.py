@@ -1,6 +1,6 @@
 """Step sizes: given, scheduled, or found from what the steps do."""
 
-from .._transforms import publish_links
+from .._declared import publish_links
 from ._adaptive import *
 from ._lr import *
 

@@ -19,12 +19,13 @@ from torch import Tensor
 from ...linalg import LinearOperator
 from ...optim import Chainable, Need, Objective, Transform
 from .. import _checks as check
+from .._declared import DeclaredLink
 from .._measures import choose, divide, dot, larger, norm, read, root, smaller
-from .._transforms import Ranges, Settings, States, check_settings
+from .._transforms import Settings, States
 from ..ops._unary import make_scaled_identity
 
 
-class _StepScale(Transform):
+class _StepScale(DeclaredLink, Transform):
     """A link that multiplies the update by one step size for all parameters, which it keeps in `global_state`.
 
     Args:
@@ -37,11 +38,7 @@ class _StepScale(Transform):
 
     members = "batched"
     shared_settings = True
-    ranges: ClassVar[Ranges] = {}
     key: ClassVar[str] = "alpha"
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(check_settings(self, given, "inner"), inner=given["inner"])
 
     def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
         """Scales the update."""
@@ -114,17 +111,11 @@ class AdGD(_DifferenceStep):
         Y. Malitsky, K. Mishchenko, "Adaptive proximal gradient method for convex optimization", 2023.
     """
 
-    def __init__(
-        self,
-        *,
-        variant: Literal[1, 2] = 2,
-        alpha_0: float = 1e-7,
-        sqrt: bool = True,
-        use_grad: bool = True,
-        inner: Chainable | None = None,
-    ) -> None:
-        check.choice("AdGD", "variant", variant, (1, 2))
-        super().__init__(locals())
+    variant: Literal[1, 2] = 2
+    alpha_0: float = 1e-7
+    sqrt: bool = True
+    use_grad: bool = True
+    inner: Chainable | None = None
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
         last, theta = self.global_state["alpha"], self.global_state.get("theta", math.inf)
@@ -148,7 +139,6 @@ class AdGD(_DifferenceStep):
 
 
 Type = Literal["long", "short", "geom", "geom-fallback"]
-TYPES = ("long", "short", "geom", "geom-fallback")
 
 
 def _step(s: list[Tensor], y: list[Tensor], kind: str, otherwise: Any) -> Any:
@@ -191,11 +181,10 @@ class BarzilaiBorwein(_DifferenceStep):
         J. Barzilai, J. M. Borwein, "Two-point step size gradient methods", IMA J. Numer. Anal. 1988.
     """
 
-    def __init__(
-        self, *, type: Type = "geom", alpha_0: float = 1e-7, use_grad: bool = True, inner: Chainable | None = None
-    ) -> None:
-        check.choice("BarzilaiBorwein", "type", type, TYPES)
-        super().__init__(locals())
+    type: Type = "geom"
+    alpha_0: float = 1e-7
+    use_grad: bool = True
+    inner: Chainable | None = None
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
         return _step(s, y, setting["type"], setting["alpha_0"])
@@ -233,19 +222,13 @@ class BBStab(_DifferenceStep):
         check.allow(check.positive, None): ("delta",),
     }
 
-    def __init__(
-        self,
-        *,
-        c: float = 0.2,
-        delta: float | None = None,
-        type: Type = "geom",
-        alpha_0: float = 1e-7,
-        use_grad: bool = True,
-        inf_iters: int = 3,
-        inner: Chainable | None = None,
-    ) -> None:
-        check.choice("BBStab", "type", type, TYPES)
-        super().__init__(locals())
+    c: float = 0.2
+    delta: float | None = None
+    type: Type = "geom"
+    alpha_0: float = 1e-7
+    use_grad: bool = True
+    inf_iters: int = 3
+    inner: Chainable | None = None
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
         alpha = _step(s, y, setting["type"], setting["alpha_0"])
@@ -288,10 +271,10 @@ class BoldDriver(_StepScale):
     needs = frozenset({Need.GRADIENT, Need.LOSS})
     ranges = {check.positive: ("a_init", "nplus", "nminus")}
 
-    def __init__(
-        self, *, a_init: float = 1e-3, nplus: float = 1.1, nminus: float = 0.1, inner: Chainable | None = None
-    ) -> None:
-        super().__init__(locals())
+    a_init: float = 1e-3
+    nplus: float = 1.1
+    nminus: float = 0.1
+    inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
         """Compares the loss with the last one."""
@@ -345,18 +328,13 @@ class PolyakStepSize(_StepScale):
     }
     key = "step"
 
-    def __init__(
-        self,
-        *,
-        f_star: float | None = 0.0,
-        y: float = 1.0,
-        y_decay: float = 1e-3,
-        max: float | None = None,
-        use_grad: bool = True,
-        alpha: float = 1.0,
-        inner: Chainable | None = None,
-    ) -> None:
-        super().__init__(locals())
+    f_star: float | None = 0.0
+    y: float = 1.0
+    y_decay: float = 1e-3
+    max: float | None = None
+    use_grad: bool = True
+    alpha: float = 1.0
+    inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
         """Where the best value so far, and the target below it, are kept."""

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -39,8 +41,7 @@ class LR(UpdateTransform):
 
     elementwise = True
 
-    def __init__(self, lr: Any = 1.0) -> None:
-        super().__init__(locals())
+    lr: Any = field(default=1.0, kw_only=False)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor * setting["lr"]
@@ -65,7 +66,7 @@ class StepSize(UpdateTransform):
     def __init__(self, step_size: Any = 1.0, *, key: str = "step_size") -> None:
         if not isinstance(key, str) or not key:
             raise ValueError(f"StepSize: key is {key!r}; give the name of the setting")
-        super().__init__({key: step_size})
+        self.collect({key: step_size})
         self.key = key
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
@@ -100,8 +101,9 @@ class Warmup(UpdateTransform):
     counts = True
     ranges = {check.positive: ("steps",), check.non_negative: ("start_lr", "end_lr")}
 
-    def __init__(self, steps: Any = 100, *, start_lr: Any = 1e-5, end_lr: Any = 1.0) -> None:
-        super().__init__(locals())
+    steps: Any = field(default=100, kw_only=False)
+    start_lr: Any = 1e-5
+    end_lr: Any = 1.0
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         before, start, end = state["step"] - 1, setting["start_lr"], setting["end_lr"]
@@ -137,8 +139,9 @@ class WarmupNormClip(UpdateTransform):
     counts = True
     ranges = {check.positive: ("steps", "start_norm", "end_norm")}
 
-    def __init__(self, steps: Any = 100, *, start_norm: Any = 1e-5, end_norm: Any = 1.0) -> None:
-        super().__init__(locals())
+    steps: Any = field(default=100, kw_only=False)
+    start_norm: Any = 1e-5
+    end_norm: Any = 1.0
 
     def measure(
         self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
@@ -172,12 +175,15 @@ class RandomStepSize(ListTransform):
 
     shared_settings = ("seed",)
 
-    def __init__(
-        self, *, low: float = 0.0, high: float = 1.0, parameterwise: bool = False, seed: int | None = None
-    ) -> None:
-        if low > high:
-            raise ValueError(f"RandomStepSize: low is {low!r}, which is above high, {high!r}")
-        super().__init__(locals())
+    low: float = 0.0
+    high: float = 1.0
+    parameterwise: bool = False
+    seed: int | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        if given["low"] > given["high"]:
+            raise ValueError(f"RandomStepSize: low is {given['low']!r}, which is above high, {given['high']!r}")
+        super().collect(given)
 
     def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
         one: float | None = None
@@ -225,16 +231,11 @@ class TrustRatio(UpdateTransform):
         check.allow(check.positive, None): ("high",),
     }
 
-    def __init__(
-        self,
-        *,
-        trust: Any = 1.0,
-        weight_decay: Any = 0.0,
-        eps: Any = 0.0,
-        low: Any = 0.0,
-        high: float | None = None,
-    ) -> None:
-        super().__init__(locals())
+    trust: Any = 1.0
+    weight_decay: Any = 0.0
+    eps: Any = 0.0
+    low: Any = 0.0
+    high: float | None = None
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         wide = torch.promote_types(tensor.dtype, torch.float32)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from ...linalg import Eigendecomposition, LinearOperator, ScaledIdentity, SingularError
 from ...optim import Chainable, ChainError, Module, Need, Objective
 from .. import _checks as check
-from .._transforms import HandOn, collect_settings
+from .._declared import DeclaredLink
 from .._vectors import flat, mask_absent, unflat
 from ..line_search._base import Line
 
@@ -25,14 +27,14 @@ def provider(link: Module) -> Module | None:
     return chosen[0] if chosen else None
 
 
-class TrustRegionBase(HandOn, Module):
+class TrustRegionBase(DeclaredLink):
     r"""Minimises the model $f - u^Td + \tfrac12 d^TBd$ where it can be trusted; override `trust_solve`.
 
     $B$ comes from a link with `get_H`, any of them. The step is accepted where the ratio $\rho$ of the decrease to the
     model's exceeds `eta`; the radius shrinks where the ratio is bad and grows where it is good.
+    A subclass declares more settings as annotated attributes.
 
     Args:
-        defaults: More settings of the subclass.
         hess_module: The link that gives the Hessian.
         eta: Accept where the ratio is above this.
         nplus: How much the radius grows.
@@ -54,37 +56,34 @@ class TrustRegionBase(HandOn, Module):
     """Whether systems are solved with the Hessian, for which products alone are not enough."""
     norm_radius: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        defaults: dict[str, Any],
-        hess_module: Chainable,
-        *,
-        eta: float = 0.0,
-        nplus: float = 3.5,
-        nminus: float = 0.25,
-        rho_good: float = 0.99,
-        rho_bad: float = 1e-4,
-        boundary_tol: float | None = 1e-6,
-        init: float = 1.0,
-        max_attempts: int = 10,
-        update_freq: int = 1,
-        inner: Chainable | None = None,
-    ) -> None:
-        settings = collect_settings(locals(), "defaults", "hess_module", "update_freq", "inner")
-        name = type(self).__name__
-        check.above_one(name, nplus=nplus)
-        check.once(check.positive)(name, init=init)
-        check.positive(name, nminus=nminus)
-        check.fraction(name, nminus=nminus)
-        check.at_least_one(name, max_attempts=max_attempts, update_freq=update_freq)
-        if not 0 <= eta <= rho_bad < rho_good:
-            raise ValueError(
-                f"{name}: the ratios obey 0 <= eta <= rho_bad < rho_good, not {eta}, {rho_bad}, {rho_good}"
-            )
-        super().__init__({**settings, **defaults})
-        self.update_freq = update_freq
-        self.set_child("hess_module", hess_module)
-        self.set_child("inner", inner)
+    ranges = {
+        check.above_one: ("nplus",),
+        check.once(check.positive): ("init",),
+        check.positive: ("nminus",),
+        check.fraction: ("nminus",),
+        check.at_least_one: ("max_attempts", "update_freq"),
+    }
+    kept: ClassVar[tuple[str, ...]] = ("update_freq",)
+
+    hess_module: Chainable = field(kw_only=False)
+    eta: float = 0.0
+    nplus: float = 3.5
+    nminus: float = 0.25
+    rho_good: float = 0.99
+    rho_bad: float = 1e-4
+    boundary_tol: float | None = 1e-6
+    init: float = 1.0
+    max_attempts: int = 10
+    update_freq: int = 1
+    inner: Chainable | None = None
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        """Besides, refuse ratios that contradict each other."""
+        super().collect(given)
+        eta, bad, good = given["eta"], given["rho_bad"], given["rho_good"]
+        if not 0 <= eta <= bad < good:
+            name = type(self).__name__
+            raise ValueError(f"{name}: the ratios obey 0 <= eta <= rho_bad < rho_good, not {eta}, {bad}, {good}")
 
     def check(self) -> None:
         """Refuses a link that has no Hessian, or not the kind that is needed."""

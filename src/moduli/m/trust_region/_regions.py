@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, SingularError, steihaug, trust_exact
-from ...optim import Chainable
 from .. import _checks as check
 from ._base import TrustRegionBase, _SpectralRegion
 
@@ -59,16 +58,9 @@ class CubicRegularization(_SpectralRegion):
 
     norm_radius = False
 
-    def __init__(
-        self,
-        hess_module: Chainable,
-        *,
-        boundary_tol: float | None = None,
-        maxiter: int = 100,
-        eps: float = 1e-8,
-        **settings: Any,
-    ) -> None:
-        super().__init__({"maxiter": maxiter, "eps": eps}, hess_module, boundary_tol=boundary_tol, **settings)
+    boundary_tol: float | None = None
+    maxiter: int = 100
+    eps: float = 1e-8
 
     def extra(self, d: Tensor, radius: float) -> float:
         """The cubic term."""
@@ -144,16 +136,9 @@ class Dogleg(TrustRegionBase):
 
     solves = True
 
-    def __init__(
-        self,
-        hess_module: Chainable,
-        *,
-        nplus: float = 2.0,
-        rho_good: float = 0.75,
-        rho_bad: float = 0.25,
-        **settings: Any,
-    ) -> None:
-        super().__init__({}, hess_module, nplus=nplus, rho_good=rho_good, rho_bad=rho_bad, **settings)
+    nplus: float = 2.0
+    rho_good: float = 0.75
+    rho_bad: float = 0.25
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """A point of the dogleg path at the radius, or its end."""
@@ -221,17 +206,11 @@ class LevenbergMarquardt(TrustRegionBase):
     solves = True
     norm_radius = False
 
-    def __init__(
-        self,
-        hess_module: Chainable,
-        *,
-        boundary_tol: float | None = None,
-        y: float = 0.0,
-        adaptive: bool = False,
-        **settings: Any,
-    ) -> None:
-        check.probability("LevenbergMarquardt", y=y)
-        super().__init__({"y": y, "adaptive": adaptive}, hess_module, boundary_tol=boundary_tol, **settings)
+    ranges = {check.probability: ("y",)}
+
+    boundary_tol: float | None = None
+    y: float = 0.0
+    adaptive: bool = False
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """The damped step."""
@@ -289,16 +268,9 @@ class TrustCG(TrustRegionBase):
         (1983); N. Gould et al., "Sensitivity of trust-region algorithms to their parameters", 4OR 3 (2005).
     """
 
-    def __init__(
-        self,
-        hess_module: Chainable,
-        *,
-        reg: float = 0.0,
-        maxiter: int | None = None,
-        cg_tol: float | None = 1e-8,
-        **settings: Any,
-    ) -> None:
-        super().__init__({"reg": reg, "maxiter": maxiter, "cg_tol": cg_tol}, hess_module, **settings)
+    reg: float = 0.0
+    maxiter: int | None = None
+    cg_tol: float | None = 1e-8
 
     def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
         """Adds the regularisation."""
@@ -343,9 +315,6 @@ class TrustExact(_SpectralRegion):
     References:
         J. J. More, D. C. Sorensen, "Computing a trust region step", SIAM J. Sci. Stat. Comput. 4 (1983).
     """
-
-    def __init__(self, hess_module: Chainable, **settings: Any) -> None:
-        super().__init__({}, hess_module, **settings)
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """The model's minimiser within the radius."""
