@@ -39,11 +39,7 @@ def make_kernel(function, dtypes, scalars, tensors=()):
     fused = kernels.fuse(function)
     marks = ("role",) * len(dtypes) + ("scalar",) * scalars
     graph = fused.trace(marks, dtypes).graph
-    outputs = []
-    for slot in fused.slots(marks, graph):
-        outputs.append(
-            (slot.node, dtypes[slot.role] if slot.role is not None else graph.nodes[slot.node].dtype, slot.role)
-        )
+    outputs = [(node, graph.nodes[node].dtype if role is None else dtypes[role], role) for node, role in graph.outputs]
     made = TritonKernel(graph, outputs, "kernel")
     return made.source(tuple(i in tensors for i in range(graph.scalars))).text, made.block, made.warps
 

@@ -511,3 +511,12 @@ def test_foreach_goes_through_large_tensors_in_blocks_and_small_ones_in_groups(m
     for ours, theirs in zip(*results.values(), strict=True):
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_role_that_the_function_changes_is_not_what_another_one_becomes():
+    def change(p, q):
+        p.add_(1)
+        return p
+
+    with pytest.raises(ValueError, match=r"changes 'p' itself, .* overwrite 'q'; do one"):
+        kernels.fuse(change, inplace="q")([torch.ones(2)], [torch.ones(2)])

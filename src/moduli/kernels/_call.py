@@ -239,13 +239,8 @@ def _run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices
         for i in group:
             tensors = [role[i] for role in request.roles]
             graph = fused.trace(marks, tuple(tensor.dtype for tensor in tensors)).graph
-            returned, changed = _apply(request, graph, tensors)
-            computed.append(
-                [
-                    changed[slot.position] if slot.mutated else returned[slot.position].to(graph.nodes[slot.node].dtype)
-                    for slot in fused.slots(marks, graph)
-                ]
-            )
+            values = _apply(request, graph, tensors)
+            computed.append([v.to(graph.nodes[node].dtype) for v, (node, _) in zip(values, graph.outputs, strict=True)])
         # All values exist before the first is written, so results that overwrite arguments can't disturb each other.
         for i, values in zip(group, computed, strict=True):
             for target, value in zip(targets, values, strict=True):
@@ -255,17 +250,15 @@ def _run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices
                     target[i].copy_(value if value.shape == target[i].shape else value.reshape(target[i].shape))
 
 
-def _apply(
-    request: Request, graph: Graph, tensors: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
-    """Call the function on one tensor per role: what it returns, and the roles it changed.
+def _apply(request: Request, graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Call the function on one tensor per role: the outputs of its graph.
 
     Roles that the function changes are given as clones, so that nothing is changed before everything was computed.
     """
     shape = tensors[0].shape
     # A tensor without axes would promote with numbers as no other does.
     alike = all(tensor.shape == shape for tensor in tensors) and shape != ()
-    changed = {role for role, _ in graph.mutated}
+    changed = [role for _, role in graph.outputs[: graph.mutated] if role is not None]
     roles = []
     for position, tensor in enumerate(tensors):
         value = tensor if alike else tensor.reshape(-1)
@@ -292,7 +285,8 @@ def _apply(
     results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
     if not alike:
         results = [value.reshape(shape) for value in results]
-    return results, {role: roles[role] for role in changed}
+    kinds = zip(results, graph.results, strict=True)
+    return [roles[role] for role in changed] + [value for value, (kind, _) in kinds if kind == "output"]
 
 
 def _run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,16 +20,6 @@ _RESERVED = {"out", "flat", "offsets"}
 _KEPT_PLANS = 8
 _KEPT_TRACES = 4
 _STATIC = (bool, str, type(None), torch.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One value that a call writes: a role that the function changed, or a value that it returned."""
-
-    mutated: bool
-    position: int  # of the role, or among the returned values
-    node: int
-    role: int | None  # that it overwrites
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -251,8 +241,7 @@ class Fused:
             if changed is None:
                 return each
         graph, reads = trace(self.fn, self.where, marks, dtypes)
-        self._check_outputs(graph, marks)
-        graph, numbers = lift_numbers(graph)
+        graph, numbers = lift_numbers(self._place(graph, marks))
         alike = next((each for each in known if each.graph == graph), None)
         restless = None
         if alike is None and len(known) >= _KEPT_TRACES:
@@ -262,36 +251,32 @@ class Fused:
             self._traces[marks, dtypes] = (made, *known)[: _KEPT_TRACES + 1]
         return made
 
-    def slots(self, marks: Sequence[Any], graph: Graph) -> list[Slot]:
-        """What a call writes."""
-        found = [Slot(True, role, node, role) for role, node in graph.mutated]
-        for position, same in enumerate(graph.same):
-            if same is None:
-                name = self.inplace[position] if self.inplace else None
-                role = None if name is None else self.role_of(name, marks)
-                found.append(Slot(False, position, graph.returned[position], role))
-        return found
-
-    def _check_outputs(self, graph: Graph, marks: tuple[Any, ...]) -> None:
-        count = len(graph.returned)
+    def _place(self, graph: Graph, marks: tuple[Any, ...]) -> Graph:
+        """The graph with the roles that returned values overwrite."""
+        count = len(graph.results)
         if self.inplace and len(self.inplace) != count:
             raise ValueError(
                 f"{self.where} returns {count} values and inplace={self.inplace} names {len(self.inplace)}; "
                 "give one name per value, None for a value that goes to new storage"
             )
-        mutated = {role for role, _ in graph.mutated}
-        for name, same in zip(self.inplace, graph.same, strict=False):
+        if not graph.outputs:
+            raise NotPointwiseError(f"{self.where} returns nothing and changes none of its arguments")
+        outputs = list(graph.outputs)
+        for name, (kind, at) in zip(self.inplace, graph.results, strict=False):
             if name is None:
                 continue
             if marks[self.names.index(name)] != "role":
                 raise ValueError(f"inplace names {name!r} of {self.where}, which was given as a scalar; give a list")
             role = self.role_of(name, marks)
-            if role in mutated and same != role:
+            changed = at if kind == "role" else role
+            if (kind, at) != ("role", role) and any(changed == other for _, other in graph.outputs):
                 raise ValueError(
-                    f"{self.where} changes {name!r} itself and also returns another value for it; do one of the two"
+                    f"{self.where} changes {self.role_name(changed, marks)!r} itself, and what it returns is to overwrite "
+                    f"{name!r}; do one of the two"
                 )
-        if count == 0 and not mutated:
-            raise NotPointwiseError(f"{self.where} returns nothing and changes none of its arguments")
+            if kind == "output":
+                outputs[at] = (outputs[at][0], role)
+        return replace(graph, outputs=tuple(outputs))
 
     def role_of(self, name: str, marks: Sequence[Any]) -> int:
         """The position of a named role among the roles."""

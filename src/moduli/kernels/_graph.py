@@ -56,24 +56,25 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A traced function: its nodes, what it returns and which roles it changes.
+    """A traced function: its nodes, what it writes and what it returns.
 
-    `returned` gives for each returned value the node, and `same` the role it *is* (a role changed in place and then
-    returned) or None. `mutated` maps the positions of roles that the function changes itself to their last value.
+    `outputs` are the values that leave it, each with the role it overwrites or None: first the `mutated` roles that the
+    function changes itself, then what it returns. `results` gives for each returned value the output it is, or the role,
+    where a role was changed in place and then returned.
     """
 
     nodes: tuple[Node, ...]
     roles: int
     scalars: int
-    returned: tuple[int, ...]
-    same: tuple[int | None, ...]
-    mutated: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int | None], ...]
+    mutated: int
+    results: tuple[tuple[str, int], ...]
     single: bool
     role_dtypes: tuple[torch.dtype, ...]
 
     def roots(self) -> set[int]:
         """Nodes whose values leave the graph."""
-        return set(self.returned) | {node for _, node in self.mutated}
+        return {node for node, _ in self.outputs}
 
     def find_needed(self) -> list[int]:
         """Nodes that are needed, in order."""
@@ -111,8 +112,7 @@ def lift_numbers(graph: Graph) -> tuple[Graph, tuple[float, ...]]:
         graph,
         nodes=tuple(nodes),
         scalars=graph.scalars + shift,
-        returned=tuple(node + shift for node in graph.returned),
-        mutated=tuple((role, node + shift) for role, node in graph.mutated),
+        outputs=tuple((node + shift, role) for node, role in graph.outputs),
     )
     return lifted, tuple(numbers)
 

@@ -118,7 +118,7 @@ class CallPlan:
     device: torch.device
     opaque: str | None  # why the tensors have no memory to look at
     single: bool
-    results: list[tuple[str, int]]
+    results: Sequence[tuple[str, int]]
     allocates: bool  # whether some output is new at every call
     runs: Runs
     extents: list[Addresses] = field(default_factory=list)  # bytes from the first to the last element of each run

@@ -16,11 +16,12 @@ from .._torch import is_fake
 from . import _backend
 from ._backend import Runtime
 from ._foreach import preserve_strides
+from ._graph import Graph
 from ._plan import CallPlan, Form, Lists, Output, Piece, Runs, count_reach, form_of, has_memory
 
 if TYPE_CHECKING:
     from ._call import Request
-    from ._fuse import Fused, Slot, Trace
+    from ._fuse import Fused, Trace
 
 
 LAZY = "lazily negated, conjugated or zero tensors run as torch runs them"
@@ -51,10 +52,9 @@ def prepare(request: Request) -> CallPlan:
         signatures[(torch.device("cpu"), *([torch.float32] * len(roles)))] = []
     traces = {s: fused.trace(marks, s[1 : len(roles) + 1]) for s in signatures}
     first = next(iter(traces.values()))
-    slots = fused.slots(marks, first.graph)
-    _check_places(request, slots)
+    _check_places(request, first.graph)
     sizes = [tensor.numel() for tensor in roles[0]]
-    outputs = _outputs(request, slots, traces, signatures)
+    outputs = _outputs(request, traces, signatures)
     over = {output.role for output in outputs if output.role is not None}
     frozen = [r for r in range(len(request.lists)) if r in over or r >= len(roles)]
     fake = any(is_fake(tensor) for tensors in request.lists for tensor in tensors)
@@ -86,7 +86,7 @@ def prepare(request: Request) -> CallPlan:
         device=roles[0][0].device if count else torch.device("cpu"),
         opaque=opaque,
         single=first.graph.single,
-        results=_results(slots, first.graph.same),
+        results=first.graph.results,
         allocates=any(output.kind == "new" for output in outputs),
         runs=Runs(slice(None), sizes, [0] * (len(request.lists) + len(outputs))),
     )
@@ -173,8 +173,7 @@ def _part_rows(shape: torch.Size, strides: Sequence[tuple[int, ...]]) -> tuple[i
 def _form(
     request: Request, trace: Trace, dtypes: Sequence[torch.dtype], device: torch.device, opaque: str | None
 ) -> Form:
-    slots = request.fused.slots(request.marks, trace.graph)
-    outputs = [(slot.node, dtype, slot.role) for slot, dtype in zip(slots, dtypes, strict=True)]
+    outputs = [(node, dtype, role) for (node, role), dtype in zip(trace.graph.outputs, dtypes, strict=True)]
     watched = "a dispatch mode sees its operations" if request.watched else None
     key = (tuple(outputs), device.type, _backend.mode(), watched, opaque)
     form = trace.forms.get(key)
@@ -182,12 +181,6 @@ def _form(
         plain = opaque or trace.reads.problem
         form = trace.forms[key] = form_of(trace.graph, outputs, device, plain, watched or trace.restless)
     return form
-
-
-def _results(slots: Sequence[Slot], same: Sequence[int | None]) -> list[tuple[str, int]]:
-    """For each returned value: the role it is, or the output that holds it."""
-    at = {slot.position: k for k, slot in enumerate(slots) if not slot.mutated}
-    return [("output", at[position]) if role is None else ("role", role) for position, role in enumerate(same)]
 
 
 def _check_list(fused: Fused, name: str, tensors: Tensors, count: int, first: str, reference: Tensors) -> None:
@@ -211,9 +204,9 @@ def _check_list(fused: Fused, name: str, tensors: Tensors, count: int, first: st
             )
 
 
-def _check_places(request: Request, slots: Sequence[Slot]) -> None:
+def _check_places(request: Request, graph: Graph) -> None:
     fused, outs = request.fused, request.outs
-    free = sum(slot.role is None for slot in slots)
+    free = sum(role is None for _, role in graph.outputs)
     if outs and len(outs) != free:
         raise ValueError(
             f"{fused.where} has {free} results that are not in place and out= gives {len(outs)} places; give a "
@@ -241,37 +234,34 @@ def find_end(fused: Fused, sizes: Sequence[int], offsets: Sequence[int] | None, 
 
 
 def _outputs(
-    request: Request,
-    slots: Sequence[Slot],
-    traces: dict[tuple[Any, ...], Trace],
-    signatures: dict[tuple[Any, ...], list[int]],
+    request: Request, traces: dict[tuple[Any, ...], Trace], signatures: dict[tuple[Any, ...], list[int]]
 ) -> list[Output]:
     """Where each value goes, and the dtype of the storage of each tensor."""
     fused, marks = request.fused, request.marks
     given = iter(request.lists[len(request.roles) :])
     free = iter(request.outs)
     found: list[Output] = []
-    for j, slot in enumerate(slots):
+    for j, (_, role) in enumerate(next(iter(traces.values())).graph.outputs):
         natural: list[torch.dtype] = [torch.float32] * len(request.roles[0])
         every = []
         for signature, indices in signatures.items():
             graph = traces[signature].graph
-            every.append(graph.nodes[fused.slots(marks, graph)[j].node].dtype)
+            every.append(graph.nodes[graph.outputs[j][0]].dtype)
             for i in indices:
                 natural[i] = every[-1]
-        if slot.role is None and next(free, None) is None:
+        if role is None and next(free, None) is None:
             vector = functools.reduce(torch.promote_types, every) if request.flat else None
             found.append(Output("new", natural if vector is None else [vector] * len(natural), vector=vector))
             continue
-        dtypes = [tensor.dtype for tensor in (next(given) if slot.role is None else request.roles[slot.role])]
+        dtypes = [tensor.dtype for tensor in (next(given) if role is None else request.roles[role])]
         for i, (source, target) in enumerate(zip(natural, dtypes, strict=True)):
             if source is not target and not torch.can_cast(source, target):
                 raise RuntimeError(
                     f"{fused.where}: result type {source} of tensor {i} can't be cast to the type {target} of its "
                     "storage, as in torch's own in-place operations; convert in the function or give other storage"
                 )
-        private = slot.role is not None and fused.role_name(slot.role, marks) in fused.private
-        found.append(Output("given" if slot.role is None else "role", dtypes, slot.role, private))
+        private = role is not None and fused.role_name(role, marks) in fused.private
+        found.append(Output("given" if role is None else "role", dtypes, role, private))
     return found
 
 

@@ -138,9 +138,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if id(value) not in self.cells or value.dim() == 0:
                 raise NotPointwiseError(f"{self.where} returned shape {tuple(value.shape)}, not one value per element")
         cells = [self.cells[id(value)] for value in results]
-        same = tuple(cell.role if cell.role in changed else None for cell in cells)
-        returned, mutated = tuple(cell.node for cell in cells), tuple(changed.items())
-        return Graph(tuple(self.nodes), len(dtypes), scalars, returned, same, mutated, single, tuple(dtypes))
+        outputs: list[tuple[int, int | None]] = [(node, role) for role, node in changed.items()]
+        found: list[tuple[str, int]] = []
+        for cell in cells:
+            if cell.role is not None and cell.role in changed:
+                found.append(("role", cell.role))
+            else:
+                found.append(("output", len(outputs)))
+                outputs.append((cell.node, None))
+        return Graph(
+            tuple(self.nodes), len(dtypes), scalars, tuple(outputs), len(changed), tuple(found), single, tuple(dtypes)
+        )
 
     def add(self, node: Node) -> int:
         self.nodes.append(node)
