@@ -20,7 +20,7 @@ from torch import nn
 
 import moduli as mo
 import moduli.io as mio
-from moduli.io._json import _unique
+from moduli.io._basics import _unique
 from moduli.io._safetensors import _PLACE
 
 

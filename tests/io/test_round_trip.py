@@ -163,10 +163,10 @@ def test_arrays_numbers_generators_and_shared_tensors(path):
     ("value", "match"),
     [
         (object(), "extra/x is a builtins.object, which cannot be saved without pickle"),
-        (nn.Linear(1, 1), "extra/x is a module; give it as module="),
+        (nn.Linear(1, 1), "extra/x is a torch.nn.modules.linear.Linear, .* module= for modules"),
         (lambda: 0, "function"),
         (np.array([object()]), "array of object"),
-        (mo.tensor([1.0]), "labelled tensor"),
+        (mo.tensor([1.0]), "extra/x is a moduli.labels.*Tensor, which cannot be saved without pickle"),
     ],
 )
 def test_what_cannot_be_saved_exactly_is_refused_with_its_place(value, match, path):

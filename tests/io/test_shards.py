@@ -269,7 +269,7 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path):
     tensors = load_file(path / "adapter_model.safetensors")
     for extra, match in (
         ({"base_model.model.nowhere.lora_A.weight": torch.ones(2, 6)}, "has only lora_A"),
-        ({"base_model.model.strange.weight": torch.ones(2)}, "no part of LoRA"),
+        ({"base_model.model.strange.weight": torch.ones(2)}, "'strange.weight' is .* not there in the base"),
     ):
         save_file({**tensors, **extra}, path / "adapter_model.safetensors")
         with pytest.raises((merge.MergeError, mio.CheckpointError), match=match):
@@ -546,7 +546,7 @@ def test_paths_and_models_do_not_mix(tmp_path):
     mo.save(tmp_path / "a", {"w": torch.ones(1)})
     with pytest.raises(merge.MergeError, match="out="):
         merge.lerp(tmp_path / "a", tmp_path / "a", 0.5)
-    with pytest.raises(merge.MergeError, match="out= is for checkpoints"):
+    with pytest.raises(merge.MergeError, match="as out="):
         merge.lerp({"w": torch.ones(1)}, {"w": torch.ones(1)}, 0.5, out=tmp_path / "b")
-    with pytest.raises(merge.MergeError, match="some models are paths"):
+    with pytest.raises(merge.MergeError, match="paths of all models"):
         merge.linear([tmp_path / "a", {"w": torch.ones(1)}], out=tmp_path / "b")

@@ -115,7 +115,7 @@ def test_information_that_does_not_fit_is_refused():
     good = {"weight": torch.ones(2, 2)}
     for fishers, text in (
         ([good], "1 fishers for 2 models"),
-        ([good, {}], "not in every one of them"),
+        ([good, {}], "not in all of the others"),
         ([{"module.weight": torch.ones(2, 2)}] * 2, "'module.weight', which is no parameter"),
         ([good, {"weight": torch.ones(2)}], r"fishers\[1\]\['weight'\] is torch.float32 of shape \(2,\)"),
         ([good, {"weight": -torch.ones(2, 2)}], "negative, infinite or NaN"),
@@ -168,7 +168,7 @@ def test_batches_may_be_tuples_or_anything_with_a_forward():
     assert_same(merge.reestimate_batch_norm(model, data), expected)
     named = [{"x": x} for x, _ in data]
     assert_same(merge.reestimate_batch_norm(model, named, forward=lambda net, batch: net(batch["x"])), expected)
-    with pytest.raises(MergeError, match="a batch is dict"):
+    with pytest.raises(TypeError, match="not dict"):
         merge.reestimate_batch_norm(model, named)
     with pytest.raises(MergeError, match="data holds no batch"):
         merge.reestimate_batch_norm(model, [])

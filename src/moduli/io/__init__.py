@@ -23,39 +23,31 @@ What holds for all of them:
 A file that does not fit or is damaged raises `CheckpointError`; `DamagedFileError` is the kind that no object would fit.
 """
 
-from ._checkpointer import Checkpointer
-from ._errors import CheckpointError, DamagedFileError
-from ._files import TensorFile, TensorFiles, parse_size
-from ._inspect import Description, TensorInfo, escape, inspect
-from ._load import Contents, Loaded, load, read
-from ._match import NameMap
-from ._merge import RECIPES, merge_files
-from ._mergekit import MergeRecipe, merge_recipe, read_recipe
-from ._replace import make_directory, write_bytes
-from ._save import save
+import typing as _typing
 
-__all__ = [
-    "save",
-    "load",
-    "read",
-    "inspect",
-    "Checkpointer",
-    "TensorFile",
-    "TensorFiles",
-    "parse_size",
-    "merge_files",
-    "RECIPES",
-    "merge_recipe",
-    "read_recipe",
-    "MergeRecipe",
-    "escape",
-    "write_bytes",
-    "make_directory",
-    "Loaded",
-    "Contents",
-    "Description",
-    "TensorInfo",
-    "NameMap",
-    "CheckpointError",
-    "DamagedFileError",
-]
+from ._basics import CheckpointError as CheckpointError
+from ._basics import DamagedFileError as DamagedFileError
+from ._checkpointer import Checkpointer as Checkpointer
+from ._files import TensorFiles as TensorFiles
+from ._files import parse_size as parse_size
+from ._inspect import Description as Description
+from ._inspect import TensorInfo as TensorInfo
+from ._inspect import escape as escape
+from ._inspect import inspect as inspect
+from ._load import Contents as Contents
+from ._load import Loaded as Loaded
+from ._load import load as load
+from ._load import read as read
+from ._merge import RECIPES as RECIPES
+from ._merge import merge_files as merge_files
+from ._mergekit import MergeRecipe as MergeRecipe
+from ._mergekit import merge_recipe as merge_recipe
+from ._mergekit import read_recipe as read_recipe
+from ._module import NameMap as NameMap
+from ._read import TensorFile as TensorFile
+from ._replace import make_directory as make_directory
+from ._replace import write_bytes as write_bytes
+from ._save import save as save
+
+if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+    __all__ = sorted(name for name in globals() if not name.startswith("_"))

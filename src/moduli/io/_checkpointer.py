@@ -11,11 +11,10 @@ from typing import Any
 from torch import nn
 
 from ..layout import any_sharded
-from ._errors import CheckpointError, DamagedFileError
-from ._json import has_form
+from ._basics import CheckpointError, DamagedFileError, PathLike, has_form
 from ._load import Loaded, load
-from ._match import NameMap
-from ._replace import PathLike, make_directory
+from ._module import NameMap
+from ._replace import make_directory
 from ._save import save
 
 _NAME = re.compile(r"step-(\d{9,})\.safetensors")
@@ -48,7 +47,7 @@ class Checkpointer:
         loaded: What the last `resume` did: the `extra` that was saved, and what did not match; None if nothing was loaded.
 
     Raises:
-        ValueError: If there is nothing to save, or it would never be saved.
+        ValueError: If it would never be saved.
 
     Example:
         >>> import tempfile, torch
@@ -91,14 +90,9 @@ class Checkpointer:
         if not all(number is None or number >= 1 for number in (every, keep)) or not (seconds is None or seconds >= 0):
             raise ValueError(f"every={every}, seconds={seconds} and keep={keep} must be positive, or None")
         if seconds is not None and module is not None and any_sharded(module.parameters()):
-            raise ValueError(
-                f"seconds={seconds} comes at another step in each process, and all that hold pieces of the model save "
-                "together; give every="
-            )
+            raise ValueError(f"seconds={seconds} comes at another step in each process; all save together: give every=")
         objects = {"module": module, "optimizer": optimizer, "population": population, "scheduler": scheduler}
         self._objects: dict[str, Any] = {name: value for name, value in objects.items() if value is not None}
-        if not self._objects and extra is None:
-            raise ValueError("a Checkpointer needs something to save: a module, an optimizer, a population or extra=")
         self.path = Path(path)
         self.every, self.seconds, self.keep = every, seconds, keep
         self.extra = extra
@@ -164,14 +158,10 @@ class Checkpointer:
             >>> io.Checkpointer(tempfile.mkdtemp(), torch.nn.Linear(1, 1), every=10).save(3).name
             'step-000000003.safetensors'
         """
-        if type(step) is not int or step < 0:
-            raise ValueError(f"step is {step!r}; it must be how many steps are done")
         own = self._begin()
         if step < self._last:
-            raise CheckpointError(
-                f"step {step} comes after step {self._last}, and resume() would take up the greater; count on from "
-                f"{self._last}, or give a run that starts again a new directory"
-            )
+            told = "count on from there, or give a run that starts again a new directory"
+            raise CheckpointError(f"step {step} comes after step {self._last}, which resume() would take up; {told}")
         make_directory(self.path)
         path = self.path / f"step-{step:09d}.safetensors"
         held = {"step": step, "extra": self.extra if extra is None else extra}
@@ -191,10 +181,8 @@ class Checkpointer:
         if self._own is None:
             found = self.files()
             if found:
-                raise CheckpointError(
-                    f"{str(self.path)!r} holds a run already, up to {found[-1].name}; call resume() before the first step to go "
-                    "on with it, or give a run that starts from scratch a new directory"
-                )
+                told = "call resume() before the first step, or give a run that starts from scratch a new directory"
+                raise CheckpointError(f"{str(self.path)!r} holds a run already, up to {found[-1].name}; {told}")
             self._own = []
         return self._own
 
@@ -220,17 +208,10 @@ class Checkpointer:
             7
         """
         damaged: list[DamagedFileError] = []
-        files = self.files()
+        files, extra = self.files(), None if self.extra is None else {"extra": self.extra}
         for at, path in reversed(list(enumerate(files))):
             try:
-                found = load(
-                    path,
-                    **self._objects,
-                    extra=None if self.extra is None else {"extra": self.extra},
-                    mapping=mapping,
-                    strict=strict,
-                    rng=self._rng,
-                )
+                found = load(path, **self._objects, extra=extra, mapping=mapping, strict=strict, rng=self._rng)
             except DamagedFileError as error:
                 damaged.append(error)
                 warnings.warn(f"passed over a checkpoint: {error}", RuntimeWarning, stacklevel=2)

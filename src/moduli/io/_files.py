@@ -3,22 +3,18 @@
 import json
 import os
 import shutil
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final
+from typing import Final
 
-import torch
 from torch import Tensor
 
-from ._errors import CheckpointError, DamagedFileError, name_file
-from ._json import find_twice, has_form, parse_json
-from ._read import Reader, Saved
-from ._replace import PathLike, make_directory, write_bytes
-from ._safetensors import count_bytes, write_tensors
+from ._basics import CheckpointError, DamagedFileError, PathLike, find_twice, has_form, parse_json
+from ._read import TensorFile, TensorMapping
+from ._replace import make_directory, write_bytes
+from ._safetensors import Announced, count_bytes, write_tensors
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -27,111 +23,6 @@ _WEIGHTS: Final = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json", ".part",
 )  # fmt: skip
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-class TensorMapping(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for; `held` has the names, and looking for one reads nothing.
-
-    Args:
-        held: The names, in order.
-    """
-
-    def __init__(self, held: Collection[str]) -> None:
-        self._held = held
-
-    def __contains__(self, name: Any) -> bool:
-        return name in self._held
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-
-class TensorFile(TensorMapping):
-    """The tensors of the module in a safetensors file, each read when it is asked for.
-
-    It can be used like a state dict, also by the recipes of `moduli.merge`, without having all of it in memory. A tensor
-    is a view of the file as it was when it was opened; writing into one does not change the file.
-
-    Args:
-        path: The file: a checkpoint of ours, or any safetensors file.
-        checksums: Whether to compare all tensors with their checksums first, which reads the whole file once.
-
-    Raises:
-        OSError: If the file cannot be opened.
-        CheckpointError: If it is damaged.
-
-    Example:
-        >>> import os, tempfile, torch
-        >>> import moduli.io as io
-        >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
-        >>> io.save(path, torch.nn.Linear(3, 2))
-        >>> file = io.TensorFile(path)
-        >>> list(file), file.meta("weight").shape, file["bias"].shape
-        (['weight', 'bias'], torch.Size([2, 3]), torch.Size([2]))
-    """
-
-    def __init__(self, path: PathLike, *, checksums: bool = False) -> None:
-        self._reader = Reader(path)
-        with name_file(self._reader.path):
-            self._saved = Saved(self._reader)
-            if not self._saved.present:
-                raise DamagedFileError("it has no module")
-        self._sources = {name: self._saved.source(name) for name in [*self._saved.names, *self._saved.ties]}
-        super().__init__(self._sources)
-        if self._saved.metadata:
-            # Where a state dict has its labels.
-            self._metadata = OrderedDict(self._saved.metadata)
-        if checksums:
-            self.verify()
-
-    def verify(self) -> bool:
-        """Compare all tensors with their checksums; returns whether there are any.
-
-        Raises:
-            DamagedFileError: If one differs.
-
-        Example:
-            >>> import os, tempfile, torch
-            >>> import moduli.io as io
-            >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
-            >>> io.save(path, torch.nn.Linear(3, 2))
-            >>> io.TensorFile(path).verify()
-            True
-        """
-        return self._reader.verify([*self._saved.names, *self._saved.carried])
-
-    def meta(self, name: str) -> Tensor:
-        """A tensor of the shape and dtype of another, without its values: nothing is read.
-
-        Example:
-            >>> import os, tempfile, torch
-            >>> import moduli.io as io
-            >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
-            >>> io.save(path, torch.nn.Linear(3, 2))
-            >>> io.TensorFile(path).meta("bias").is_meta
-            True
-        """
-        source = self._sources[name]
-        return torch.empty(self._reader.shape(source), dtype=self._reader.dtype(source), device="meta")
-
-    @property
-    def path(self) -> str:
-        """The file."""
-        return self._reader.path
-
-    @property
-    def ties(self) -> dict[str, str]:
-        """Names that stand for the tensor of another name, by name."""
-        return dict(self._saved.ties)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._reader.tensor(self._sources[name])
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} tensors in {self._reader.path!r}>"
 
 
 class TensorFiles(TensorMapping):
@@ -170,9 +61,8 @@ class TensorFiles(TensorMapping):
         if weight_map is not None:
             odd = next((pair for pair in set(listed) ^ set(weight_map.items())), None)
             if odd is not None:
-                raise DamagedFileError(
-                    f"{str(self.path)!r}: its index and its files differ about {odd[0]!r} in {odd[1]}"
-                )
+                told = f"its index and its files differ about {odd[0]!r} in {odd[1]}"
+                raise DamagedFileError(f"{str(self.path)!r}: {told}")
             # In the order of the index, as a model has its names.
             self._owners = {name: files[file] for name, file in weight_map.items()}
         super().__init__(self._owners)
@@ -217,9 +107,7 @@ def find_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
         return [path], None
     weight_map = parse_json(path.read_bytes(), f"the index {str(path)!r}").get("weight_map")
     if not has_form(weight_map, {str: str}) or not weight_map:
-        raise DamagedFileError(
-            f"{str(path)!r} is not the index of a checkpoint: it has no weight_map from names to files"
-        )
+        raise DamagedFileError(f"{str(path)!r} is no index of a checkpoint: it has no weight_map from names to files")
     names = list(dict.fromkeys(weight_map.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
@@ -231,11 +119,8 @@ def find_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 def side_files(directory: Path) -> list[Path]:
     """What lies beside the weights of a checkpoint and belongs to the model: its configuration, its tokenizer."""
-    return [
-        each
-        for each in sorted(directory.iterdir())
-        if each.is_file() and not each.name.startswith(".") and not each.name.endswith(_WEIGHTS)
-    ]
+    files = sorted(each for each in directory.iterdir() if each.is_file())
+    return [each for each in files if not each.name.startswith(".") and not each.name.endswith(_WEIGHTS)]
 
 
 def parse_size(text: str) -> int:
@@ -254,16 +139,16 @@ def parse_size(text: str) -> int:
     try:
         size = int(float(digits) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
-        raise ValueError(f"{text!r} is no size; write it as 5GB or 500MiB") from None
+        size = 0
     if size < 1:
-        raise ValueError(f"{text!r} is no size; a file has at least one byte")
+        raise ValueError(f"{text!r} is no size of a file; write it as 5GB or 500MiB")
     return size
 
 
 def write_directory(
     out: Path,
     tensors: Iterator[tuple[str, Tensor]],
-    like: Sequence[tuple[str, str, list[int]]],
+    like: Announced,
     copied: Sequence[Path],
     *,
     shard_size: int | None,
@@ -282,8 +167,13 @@ def write_directory(
     Raises:
         CheckpointError: If it cannot be written, or there is something already.
     """
-    shards = _divide(like, shard_size)
-    with _new_directory(out) as folder:
+    target, shards = Path(os.path.abspath(out)), _divide(like, shard_size)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{str(out)!r} exists and is not an empty directory; remove it, or give another name")
+    folder = target.with_name(f".moduli-{token_hex(8)}.part")
+    try:
+        make_directory(target.parent)
+        folder.mkdir()
         weight_map: dict[str, str] = {}
         for at, part in enumerate(shards, 1):
             name = SINGLE if len(shards) == 1 else f"model-{at:05d}-of-{len(shards):05d}.safetensors"
@@ -296,10 +186,15 @@ def write_directory(
             write_bytes(folder / INDEX, text.encode() + b"\n", fsync=fsync)
         for each in copied:
             shutil.copyfile(each, folder / each.name)
+        os.replace(folder, target)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _divide(like: Sequence[tuple[str, str, list[int]]], most: int | None) -> list[list[tuple[str, str, list[int]]]]:
-    shards: list[list[tuple[str, str, list[int]]]] = [[]]
+def _divide(like: Announced, most: int | None) -> list[Announced]:
+    shards: list[Announced] = [[]]
     filled = 0
     for entry in like:
         size = count_bytes(entry[1], entry[2])
@@ -309,21 +204,3 @@ def _divide(like: Sequence[tuple[str, str, list[int]]], most: int | None) -> lis
         shards[-1].append(entry)
         filled += size
     return shards
-
-
-@contextmanager
-def _new_directory(out: Path) -> Iterator[Path]:
-    """A directory that takes its name when the block ends, and leaves no trace when it fails."""
-    target = Path(os.path.abspath(out))
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(f"{str(out)!r} exists and is not an empty directory; remove it, or give another name")
-    folder = target.with_name(f".moduli-{token_hex(8)}.part")
-    try:
-        make_directory(target.parent)
-        folder.mkdir()
-        yield folder
-        os.replace(folder, target)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from ..particles import CONFIG_KEY as CONFIG
-from ._dtypes import dtype_name
-from ._errors import name_file
+from ..particles import public_name
+from ._basics import PathLike, name_file
 from ._load import TorchFile, open_file
-from ._match import list_names, public_name
-from ._read import PARTS, Saved
-from ._replace import PathLike
+from ._module import list_names
+from ._read import PARTS, SavedFile
+from ._safetensors import dtype_name
 from ._tree import tensor_names
 
 _MOST_VALUES, _MOST_LETTERS, _MOST_NOTES = 16, 200, 64
@@ -94,8 +94,7 @@ class Description:
             >>> io.inspect(path).as_dict()["tensors"][1]["name"]
             'bias'
         """
-        found: dict[str, Any] = _to_json(asdict(self))
-        return found
+        return dict(_to_json(asdict(self)))
 
     @property
     def parameters(self) -> int:
@@ -121,7 +120,7 @@ class Description:
             tied = "" if not tensor.tied else f"  = {', '.join(tensor.tied)}"
             lines.append(f"  {tensor.name:{width}}  {tensor.dtype:10} {list(tensor.shape)}{axes}{tied}")
             if tensor.values is not None:
-                lines.append(f"  {'':{width}}  = {_values(tensor)}")
+                lines.append(f"  {'':{width}}  = {_format_values(tensor.values, tensor.labels)}")
         return "\n".join(map(escape, lines))
 
 
@@ -146,19 +145,16 @@ def _axis(axis: dict[str, Any]) -> str:
     return f"{name}: {range(*axis['range'])}" if "range" in axis else str(name)
 
 
-def _values(tensor: TensorInfo) -> str:
+def _format_values(values: Any, axes: list[dict[str, Any]] | None) -> str:
     """The values of a small tensor, with the labels of its axis if it has one."""
-    axis = tensor.labels[0] if tensor.labels is not None and len(tensor.shape) == 1 else {}
-    labels = axis.get("labels", range(*axis["range"]) if "range" in axis else None)
+    if not isinstance(values, list):
+        return f"{values:.6g}" if isinstance(values, float) else str(values)
+    axis = axes[0] if axes is not None and len(axes) == 1 else {}
+    labels = range(*axis["range"]) if "range" in axis else axis.get("labels")
+    found = [_format_values(each, None) for each in values]
     if labels is None:
-        return _format_nested(tensor.values)
-    return ", ".join(f"{_format_value(a)}: {_format_nested(b)}" for a, b in zip(labels, tensor.values, strict=True))
-
-
-def _format_nested(values: Any) -> str:
-    if isinstance(values, list):
-        return "[" + ", ".join(map(_format_nested, values)) + "]"
-    return f"{values:.6g}" if isinstance(values, float) else str(values)
+        return f"[{', '.join(found)}]"
+    return ", ".join(f"{_format_value(label)}: {each}" for label, each in zip(labels, found, strict=True))
 
 
 def _to_json(value: Any) -> Any:
@@ -205,46 +201,40 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
     """
     with name_file(os.fspath(path)):
         saved = open_file(path)
-        reader, content = saved.reader, saved.content
-        checked = "none" if reader.checksums() is None else "present"
-        if verify and reader.verify(reader.slots):
-            checked = "verified"
-        owners = {
-            name: part
-            for part in (*PARTS, "extra", "rng")
-            for name in tensor_names(content.get(part))
-            if part in content
-        }
+        content = saved.content
+        checked = "verified" if verify and saved.compare(saved.slots) else "present"
+        checked = "none" if saved.checksums() is None else checked
+        owners = {name: part for part in (*PARTS, "extra", "rng") for name in tensor_names(content.get(part))}
         # Values that are shown are those that were written.
-        sizes = {name: math.prod(reader.shape(name)) for name in reader.slots}
+        sizes = {name: math.prod(saved.shape(name)) for name in saved.slots}
         small = {name for name, size in sizes.items() if name not in owners and 0 < size <= _MOST_VALUES}
-        reader.verify(small)
+        saved.compare(small)
         infos = [
             TensorInfo(
                 name,
                 owners.get(name, "module"),
-                dtype_name(reader.dtype(name)),
-                reader.shape(name),
-                sizes[name] * reader.dtype(name).itemsize,
+                dtype_name(saved.dtype(name)),
+                saved.shape(name),
+                sizes[name] * saved.dtype(name).itemsize,
                 saved.labels.get(public_name(name)),
                 tuple(other for other, first in saved.ties.items() if first == name),
-                _to_json(_widen(reader.tensor(name)).tolist()) if name in small else None,
+                _to_json(_list_values(saved[name])) if name in small else None,
             )
-            for name in reader.slots
+            for name in saved.slots
         ]
-    made, extra = content.get("made", {}), content.get("extra")
-    kind = "torch" if isinstance(reader, TorchFile) else "safetensors" if reader.content is None else "moduli"
+    extra = content.get("extra")
+    kind = "torch" if isinstance(saved, TorchFile) else "moduli" if saved.ours else "safetensors"
     return Description(
-        reader.path,
-        reader.size,
+        saved.path,
+        saved.size,
         kind,
-        made if isinstance(made, dict) else {},
+        content.get("made", {}),
         _parts(saved) if kind == "moduli" else {},
         tuple(infos),
         len(saved.history),
         tuple(f"version {event.number}: {event.sentence}" for event in saved.history),
-        tuple(saved.virtual),
-        tuple(saved.frozen),
+        tuple(saved.part.get("virtual", [])),
+        tuple(saved.part.get("frozen", [])),
         {
             f"{path}.{name}" if path else name: values
             for path, entry in saved.metadata.items()
@@ -256,8 +246,8 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
     )
 
 
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+def _list_values(tensor: Tensor) -> Any:
+    return (tensor.double() if tensor.is_floating_point() else tensor).tolist()
 
 
 def _notes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -266,15 +256,14 @@ def _notes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for key, each in node.items():
             if not key.startswith("$"):
                 yield from _notes(each, f"{path}.{key}" if path else key)
-    elif path and (
-        not isinstance(node, list)
-        or (len(node) <= _MOST_VALUES and all(isinstance(each, int | float) for each in node))
-    ):
-        yield path, node
+    elif path:
+        numbers = node[: _MOST_VALUES + 1] if isinstance(node, list) else []
+        if len(numbers) <= _MOST_VALUES and all(isinstance(each, int | float) for each in numbers):
+            yield path, node
 
 
-def _parts(saved: Saved) -> dict[str, str]:
-    found = {"module": saved.kind or "a state dict"} if "module" in saved.content else {}
+def _parts(saved: SavedFile) -> dict[str, str]:
+    found = {"module": str(saved.part.get("class", "a state dict"))} if "module" in saved.content else {}
     for part in PARTS:
         kinds = {name: str(each.get("class")) for name, each in saved.objects(part).items()}
         if kinds:

@@ -4,7 +4,6 @@ import copy
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .._loading import allow_labels
-from ._errors import CheckpointError, DamagedFileError, name_file
-from ._match import Match, NameMap, make_rename
-from ._module import collect, plan
-from ._optimizer import KnownState, fit_state, parameter_names
-from ._read import PARTS, Reader, Saved
-from ._replace import PathLike
+from ._basics import CheckpointError, DamagedFileError, PathLike, name_file
+from ._module import Match, NameMap, collect, make_rename, plan
+from ._optimizer import StateFitter, parameter_names
+from ._read import PARTS, SavedFile
 from ._tree import Tensors, class_name, collect_random, is_stateful, restore_random, tensor_names
 
 # Neither can be the length of a header: they would stand for more than 2**40 bytes.
@@ -122,8 +119,6 @@ def load(
         ('head.weight', 'head.bias')
     """
     given = {"optimizer": optimizer, "population": population, "scheduler": scheduler}
-    if module is not None and not isinstance(module, nn.Module):
-        raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module. `read` gives state dicts")
     with name_file(os.fspath(path)):
         saved = open_file(path)
         wanted = {part: value for part, value in given.items() if value is not None}
@@ -133,23 +128,22 @@ def load(
         if module is not None:
             if not saved.present:
                 saved.require("module")
-            match = plan(saved, module, mapping, strict, saved.reader.path)
+            match = plan(saved, module, mapping, strict)
             used += [saved.source(name) for name in match.taken.values() if name not in saved.extra]
         else:
             rename = make_rename(mapping, saved.every)
             match = Match({here: name for name in saved.every if (here := rename(name)) is not None})
             match.dropped = [name for name in saved.every if rename(name) is None]
-        fresh, dropped = match.fresh, match.dropped
+        fresh, dropped = [*match.fresh], [*match.dropped]
         used += tensor_names([saved.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
-        verified = saved.reader.verify(used) if checksums else False
-        sources = {name: saved.source(old) for name, old in match.taken.items()}
-        known = KnownState(parameter_names(module), sources, set(saved.every), set(fresh), set(dropped), strict)
+        verified = checksums and saved.compare(used)
+        fitter = StateFitter(saved, match, parameter_names(module), strict)
         steps: list[tuple[Any, Any, dict[str, Any]]] = []
         for part, value in wanted.items():
             for one, node in _pairs(saved, part, value, strict):
                 state = saved.decode(node.get("state"))
                 if part == "optimizer" and hasattr(one, "param_groups"):
-                    state, new, old = fit_state(one, node, state, known)
+                    state, new, old = fitter.fit(one, node, state)
                     fresh += [name for name in new if name not in fresh]
                     dropped += [name for name in old if name not in dropped]
                 # Ours take over the links that agree.
@@ -189,13 +183,12 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
     with name_file(os.fspath(path)):
         saved = open_file(path)
         if checksums:
-            saved.reader.verify(saved.reader.slots)
+            saved.compare(saved.slots)
         state: OrderedDict[str, Any] | None = None
         if saved.present:
-            state = OrderedDict((name, saved.reader.copy(saved.source(name))) for name in [*saved.names, *saved.ties])
+            state = OrderedDict((name, saved.copy(name)) for name in saved)
             state.update((name, saved.decode(node)) for name, node in saved.extra.items())
-            if saved.metadata:
-                state._metadata = OrderedDict(saved.metadata)  # type: ignore[attr-defined]
+            state._metadata = OrderedDict(saved.metadata)  # type: ignore[attr-defined]
         parts: dict[str, Any] = {}
         for part in PARTS:
             states = {name: saved.decode(node.get("state")) for name, node in saved.objects(part).items()}
@@ -203,45 +196,31 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
         return Contents(state, **parts, **{part: saved.decode(saved.content.get(part)) for part in ("extra", "rng")})
 
 
-def open_file(path: PathLike) -> Saved:
-    """A file, ours or of others, with what it says about its module."""
-    return Saved(TorchFile(path) if is_torch_file(path) else Reader(path))
-
-
-def is_torch_file(path: PathLike) -> bool:
-    """Whether a file was written by `torch.save`, by its first bytes."""
+def open_file(path: PathLike) -> SavedFile:
+    """A file, ours or of others; what `torch.save` wrote is known by its first bytes."""
     with open(path, "rb") as file:
         start = file.read(8)
-    return (start[:4] == _ZIP and start[5:] != b"\0\0\0") or start == _OLD
+    ours = start != _OLD and (start[:4] != _ZIP or start[5:] == b"\0\0\0")
+    return SavedFile(path) if ours else TorchFile(path)
 
 
-class TorchFile(Reader):
+class TorchFile(SavedFile):
     """A file that `torch.save` wrote, seen as a checkpoint with a module."""
 
-    def __init__(self, path: PathLike) -> None:
-        self.path, self.size = os.fspath(path), os.path.getsize(path)
+    def _open(self) -> dict[str, Any]:
+        self.size = os.path.getsize(self.path)
         tensors = Tensors()
-        found, content = collect(_read_state(path), tensors)
-        self.content, self.slots = {"module": content}, {**found, **tensors.found}
+        found, content = collect(_read_state(self.path), tensors)
+        self.slots = {**found, **tensors.found}
+        return {"module": content}
 
     def checksums(self) -> None:
         """There are none."""
         return
 
-    def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor."""
-        return self.tensor(name).dtype
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        return tuple(self.tensor(name).shape)
-
-    def tensor(self, name: str) -> Tensor:
-        """A tensor, in memory."""
-        found: Tensor = self.slot(name)
+    def __getitem__(self, name: str) -> Tensor:
+        found: Tensor = self.slot(self.source(name))
         return found
-
-    copy = tensor
 
 
 def _read_state(path: PathLike) -> Mapping[str, Any]:
@@ -256,12 +235,12 @@ def _read_state(path: PathLike) -> Mapping[str, Any]:
     except Exception as error:  # torch's reader fails in many ways on files that are damaged
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise DamagedFileError(f"{str(path)!r} cannot be read with weights_only=True: {first}") from error
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+    if not isinstance(found, Mapping):
         raise DamagedFileError(f"{str(path)!r} holds a {type(found).__name__}, not a state dict")
     inner = found.get("state_dict")
     state: Mapping[str, Any] = inner if isinstance(inner, Mapping) else found
     for name, value in state.items():
-        if not isinstance(value, Tensor) and name.rpartition(".")[2] != "_extra_state":
+        if not isinstance(value, Tensor) and str(name).rpartition(".")[2] != "_extra_state":
             raise DamagedFileError(f"{str(path)!r} is no state dict: {name!r} is a {type(value).__name__}")
     return state
 
@@ -275,25 +254,19 @@ def _choose_states(content: dict[str, Any]) -> Any:
     return content["rng"]
 
 
-def _pairs(saved: Saved, part: str, value: Any, strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
+def _pairs(saved: SavedFile, part: str, value: Any, strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
     """The objects to load into, each with what the file has for it."""
     there = saved.objects(part)
     given: Mapping[str | None, Any] = value if isinstance(value, Mapping) else {None: value}
     if given.keys() != there.keys():
-        told, here = (
-            "one without a name" if None in each else f"several, called {list(each)}" for each in (there, given)
-        )
-        raise CheckpointError(f"the checkpoint has {told}, as {part}, and {here} is to be loaded; give what was saved")
+        told = f"as {part}, and {list(given)} are to be loaded; None is one without a name"
+        raise CheckpointError(f"the checkpoint has {list(there)} {told}")
     for name, one in given.items():
-        if not is_stateful(one):
-            raise TypeError(f"{part} is a {class_name(one)}, which has no state_dict() and load_state_dict()")
         # Not the module it is in: that is __main__ today and something else tomorrow.
         kind = there[name].get("class")
         if strict and str(kind).rpartition(".")[2] != type(one).__name__:
-            raise CheckpointError(
-                f"the {part} in the checkpoint is a {kind}, and a {class_name(one)} is to be loaded; make one of the same "
-                "kind, or use strict=False if their states are alike"
-            )
+            told = f"a {class_name(one)} is to be loaded; make one of the same kind, or use strict=False"
+            raise CheckpointError(f"the {part} in the checkpoint is a {kind}, and {told}")
     return [(given[name], node) for name, node in there.items()]
 
 
@@ -301,8 +274,7 @@ def _find_objects(live: Any, found: Any, where: str) -> Iterator[tuple[Any, Any,
     """The objects in a tree, with the states at their places in the one that was saved."""
     if isinstance(live, torch.Generator):
         if not isinstance(found, torch.Generator) or live.device != found.device:
-            told = getattr(found, "device", type(found).__name__)
-            raise CheckpointError(f"{where} is a generator on {live.device}, and the checkpoint has {told} there")
+            raise CheckpointError(f"{where} is a generator on {live.device}, and the checkpoint has none such there")
         yield _RandomState(live.get_state, live.set_state), found.get_state(), {}
     elif is_stateful(live):
         yield live, found, {}
@@ -330,10 +302,14 @@ def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], load_module: Callable[[
     undo: list[tuple[Any, Any]] = []
     try:
         for value, state, options in steps:
-            with _tell_refusal(value, "does not give its state, so it could not be put back"):
+            try:
                 undo.append((value, copy.deepcopy(value.state_dict())))
-            with _tell_refusal(value, "refuses its state"):
                 value.load_state_dict(state, **options)
+            except Exception as error:
+                if isinstance(error, CheckpointError):
+                    raise
+                told = f"{type(error).__name__}: {error}"
+                raise CheckpointError(f"the {type(value).__name__} refuses its state: {told}") from error
         load_module()
     except BaseException as error:
         stuck: list[str] = []
@@ -348,14 +324,3 @@ def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], load_module: Callable[[
         if stuck:
             error.add_note(told)
         raise
-
-
-@contextmanager
-def _tell_refusal(value: Any, what: str) -> Iterator[None]:
-    """A block in which an object speaks about its state, in any error of its own."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"the {type(value).__name__} {what}: {type(error).__name__}: {error}") from error

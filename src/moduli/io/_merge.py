@@ -1,10 +1,11 @@
 """Merging checkpoints into a checkpoint, name by name: files, sharded directories, and adapters."""
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -12,15 +13,22 @@ from torch import Tensor
 from .. import merge
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
-from ._dtypes import CODES, describe_stored
+from ._basics import CheckpointError, PathLike, parse_json
 from ._files import TensorFiles, side_files, write_directory
-from ._model_views import Adapted, align, is_adapter, read_vocabulary
-from ._replace import PathLike
-from ._safetensors import FORMAT, write_tensors
-from ._save import describe_writer, strings
+from ._read import TensorFile, TensorMapping
+from ._safetensors import CODES, describe_stored, write_tensors
+from ._save import describe_content
 
 RECIPES: Final = tuple(_RECIPES)
 """The recipes that merge files, by name."""
+
+_CONFIG: Final = "adapter_config.json"
+_PAIRS: Final = (["lora_A", "lora_B"], ["lora_embedding_A", "lora_embedding_B"])
+_UNKNOWN: Final = ("use_dora", "use_qalora", "alpha_pattern")
+_TOKENIZER: Final = "tokenizer.json"
+# Names of tensors with one row for each token, in the checkpoints that there are.
+_MODULES: Final = "embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embed_out|lm_head|shared"
+_ROWS: Final = re.compile(rf"(^|\.)({_MODULES})\.(weight|bias)$")
 
 
 def merge_files(
@@ -77,26 +85,30 @@ def merge_files(
     made_recipe = make_recipe(recipe, len(paths), options)
     if dtype is not None and (not dtype.is_floating_point or dtype not in CODES):
         raise MergeError(f"dtype is {dtype}; it must be a floating dtype that safetensors files have")
-    if shard_size is not None and shard_size < 1:
-        raise MergeError(f"shard_size is {shard_size}; it must be at least one byte")
-    sources = _Sources([Path(path) for path in paths], None if base is None else Path(base), checksums)
-    first, model = sources.first, sources.models[0]
+    first, models, ties = _open_models([Path(path) for path in paths], None if base is None else Path(base), checksums)
     labels = [repr(str(path)) for path in paths]
     # What can be found out without reading values is found out before a file is begun.
-    values = merge.stream(made_recipe, sources.models, labels, buffers=buffers, integers=integers)
-    merged = ((name, _convert(value, dtype)) for names, value in values for name in names)
+    values = merge.stream(made_recipe, models, labels, buffers=buffers, integers=integers)
+    merged: Iterator[tuple[str, Tensor]] = ((name, _convert(value, dtype)) for names, value in values for name in names)
     named = os.fspath(out).endswith(os.sep) or Path(out).is_dir()
     whole = not named and not shard_size and (not first.path.is_dir() or Path(out).suffix == ".safetensors")
-    ours = whole and len(first.files) == 1 and first.files[0]._reader.content is not None
-    like = [_describe_stored(name, model.meta(name), dtype, pairs=ours) for name in model]
+    saved, single = first.files[0], len(first.files) == 1
+    ours = whole and single and saved.ours
+    like = [_describe_stored(name, models[0].meta(name), dtype, pairs=ours) for name in models[0]]
     if not whole:
         copied = side_files(first.directory) if first.path.is_dir() or shard_size else []
         write_directory(Path(out), merged, like, copied, shard_size=shard_size, fsync=fsync)
-    elif ours:
-        _write_ours(out, sources, merged, like, checksums, fsync)
-    else:
-        metadata = first.files[0]._reader.header.metadata if len(first.files) == 1 else {"format": "pt"}
-        write_tensors(out, merged, like, metadata, checksums=False, fsync=fsync)
+        return
+    metadata = saved.header.metadata if single else {"format": "pt"}
+    if ours:  # what it says beside its tensors, and the tensors of that
+        if checksums:
+            saved.compare(saved.carried)
+        views, names = saved.content.get("views", {}), [*models[0], *saved.carried]
+        kept = {name: views[saved.source(name)] for name in names if saved.source(name) in views}
+        metadata = describe_content({"module": {**saved.part, "ties": ties}, "views": kept})
+        like += [(name, *describe_stored(saved[name], name)) for name in saved.carried]
+        merged = chain(merged, ((name, saved[name]) for name in saved.carried))
+    write_tensors(out, merged, like, metadata, checksums=checksums and ours, fsync=fsync)
 
 
 def _convert(value: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -111,29 +123,25 @@ def _describe_stored(name: str, meta: Tensor, dtype: torch.dtype | None, pairs: 
     return name, code, [*meta.shape, *shape]
 
 
-class _Sources:
-    """The checkpoints of a merge: those that are files, and what is made of them."""
-
-    def __init__(self, paths: list[Path], base: Path | None, checksums: bool) -> None:
-        root = paths[0] if base is None else base
-        if is_adapter(root):
-            raise MergeError(f"{str(root)!r} is an adapter; give the model that it was trained on first, or as base")
-        opened = {path: _Streamed(path, checksums) for path in dict.fromkeys((root, *paths)) if not is_adapter(path)}
-        files = [opened[root if is_adapter(path) else path] for path in paths]
-        self.first = files[0]
-        ties = files[0].files[0].ties if len(files[0].files) == 1 else {}
-        self.shared = all(len(f.files) == 1 and f.files[0].ties == ties for f in files) and bool(ties)
-        if self.shared:  # by all models: a tied name is not read twice
-            for each in opened.values():
-                each.leave_out(ties)
-        models: list[Any] = [Adapted(opened[root], p) if is_adapter(p) else opened[p] for p in paths]
-        vocabularies = [read_vocabulary(each.directory) if each.path.is_dir() else None for each in files]
-        self.models = [
-            model
-            if at == 0
-            else align(models[0], model, (str(paths[0]), str(paths[at])), (vocabularies[0], vocabularies[at]))
-            for at, model in enumerate(models)
-        ]
+def _open_models(
+    paths: list[Path], base: Path | None, checksums: bool
+) -> tuple[TensorFiles, list[Any], dict[str, str]]:
+    """The files of the first checkpoint, the models that all are or are made into, and the ties that all of them have."""
+    root = paths[0] if base is None else base
+    if _is_adapter(root):
+        raise MergeError(f"{str(root)!r} is an adapter; give the model that it was trained on first, or as base")
+    opened = {path: _Streamed(path, checksums) for path in dict.fromkeys((root, *paths)) if not _is_adapter(path)}
+    files = [opened[root if _is_adapter(path) else path] for path in paths]
+    ties = files[0].files[0].ties
+    if any(len(each.files) > 1 or each.files[0].ties != ties for each in files):
+        ties = {}
+    for each in opened.values():
+        each.leave_out(ties)  # a tied name is not read twice
+    models: list[Any] = [_Adapted(opened[root], p) if _is_adapter(p) else opened[p] for p in paths]
+    ours, *others = (_read_vocabulary(each.directory) if each.path.is_dir() else None for each in files)
+    for at, theirs in enumerate(others, 1):
+        models[at] = _align(models[0], models[at], (str(paths[0]), str(paths[at])), ours, theirs)
+    return files[0], models, ties
 
 
 class _Streamed(TensorFiles):
@@ -146,8 +154,8 @@ class _Streamed(TensorFiles):
         super().__init__(path)
         self._checksums = checksums
         self._verified: set[str] = set()
-        self._last: tuple[Any, str] | None = None
-        if len(self.files) == 1 and hasattr(self.files[0], "_metadata"):
+        self._last = ""
+        if len(self.files) == 1:
             self._metadata = self.files[0]._metadata
 
     def leave_out(self, names: Collection[str]) -> None:
@@ -155,36 +163,174 @@ class _Streamed(TensorFiles):
         self._held = self._owners = {name: file for name, file in self._owners.items() if name not in names}
 
     def __getitem__(self, name: str) -> Tensor:
+        if self._last not in ("", name):
+            self._owners[self._last].forget(self._last)
+        self._last = name
         file = self._owners[name]
-        reader, source = file._reader, file._sources[name]
-        if self._last is not None and self._last != (reader, source):
-            self._last[0].forget(self._last[1])
-        self._last = reader, source
-        if self._checksums and source not in self._verified:
-            reader.verify([source])
-            self._verified.add(source)
+        if self._checksums and name not in self._verified:
+            file.compare([file.source(name)])
+            self._verified.add(name)
         return file[name]
 
 
-def _write_ours(
-    out: PathLike,
-    sources: _Sources,
-    merged: Iterable[tuple[str, Tensor]],
-    like: list[tuple[str, str, list[int]]],
-    checksums: bool,
-    fsync: bool,
-) -> None:
-    """Write a file that says beside its tensors what the first checkpoint does."""
-    reader, saved = sources.first.files[0]._reader, sources.first.files[0]._saved
-    content = reader.content or {}
-    part = {key: value for key, value in content["module"].items() if sources.shared or key != "ties"}
-    if checksums:
-        reader.verify(saved.carried)
-    views = content.get("views", {})
-    kept = {
-        name: views[saved.source(name)] for name in [*sources.models[0], *saved.carried] if saved.source(name) in views
-    }
-    metadata = strings({"format": FORMAT, "made": describe_writer(), "module": part, "views": kept})
-    like += [(name, reader.slots[name].code, list(reader.slots[name].shape)) for name in saved.carried]
-    carried = ((name, reader.tensor(name)) for name in saved.carried)
-    write_tensors(out, chain(merged, carried), like, metadata, checksums=checksums, fsync=fsync)
+# -- models seen otherwise ---------------------------------------------------------------------------------------------
+
+
+def _is_adapter(path: Path) -> bool:
+    return (path / _CONFIG).is_file()
+
+
+class _Adapted(TensorMapping):
+    """A base with a LoRA adapter in PEFT's layout applied, each tensor computed when it is asked for.
+
+    The weight of an adapted layer is W + s B A with s = alpha / r, or alpha / √r for `use_rslora`; embeddings have W + s (B A)ᵀ.
+    Modules that were trained as a whole (`modules_to_save`) take the place of the base's.
+
+    Args:
+        base: The model that the adapter was trained on.
+        path: The directory of the adapter.
+
+    Raises:
+        CheckpointError: If the adapter is damaged.
+        MergeError: If it does not fit the base, or is of a kind that is not LoRA.
+    """
+
+    def __init__(self, base: Any, path: Path) -> None:
+        super().__init__(base)
+        self._base, self.path = base, path
+        self._config = parse_json((path / _CONFIG).read_bytes(), f"{str(path / _CONFIG)!r}")
+        kind, more = self._config.get("peft_type"), [key for key in _UNKNOWN if self._config.get(key)]
+        if kind != "LORA" or more:
+            told = f"an adapter of type {kind!r}{''.join(f' with {key}' for key in more)}"
+            raise MergeError(f"{str(path)!r} is {told}; only plain LORA adapters are merged")
+        self._alpha = self._config.get("lora_alpha")
+        if not isinstance(self._alpha, int | float | None):
+            raise CheckpointError(f"{str(path / _CONFIG)!r} has lora_alpha {self._alpha!r}, which is no number")
+        self._file = TensorFile(path / "adapter_model.safetensors")
+        self._deltas: dict[str, dict[str, str]] = {}
+        self._whole: dict[str, str] = {}
+        for key in self._file:
+            name = key.removeprefix("base_model.model.")
+            match = re.fullmatch(rf"(.+)\.({'|'.join(chain(*_PAIRS))})(?:\.default)?(?:\.weight)?", name)
+            if match is not None:
+                self._deltas.setdefault(f"{match[1]}.weight", {})[match[2]] = key
+            else:
+                name = re.sub(r"\.modules_to_save(\.default)?|\.base_layer", "", name)
+                self._whole[name] = key
+                self._check(name, tuple(self._file.meta(key).shape))
+        for name, parts in self._deltas.items():
+            if sorted(parts) not in _PAIRS:
+                raise CheckpointError(f"the adapter {str(path)!r} has only {', '.join(parts)} of {name!r}")
+            a, b = (tuple(self._file.meta(part).shape) for _, part in sorted(parts.items()))
+            fits = len(a) == len(b) == 2 and a[0] == b[1] > 0
+            turned = (a[1], b[0]) if self._is_turned(name) else (b[0], a[1])
+            self._check(name, turned if fits else f"A {a} and B {b}")
+
+    def _check(self, name: str, shape: object) -> None:
+        here = tuple(self._base.meta(name).shape) if name in self._base else "not there"
+        if shape != here:
+            raise MergeError(f"{name!r} is {shape} in the adapter {str(self.path)!r}, and {here} in the base")
+
+    def meta(self, name: str) -> Tensor:
+        """As the base has it."""
+        return cast(Tensor, self._base.meta(name))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._whole:
+            return self._file[self._whole[name]]
+        value: Tensor = self._base[name]
+        if name not in self._deltas:
+            return value
+        a, b = (self._file[part].float() for _, part in sorted(self._deltas[name].items()))
+        delta = (b @ a).T if self._is_turned(name) else b @ a
+        alpha = len(a) if self._alpha is None else self._alpha
+        # In the precision of the accumulation: rounding to the base's dtype would lose what an adapter learnt.
+        wide = value.to(torch.promote_types(value.dtype, torch.float32))
+        return torch.add(wide, delta, alpha=alpha / (len(a) ** 0.5 if self._config.get("use_rslora") else len(a)))
+
+    def _is_turned(self, name: str) -> bool:
+        return "lora_embedding_A" in self._deltas[name] or bool(self._config.get("fan_in_fan_out"))
+
+
+def _read_vocabulary(directory: Path) -> dict[str, int] | None:
+    """The tokens of a `tokenizer.json` with their numbers, those that were added included; None if there is no such file.
+
+    Raises:
+        CheckpointError: If it is malformed.
+    """
+    path = directory / _TOKENIZER
+    if not path.is_file():
+        return None
+    found = parse_json(path.read_bytes(), f"{str(path)!r}")
+    try:
+        vocabulary = found["model"]["vocab"]
+        if isinstance(vocabulary, list):  # of pieces with scores, in order
+            vocabulary = {each[0]: at for at, each in enumerate(vocabulary)}
+        tokens = {str(token): int(number) for token, number in vocabulary.items()}
+        tokens |= {str(each["content"]): int(each["id"]) for each in found.get("added_tokens") or []}
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError):
+        tokens = {"": -1}
+    if min(tokens.values(), default=0) < 0:
+        raise CheckpointError(f"{str(path)!r} has no vocabulary from tokens to numbers")
+    return tokens
+
+
+class _Aligned(TensorMapping):
+    """A model with the rows of its embeddings in the order of another's vocabulary.
+
+    A token that only the other has gets the other's row, so that a merge leaves it as it is there.
+    """
+
+    def __init__(self, model: Any, first: Any, sources: Tensor, names: Collection[str]) -> None:
+        super().__init__(model)
+        self._model, self._first, self._sources, self._names = model, first, sources, names
+
+    def meta(self, name: str) -> Tensor:
+        """The shape is that of the other model."""
+        return cast(Tensor, (self._first if name in self._names else self._model).meta(name))
+
+    def __getitem__(self, name: str) -> Tensor:
+        value: Tensor = self._model[name]
+        if name not in self._names:
+            return value
+        result: Tensor = self._first[name].to(value.dtype).clone()
+        sources = self._sources[: len(result)]
+        here = torch.nonzero((sources >= 0) & (sources < len(value))).flatten()
+        result[here] = value[sources[here]]
+        return result
+
+
+def _align(first: Any, model: Any, labels: tuple[str, str], ours: Any, theirs: Any) -> Any:
+    """A model whose embeddings have the rows of the first's, token by token.
+
+    Args:
+        first: The model that decides.
+        model: Another one.
+        labels: What errors call them.
+        ours: The vocabulary of the first; None if it has none.
+        theirs: That of the other.
+
+    Raises:
+        MergeError: If embeddings have different sizes, and a vocabulary is missing.
+    """
+    named = [name for name in first if _ROWS.search(name) and name in model]
+    shapes = {name: (first.meta(name).shape, model.meta(name).shape) for name in named}
+    rows = {name: (a[0], b[0]) for name, (a, b) in shapes.items() if a and b and a[1:] == b[1:]}
+    differ = [name for name, (here, there) in rows.items() if here != there]
+    if differ and (ours is None or theirs is None):
+        here, there = rows[differ[0]]
+        raise MergeError(
+            f"{differ[0]!r} has {here} rows in {labels[0]} and {there} in {labels[1]}: their vocabularies differ. Rows are "
+            f"aligned by token if both directories have a {_TOKENIZER}; {labels[ours is not None]} has none"
+        )
+    if ours is None or theirs is None or (not differ and ours == theirs):
+        return model
+    length = max((here for here, _ in rows.values()), default=0)
+    sources = torch.full((length,), -1, dtype=torch.long)
+    for token, number in ours.items():
+        if number < length:
+            sources[number] = theirs.get(token, -1)
+    # Rows that no token has are padding: one is as good as another of its place.
+    for number in set(range(length)) - set(ours.values()) - set(theirs.values()):
+        sources[number] = number
+    return _Aligned(model, first, sources, rows)

@@ -11,17 +11,10 @@ from typing import Any, Final
 import torch
 
 from ..merge import RECIPES, MergeError
-from ._dtypes import dtype_name
-from ._errors import CheckpointError
+from ._basics import CheckpointError, PathLike, has_form
 from ._files import TensorFiles
-from ._json import has_form
 from ._merge import merge_files
-from ._replace import PathLike
-
-
-def _is_table(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value))
-
+from ._safetensors import dtype_name
 
 # What a method is called here, with the options that make it so, where its defaults are other than ours.
 METHODS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -45,24 +38,32 @@ _OF_ALL: Final = {
     "t": "t", "normalize": "normalize", "rescale": "rescale", "lambda": "scale", "select_topk": "density",
     "max_iter": "steps", "tol": "tolerance", "seed": "generator",
 }  # fmt: skip
-# What a recipe without such an argument does anyway.
-_AS_IT_IS: Final = {"normalize": (False,), "rescale": (False,)}
+_CALLED: Final = _OF_MODELS | _OF_ALL
 _IGNORED: Final = "int8_mask"  # how it computes
 _DTYPES: Final = {dtype_name(each): each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
-# What else a recipe has, and what to say of anything else in its place.
-_FORMS: Final = {
+_BASED: Final = frozenset({"task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce"})
+
+
+def _is_table(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value))
+
+
+def _is_entry(value: Any) -> bool:
+    return has_form(value, {"model": str, "parameters": _is_table}) and "model" in value
+
+
+# What a recipe has, and what to say of anything else in its place.
+_DTYPE: Final = (lambda found: str(found) in _DTYPES, f"there are {', '.join(_DTYPES)}")
+_FORMS: Final[dict[str, tuple[Any, str]]] = {
     "merge_method": (lambda found: isinstance(found, str) and found in METHODS, f"there are {', '.join(METHODS)}"),
     "tokenizer_source": ("base".__eq__, "embeddings follow the first model"),
     "base_model": (str, "it must be a path"),
-    "models": (
-        [{"model": str, "parameters": _is_table}],
-        "it is a list with a model, and perhaps parameters, in each entry",
-    ),
+    "models": ([_is_entry], "it is a list with a model, and perhaps parameters, in each entry"),
     "parameters": (_is_table, "they must be a mapping from names to values"),
-    **dict.fromkeys(("dtype", "out_dtype"), (lambda found: str(found) in _DTYPES, f"there are {', '.join(_DTYPES)}")),
+    "dtype": _DTYPE,
+    "out_dtype": _DTYPE,
+    "name": (str, "it must be a text"),
 }
-_TOP: Final = (*_FORMS, "name")
-_BASED: Final = frozenset({"task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce"})
 
 
 @dataclass(frozen=True)
@@ -132,88 +133,83 @@ def read_recipe(path: PathLike) -> MergeRecipe:
         CheckpointError: If it cannot be read.
     """
     path = Path(path)
-    what = f"{str(path)!r}"
-    found = _parse_yaml(path.read_bytes(), what)
-    _require(isinstance(found, dict) and "merge_method" in found, what, "it is no recipe: it has no merge_method")
+    found = _parse_yaml(path.read_bytes(), f"{str(path)!r}")
+    try:
+        return _understand(found, path.parent)
+    except MergeError as error:
+        raise MergeError(f"{str(path)!r}: {error}") from None
+
+
+def _understand(found: Any, folder: Path) -> MergeRecipe:
+    _require(isinstance(found, dict) and "merge_method" in found, "it is no recipe: it has no merge_method")
     for key in found:
-        _require(key in _TOP, what, f"it has {key!r}, which is not merged here; there are {', '.join(sorted(_TOP))}")
+        _require(key in _FORMS, f"it has {key!r}, which is not merged here; there are {', '.join(sorted(_FORMS))}")
     for key, (form, told) in _FORMS.items():
-        right = key not in found or found[key] is None or has_form(found[key], form)
-        _require(right, what, f"{key} {found.get(key)!r} is not here; {told}")
-    method, base = found["merge_method"], found.get("base_model")
+        right = found.get(key) is None or has_form(found[key], form)
+        _require(right, f"{key} {found.get(key)!r} is not here; {told}")
+    method, base, models = found["merge_method"], found.get("base_model"), found.get("models") or []
     recipe, options = METHODS[method]
-    models = found.get("models") or []
-    _require(all("model" in each for each in models), what, "models is a list with a model in each entry")
-    _require(recipe not in _BASED or base is not None, what, f"{method} needs a base_model")
+    _require(recipe not in _BASED or base is not None, f"{method} needs a base_model")
     entries, first = [each for each in models if each["model"] != base], [] if base is None else [{"model": base}]
     if recipe in ("linear", "karcher"):
         entries, first = models, []
-    paths = [path.parent / each["model"] for each in [*first, *entries]]
+    paths = [folder / each["model"] for each in [*first, *entries]]
     for each in paths:
-        told = f"there is no checkpoint {str(each)!r}; models are paths here, so download it first"
-        _require(each.exists(), what, told)
-    options = {**options, **_options(recipe, found, entries, paths[0], what)}
+        _require(each.exists(), f"there is no checkpoint {str(each)!r}; models are paths here, so download it first")
+    options = {**options, **_options(recipe, found, entries, paths[0])}
     dtype = found.get("out_dtype", found.get("dtype"))
     return MergeRecipe(recipe, paths, options, None if dtype is None else _DTYPES[dtype])
 
 
-def _require(right: bool, what: str, told: str) -> None:
+def _require(right: bool, told: str) -> None:
     if not right:
-        raise MergeError(f"{what}: {told}")
+        raise MergeError(told)
 
 
 def _parse_yaml(text: bytes, what: str) -> Any:
     """A document as plain values, by PyYAML's safe loader."""
     try:
         import yaml
-    except ModuleNotFoundError as error:
-        raise CheckpointError(
-            f"{what} is read by PyYAML, which is not installed: pip install 'moduli[yaml]'"
-        ) from error
-    try:
+
         return yaml.safe_load(text)
+    except ModuleNotFoundError as error:
+        raise CheckpointError(f"{what} is read by PyYAML: pip install 'moduli[yaml]'") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{what} cannot be read: {error}") from error
 
 
-def _options(
-    recipe: str, found: dict[str, Any], entries: list[dict[str, Any]], first: Path, what: str
-) -> dict[str, Any]:
+def _options(recipe: str, found: dict[str, Any], entries: list[dict[str, Any]], first: Path) -> dict[str, Any]:
     """The arguments of a recipe: a list for what models have, and functions of the name for numbers by layer or filter."""
     shared, *own = (each.get("parameters") or {} for each in (found, *entries))
     accepted = signature(RECIPES[recipe]).parameters
-    names: list[str] = []
+    names = list(TensorFiles(first))
 
     def read(value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        if not names:
-            names.extend(TensorFiles(first))
-        return _number_by_name(value, names, what)
+        return _number_by_name(value, names) if isinstance(value, list) else value
 
     given: dict[str, Any] = {key: read(value) for key, value in shared.items() if key not in (*_OF_MODELS, _IGNORED)}
-    for key in _OF_MODELS:
+    for key in {**_OF_MODELS, **dict.fromkeys(key for part in own for key in part)}:
         values = [part.get(key, shared.get(key)) for part in own]
         if any(value is not None for value in values):
-            _require(None not in values, what, f"some models have a {key} and some have none")
+            _require(
+                key in _OF_MODELS, f"the parameter {key!r} of a model is not here; there are {', '.join(_OF_MODELS)}"
+            )
+            _require(None not in values, f"some models have a {key} and some have none")
             given[key] = [read(value) for value in values]
-    for key in (key for part in own for key in part):
-        told = f"the parameter {key!r} of a model is not here; there are {', '.join(_OF_MODELS)}"
-        _require(key in _OF_MODELS, what, told)
     if recipe == "task_arithmetic":  # its numbers are the products
         weights, factor = given.pop("weight", [1.0] * len(entries)), given.pop("lambda", 1.0)
-        given["lambda"] = [_product(factor, each, what) for each in weights]
+        given["lambda"] = [_product(factor, each) for each in weights]
     if "epsilon" in given:  # half of what the paper, and the recipe, call so
-        given["epsilon"] = [_product(2, each, what) for each in given["epsilon"]]
-    called = {**_OF_MODELS, **_OF_ALL}
+        given["epsilon"] = [_product(2, each) for each in given["epsilon"]]
     options: dict[str, Any] = {}
     for key, value in given.items():
-        _require(key in called, what, f"the parameter {key!r} is not here; there are {', '.join(called)}")
-        if called[key] in accepted:
-            options[called[key]] = value
+        _require(key in _CALLED, f"the parameter {key!r} is not here; there are {', '.join(_CALLED)}")
+        if _CALLED[key] in accepted:
+            options[_CALLED[key]] = value
         else:
-            right = value in _AS_IT_IS.get(key, ()) or (recipe, key, value) == ("della", "rescale", True)
-            _require(right, what, f"{found['merge_method']} has no parameter {key!r} here; remove it")
+            # What a recipe without such an argument does anyway.
+            right = (key, value) in (("normalize", False), ("rescale", recipe == "della"), ("rescale", False))
+            _require(right, f"{found['merge_method']} has no parameter {key!r} here; remove it")
     return options
 
 
@@ -221,36 +217,36 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _product(left: Any, right: Any, what: str) -> Any:
+def _product(left: Any, right: Any) -> Any:
     """The product of two numbers, or of numbers by name."""
     for each in (left, right):
-        _require(callable(each) or _is_number(each), what, f"{each!r} is no number and no list of numbers")
-    if callable(left) or callable(right):
-        return lambda name: prod(each(name) if callable(each) else each for each in (left, right))
-    return left * right
+        _require(callable(each) or _is_number(each), f"{each!r} is no number and no list of numbers")
+    return lambda name: prod(each(name) if callable(each) else each for each in (left, right))
 
 
-def _number_by_name(value: list[Any], names: list[str], what: str) -> Callable[[str], float]:
+def _number_by_name(value: list[Any], names: list[str]) -> Callable[[str], float]:
     """What a gradient over layers, or filters with numbers or gradients, give for each name."""
     if all(map(_is_number, value)):
         value = [{"value": value}]
     rules: list[tuple[str, list[float]]] = []
     for each in value:
         right = isinstance(each, dict) and "value" in each and not set(each) - {"filter", "value"}
-        _require(right, what, f"{each!r} is no filter with a value")
+        _require(right, f"{each!r} is no filter with a value")
         points = each["value"] if isinstance(each["value"], list) else [each["value"]]
-        _require(bool(points) and all(map(_is_number, points)), what, f"{points!r} is no number and no list of numbers")
+        _require(bool(points) and all(map(_is_number, points)), f"{points!r} is no number and no list of numbers")
         part = "" if each.get("filter") in (None, "*") else str(each["filter"])
         told = f"no name of the first model contains the filter {part!r}; correct or remove it"
-        _require(any(part in name for name in names), what, told)
+        _require(any(part in name for name in names), told)
         rules.append((part, [float(point) for point in points]))
     last = max(map(_layer, names), default=0)
     flat = all(len(points) == 1 for _, points in rules)
-    _require(last > 0 or flat, what, "it has a gradient over layers, and the first model has no numbered layers")
+    _require(last > 0 or flat, "it has a gradient over layers, and the first model has no numbered layers")
 
     def number(name: str) -> float:
         points = next((points for part, points in rules if part in name), [])
-        _require(bool(points), what, f"it has no value for {name!r}: no filter is part of it; add one without a filter")
+        _require(
+            bool(points), f"the recipe has no value for {name!r}: no filter is part of it; add one without a filter"
+        )
         place = max(_layer(name), 0) / max(last, 1) * (len(points) - 1)
         low, high = int(place), min(int(place) + 1, len(points) - 1)
         return points[low] + (points[high] - points[low]) * (place - low)

@@ -3,22 +3,72 @@
 import copy
 import fnmatch
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..labels import Tensor as LabelledTensor
 from ..layout import cut_like, memory_of
 from ..nn import VirtualTensor, load_all_or_nothing, virtual
 from ..particles import CONFIG_KEY as CONFIG
-from ..particles import POLICY, buffer_policy, events_of
-from ._errors import CheckpointError
-from ._match import Match, NameMap, Rename, edits_between, make_rename, match, public_name
-from ._read import EXTRA, LABELS, Saved
+from ..particles import POLICY, Event, buffer_policy, events_of, public_name
+from ._basics import CheckpointError
+from ._read import EXTRA, LABELS, SavedFile
 from ._tree import Tensors, class_name, encode
+
+NameMap: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None]
+"""From names in a checkpoint to names here: of tensors, or of modules with everything below them. None leaves it out."""
+
+Rename: TypeAlias = Callable[[str], str | None]
+
+_MOST_SHOWN: Final = 6
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Names for an error, the first few of them."""
+    every = list(names)
+    more = len(every) - _MOST_SHOWN
+    return ", ".join(map(repr, every[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
+def make_rename(mapping: NameMap | None, names: list[str]) -> Rename:
+    """The function that a mapping stands for.
+
+    Raises:
+        CheckpointError: If part of it is about nothing in the checkpoint, or two names become one.
+        TypeError: If it is no mapping.
+    """
+    if mapping is None:
+        return lambda name: name
+    table = dict(mapping) if isinstance(mapping, Mapping) else {}
+    used: set[str] = set()
+
+    def rename(name: str) -> str | None:
+        if not isinstance(mapping, Mapping):
+            return mapping(name)
+        path = name
+        while path not in table:
+            if "." not in path:
+                return name
+            path = path.rpartition(".")[0]
+        used.add(path)
+        new = table[path]
+        return None if new is None else (new + name[len(path) :]).removeprefix("." if new == "" else "")
+
+    seen: dict[str, str] = {}
+    for name in names:
+        new = rename(name)
+        if new is not None and seen.setdefault(new, name) != name:
+            raise CheckpointError(f"mapping gives {seen[new]!r} and {name!r} the same name {new!r}")
+    unused = table.keys() - used
+    if unused:
+        told = f"which the checkpoint does not; it has {list_names(names)}"
+        raise CheckpointError(f"mapping has {list_names(sorted(unused))}, {told}")
+    return rename
+
 
 # -- into a file -------------------------------------------------------------------------------------------------------
 
@@ -37,13 +87,10 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
         CheckpointError: If something in it cannot be saved.
     """
     events = events_of(module)
-    if isinstance(module, nn.Module):
-        state: Mapping[str, Any] = module.state_dict()
-    elif isinstance(module, Mapping):
-        state = module
-    else:
+    state = module.state_dict() if isinstance(module, nn.Module) else module
+    if not isinstance(state, Mapping):
         raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module or a state dict")
-    tensors.reserve(name for name in state if isinstance(name, str))
+    tensors.taken.update(name for name in state if isinstance(name, str))
     found: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
     extra: dict[str, Any] = {}
@@ -54,7 +101,10 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
         if name.rpartition(".")[2] == EXTRA:
             extra[name] = encode(value, (name,), tensors)
             continue
-        _check(name, value)
+        if not isinstance(value, Tensor) or is_lazy(value):
+            raise CheckpointError(
+                f"{name!r} is a {class_name(value)}, not a torch.Tensor of some shape; put it into extra="
+            )
         if value.numel() and not value.is_meta and value.layout is torch.strided:
             # Tensors are tied if they are the same memory seen the same way.
             first = memory.setdefault(memory_of(value), name)
@@ -70,19 +120,6 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     if isinstance(module, nn.Module):
         content |= _describe_module(module)
     return found, content
-
-
-def _check(name: str, value: Any) -> None:
-    if isinstance(value, LabelledTensor):
-        raise CheckpointError(f"{name!r} is a labelled tensor by itself; save the module that owns it, or its data")
-    if not isinstance(value, Tensor):
-        raise CheckpointError(f"{name!r} is a {type(value).__name__}, not a tensor; put it into extra=")
-    if is_lazy(value):
-        raise CheckpointError(f"{name!r} is lazy and has no shape yet; call the module once before saving it")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise CheckpointError(f"{name!r} cannot be written as UTF-8; rename it") from None
 
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
@@ -105,49 +142,94 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
 # -- out of a file -----------------------------------------------------------------------------------------------------
 
 
-def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool, path: str) -> Match:
+@dataclass
+class Match:
+    """What goes where.
+
+    Attributes:
+        taken: The name in the checkpoint by name here.
+        fresh: Names here that keep what they have.
+        dropped: Names of the checkpoint that are not used.
+        converted: Names whose dtypes differ.
+        apply: Does it, all or nothing.
+    """
+
+    taken: dict[str, str] = field(default_factory=dict)
+    fresh: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    converted: list[str] = field(default_factory=list)
+    apply: Callable[[], None] = lambda: None
+
+
+def plan(saved: SavedFile, module: nn.Module, mapping: NameMap | None, strict: bool) -> Match:
     """Find out how the module part of a file gets into a module.
 
     Raises:
         CheckpointError: If names or shapes do not fit.
     """
-    lazy = [name for name, held in module.named_parameters() if is_lazy(held)]
-    if lazy:
-        raise CheckpointError(f"{lazy[0]!r} is lazy and has no shape yet; call the module once before loading it")
     held: Mapping[str, Any] = module.state_dict()
     rename = make_rename(mapping, saved.every)
-    reader = saved.reader
-    converted: list[str] = []
-
-    def fits(source: str, name: str) -> str | None:
-        if (source in saved.extra) != (name.rpartition(".")[2] == EXTRA):
-            return f"{name!r} is a tensor on one side only"
-        if source in saved.extra:
-            return None
-        place, value = saved.source(source), held[name]
-        dtype, shape = reader.dtype(place), reader.shape(place)
-        # Named axes may be in another order, which the module puts right.
-        labelled = public_name(source) in saved.labels
-        same = sorted(shape) == sorted(value.shape) if labelled else shape == tuple(value.shape)
-        if not same or not _convertible(dtype, value.dtype):
-            here = f"{value.dtype} of shape {tuple(value.shape)}"
-            return f"{source!r} is {dtype} of shape {shape} in the checkpoint and {here} in the module"
-        if dtype != value.dtype:
-            converted.append(name)
-        return None
-
-    edits = edits_between(saved.history, module)
-    found = match(saved.every, held, rename, edits, fits)
-    if found.problems and strict:
-        virtual = sorted(set(saved.virtual) & set(held))
-        told = f" ({', '.join(map(repr, virtual))} is virtual in the checkpoint)" if virtual else ""
+    added, removed, told = _explain(saved.history, events_of(module))
+    found = Match(dropped=[name for name in saved.every if rename(name) is None])
+    # Owned tensors are found also under their public names, and the other way.
+    sources = {public_name(new): name for name in saved.every if (new := rename(name)) is not None}
+    missing: list[str] = []
+    problems: list[str] = []
+    for name, value in held.items():
+        source = sources.pop(public_name(name), None)
+        why = None if source is None else _compare(saved, source, name, value)
+        if source is not None and why is None:
+            found.taken[name] = source
+            if source not in saved.extra and saved.dtype(source) != value.dtype:
+                found.converted.append(name)
+            continue
+        found.fresh.append(name)
+        if source is None and name not in added:
+            missing.append(name)
+        if source is not None and why is not None:
+            found.dropped.append(source)
+            problems += [why] if name not in added | removed else []
+    gone = set(map(public_name, removed))
+    unexpected = [source for new, source in sources.items() if new not in gone]
+    found.dropped += sources.values()
+    for names, side in ((unexpected, "checkpoint"), (missing, "module")):
+        if names:
+            problems.insert(0, f"only the {side} has {list_names(names)}")
+    if problems and strict:
         raise CheckpointError(
-            f"{path!r} does not fit the {type(module).__name__}: {'; '.join(found.problems)}{told}. "
-            + (f"{edits.told[0].upper()}{edits.told[1:]}. " if edits.told else "")
-            + "Say what has another name with mapping=, or load what fits with strict=False"
+            f"{saved.path!r} does not fit the {type(module).__name__}: {'; '.join(problems)}. {told}"
+            "Say what has another name with mapping=, or load what fits with strict=False"
         )
-    found.converted, found.apply = converted, lambda: _apply(saved, module, held, found, rename)
+    found.apply = lambda: _apply(saved, module, held, found, rename)
     return found
+
+
+def _explain(saved: list[Event], here: list[Event]) -> tuple[frozenset[str], frozenset[str], str]:
+    """What the edits made since a checkpoint was written explain: names added, names removed, and the edits in words."""
+    if here[: len(saved)] == saved:
+        since, told = here[len(saved) :], "Edits since it was written"
+    elif saved[: len(here)] == here:
+        since, told = saved[len(here) :], "The checkpoint is newer; make its edits here first"
+    else:
+        return frozenset(), frozenset(), "The checkpoint and the module have had different edits. "
+    words = f"{told}: {'; '.join(f'version {event.number}: {event.sentence}' for event in since)}. " if since else ""
+    explained = since if len(here) > len(saved) else []
+    added, removed = ([event.added for event in explained], [event.removed for event in explained])
+    return frozenset().union(*added), frozenset().union(*removed), words
+
+
+def _compare(saved: SavedFile, source: str, name: str, value: Any) -> str | None:
+    """Why what a checkpoint has does not fit what a module has, or None."""
+    if (source in saved.extra) != (name.rpartition(".")[2] == EXTRA):
+        return f"{name!r} is a tensor on one side only"
+    if source in saved.extra:
+        return None
+    dtype, shape, here = saved.dtype(source), saved.shape(source), tuple(value.shape)
+    # Named axes may be in another order, which the module puts right.
+    same = sorted(shape) == sorted(here) if public_name(source) in saved.labels else shape == here
+    if same and _convertible(dtype, value.dtype):
+        return None
+    return f"{source!r} is {dtype} of shape {shape} in the checkpoint and {value.dtype} of shape {here} in the module"
 
 
 def _convertible(saved: torch.dtype, here: torch.dtype) -> bool:
@@ -159,9 +241,8 @@ def _convertible(saved: torch.dtype, here: torch.dtype) -> bool:
     return saved.is_floating_point == here.is_floating_point and torch.bool not in (saved, here)
 
 
-def _apply(saved: Saved, module: nn.Module, held: Mapping[str, Any], found: Match, rename: Rename) -> None:
+def _apply(saved: SavedFile, module: nn.Module, held: Mapping[str, Any], found: Match, rename: Rename) -> None:
     state: OrderedDict[str, Any] = OrderedDict()
-    tensors: dict[str, Tensor] = {}
     for name, value in held.items():
         source = found.taken.get(name)
         if source is None:
@@ -169,34 +250,22 @@ def _apply(saved: Saved, module: nn.Module, held: Mapping[str, Any], found: Matc
         elif source in saved.extra:
             state[name] = saved.decode(saved.extra[source])
         else:
-            place = saved.source(source)
-            if place not in tensors:
-                tensors[place] = saved.reader.tensor(place)
-            state[name] = cut_like(tensors[place], value)
+            state[name] = cut_like(saved[source], value)
     own = getattr(held, "_metadata", {})
     state._metadata = _rename_metadata(saved, own, found, rename)  # type: ignore[attr-defined]
-    policies = _policies_to_set(module, saved)
     try:
         load_all_or_nothing(module, state, lambda: module.load_state_dict(state))
     except Exception as error:  # torch's, or that of a hook: the module is as it was in any case
         raise CheckpointError(f"the {type(module).__name__} refuses the checkpoint: {error}") from error
-    for each, policy, pattern in policies:
-        buffer_policy(each, policy, pattern)
-
-
-def _policies_to_set(module: nn.Module, saved: Saved) -> list[tuple[nn.Module, str, str]]:
-    """Saved policies for buffers that are there, of modules without policies of their own."""
-    found = []
-    for path, pairs in saved.policies.items():
-        each = next((each for at, each in module.named_modules() if at == path), None)
-        if each is None or POLICY in each.__dict__:
-            continue
+    # Saved policies for buffers that are there, of modules without policies of their own.
+    for path, each in module.named_modules():
         names = [name for name, _ in each.named_buffers()]
-        found += [(each, policy, pattern) for pattern, policy in pairs if fnmatch.filter(names, pattern)]
-    return found
+        for pattern, policy in [] if POLICY in vars(each) else saved.part.get("policies", {}).get(path, []):
+            if fnmatch.filter(names, pattern):
+                buffer_policy(each, policy, pattern)
 
 
-def _rename_metadata(saved: Saved, own: Mapping[str, Any], found: Match, rename: Rename) -> Any:
+def _rename_metadata(saved: SavedFile, own: Mapping[str, Any], found: Match, rename: Rename) -> Any:
     """The metadata of a checkpoint under the names that its tensors have here."""
     if not found.fresh and all(name == source for name, source in found.taken.items()):
         return OrderedDict(saved.metadata)
@@ -207,12 +276,10 @@ def _rename_metadata(saved: Saved, own: Mapping[str, Any], found: Match, rename:
         (path, _, key), old_path = public_name(name).rpartition("."), source.rpartition(".")[0]
         entry, old = result.setdefault(path, {}), saved.metadata.get(old_path, {})
         entry.update({k: v for k, v in old.items() if k not in (LABELS, CONFIG)})
-        labels = entry.pop(LABELS, {})
+        labels = entry.setdefault(LABELS, {})
         labels.pop(key, None)
         if public_name(source) in saved.labels:
             labels[key] = saved.labels[public_name(source)]
-        if labels:
-            entry[LABELS] = labels
     for path, entry in saved.metadata.items():
         if CONFIG in entry and path in result:
             prefix = f"{path}." if path else ""

@@ -4,23 +4,19 @@ Ours keep their state by name, and it is saved as it is. Torch's own keep it by 
 parameters are saved with it, so that it finds them again after they were reordered, renamed or joined by others.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 from torch import Tensor, nn
 
-from ._errors import CheckpointError, DamagedFileError
-from ._json import has_form
-from ._match import list_names
+from ._basics import CheckpointError, DamagedFileError, has_form
+from ._module import Match, list_names
+from ._read import SavedFile
 from ._tree import Tensors, class_name, encode
 
-# What `state_dict()` of torch's own optimizers looks like, and what a group has of its own beside settings.
-_BY_POSITION: Final = {
-    "state": dict,
-    "param_groups": [lambda group: has_form(group, {"params": [int]}) and "params" in group],
-}
+# What a group of torch's own optimizers has beside settings.
 _OWN: Final = ("params", "param_names")
 
 
@@ -45,8 +41,10 @@ def describe(optimizer: Any, state: Any, names: Mapping[int, list[str]]) -> dict
 
 
 def _is_by_position(state: Any) -> bool:
-    # Every part of it is there: a form says nothing about what is missing.
-    return has_form(state, _BY_POSITION) and {"state", "param_groups"} <= state.keys()
+    """Whether it looks as `state_dict()` of torch's own optimizers does."""
+    if not has_form(state, {"state": dict, "param_groups": [{"params": [int]}]}):
+        return False
+    return {"state", "param_groups"} <= state.keys() and all("params" in group for group in state["param_groups"])
 
 
 def _names(optimizer: Any, names: Mapping[int, list[str]]) -> list[list[list[str]]] | None:
@@ -62,134 +60,111 @@ def _names(optimizer: Any, names: Mapping[int, list[str]]) -> list[list[list[str
 
 
 @dataclass(frozen=True)
-class KnownState:
-    """What is known about names when an optimizer is loaded.
+class StateFitter:
+    """Makes the state of a checkpoint one that an optimizer takes.
 
     Attributes:
+        saved: The checkpoint.
+        match: Which name of its module goes where.
         names: The names of parameters here, by `id`.
-        sources: Names in the checkpoint by names here.
-        every: All names in the checkpoint.
-        fresh: Names here that may start fresh.
-        dropped: Names of the checkpoint that may be left out.
-        strict: Whether anything else must match.
+        strict: Whether everything must match but what the module leaves out.
     """
 
+    saved: SavedFile
+    match: Match
     names: Mapping[int, list[str]]
-    sources: Mapping[str, str]
-    every: Collection[str]
-    fresh: Collection[str]
-    dropped: Collection[str]
     strict: bool
 
+    def fit(self, optimizer: Any, part: Mapping[str, Any], state: Any) -> tuple[Any, list[str], list[str]]:
+        """The state to load, the names of parameters that start fresh, and those whose state is not used.
 
-def fit_state(
-    optimizer: Any, part: Mapping[str, Any], state: Any, known: KnownState
-) -> tuple[Any, list[str], list[str]]:
-    """The state of a checkpoint as an optimizer takes it.
+        Args:
+            optimizer: The optimizer.
+            part: What the checkpoint says about its optimizer.
+            state: The state in the checkpoint.
 
-    Args:
-        optimizer: The optimizer.
-        part: What the checkpoint says about its optimizer.
-        state: The state in the checkpoint.
-        known: Names.
+        Raises:
+            CheckpointError: If they do not fit.
+        """
+        here = getattr(optimizer, "named_state_dict", optimizer.state_dict)()
+        positions = _is_by_position(state)
+        if isinstance(state, dict) and positions != _is_by_position(here):
+            told = ("by position", "by name") if positions else ("by name", "by position")
+            here = (
+                f"{class_name(optimizer)} keeps its state {told[1]}; load it into the kind of optimizer that wrote it"
+            )
+            raise CheckpointError(
+                f"the checkpoint has the state of {part.get('class')}, which is {told[0]}, and {here}"
+            )
+        return (self._fit_positions if positions else self._fit_names)(optimizer, part, state, here)
 
-    Returns:
-        The state to load, the names of parameters that start fresh, and those whose state is not used.
+    def _fit_names(self, optimizer: Any, part: Any, state: Any, here: Any) -> tuple[Any, list[str], list[str]]:
+        """A state that is by name, under the names here, without what finds nothing here."""
+        new: dict[str, str | None] = dict.fromkeys(self.match.dropped)
+        new |= {self.saved.source(source): name for name, source in self.match.taken.items()}
+        shapes, ours = (each.get("shapes") if isinstance(each, dict) else None for each in (state, here))
+        fresh: list[str] = []
+        dropped: list[str] = []
+        if isinstance(shapes, dict) and isinstance(ours, dict):
+            live = {name: ([name], shape) for name, shape in ours.items()}
+            found, fresh, dropped = self._pair(optimizer, shapes, live)
+            new |= {source: name for name, source in found.items()} | dict.fromkeys(dropped)
+            links, own = state.get("links"), here.get("links")
+            if isinstance(links, dict) and isinstance(own, dict) and not self.strict:
+                fresh += [f"link {path}" for path in own if path not in links]
+                dropped += [f"link {path}" for path in links if path not in own]
+        return _rename_keys(state, {name: here for name, here in new.items() if name != here}), fresh, dropped
 
-    Raises:
-        CheckpointError: If they do not fit.
-    """
-    here = getattr(optimizer, "named_state_dict", optimizer.state_dict)()
-    positions = _is_by_position(state)
-    if isinstance(state, dict) and positions != _is_by_position(here):
-        told = ("by position", "by name") if positions else ("by name", "by position")
-        raise CheckpointError(
-            f"the checkpoint has the state of {part.get('class')}, which is {told[0]}, and {class_name(optimizer)} keeps its "
-            f"state {told[1]}; load it into the kind of optimizer that wrote it"
-        )
-    return (_fit_positions if positions else _fit_names)(optimizer, part, state, here, known)
+    def _fit_positions(self, optimizer: Any, part: Any, state: Any, here: Any) -> tuple[Any, list[str], list[str]]:
+        """A state that is by position, at the positions here. Where names are not known, positions are names."""
+        if not has_form(part, {"names": [[str]], "shapes": [[[int]]]}):
+            raise DamagedFileError("the names or shapes of its optimizer's parameters are malformed")
+        saved, groups = state["param_groups"], here["param_groups"]
+        origins = {place: at for at, group in enumerate(saved) for place in group["params"]}
+        names, shapes = (list(chain.from_iterable(part.get(key, []))) for key in ("names", "shapes"))
+        called = _names(optimizer, self.names)
+        if called is None or not names:
+            called, names = [[[str(place)] for place in group["params"]] for group in groups], list(map(str, origins))
+        if not len(origins) == len(shapes) == len(set(names)):
+            raise DamagedFileError("the names or shapes of its optimizer's parameters are not those of its state")
+        where = dict(zip(names, origins, strict=True))
+        params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        live = {each[0]: (each, p.shape) for each, p in zip(chain.from_iterable(called), params, strict=True)}
+        found, fresh, dropped = self._pair(optimizer, dict(zip(names, shapes, strict=True)), live)
+        states: dict[int, Any] = {}
+        made: list[dict[str, Any]] = []
+        for group, each in zip(groups, called, strict=True):
+            taken = {at: where[found[a[0]]] for at, a in zip(group["params"], each, strict=True) if a[0] in found}
+            states |= {at: state["state"][old] for at, old in taken.items() if old in state["state"]}
+            options = _options(group, [origins[old] for old in taken.values()], saved)
+            made.append({**options, **{key: group[key] for key in _OWN if key in group}})
+        return {**state, "state": states, "param_groups": made}, fresh, dropped
 
+    def _pair(self, optimizer: Any, shapes: Any, here: Any) -> tuple[dict[str, str], list[str], list[str]]:
+        """The names in the checkpoint by names here, of parameters of the same shape, and those that are left on either side.
 
-def _fit_names(
-    optimizer: Any, part: Mapping[str, Any], state: Any, here: Any, known: KnownState
-) -> tuple[Any, list[str], list[str]]:
-    """A state that is by name, under the names here, without what finds nothing here."""
-    new: dict[str, str | None] = dict.fromkeys(known.dropped)
-    new |= {source: name for name, source in known.sources.items()}
-    shapes, ours = (each.get("shapes") if isinstance(each, dict) else None for each in (state, here))
-    fresh: list[str] = []
-    dropped: list[str] = []
-    if isinstance(shapes, dict) and isinstance(ours, dict):
-        found = _pair(optimizer, shapes, {name: ([name], shape) for name, shape in ours.items()}, known)
-        fresh, dropped = _leftovers(found, ours, shapes)
-        new |= {source: name for name, source in found.items()} | dict.fromkeys(dropped)
-        links, own = state.get("links"), here.get("links")
-        if isinstance(links, dict) and isinstance(own, dict) and not known.strict:
-            fresh += [f"link {path}" for path in own if path not in links]
-            dropped += [f"link {path}" for path in links if path not in own]
-    return _rename_keys(state, {name: here for name, here in new.items() if name != here}), fresh, dropped
-
-
-def _fit_positions(
-    optimizer: Any, part: Mapping[str, Any], state: Any, here: Any, known: KnownState
-) -> tuple[Any, list[str], list[str]]:
-    """A state that is by position, at the positions here. Where names are not known, positions are names."""
-    if not has_form(part, {"names": [[str]], "shapes": [[[int]]]}):
-        raise DamagedFileError("the names or shapes of its optimizer's parameters are malformed")
-    saved, groups = state["param_groups"], here["param_groups"]
-    origins = {place: at for at, group in enumerate(saved) for place in group["params"]}
-    called, names = _names(optimizer, known.names), list(chain.from_iterable(part.get("names", [])))
-    if called is None or not names:
-        called, names = [[[str(place)] for place in group["params"]] for group in groups], list(map(str, origins))
-    shapes = list(chain.from_iterable(part.get("shapes", [])))
-    if not len(origins) == len(shapes) == len(set(names)):
-        raise DamagedFileError("the names or shapes of its optimizer's parameters are not those of its state")
-    where = dict(zip(names, origins, strict=True))
-    params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    live = {each[0]: (each, p.shape) for each, p in zip(chain.from_iterable(called), params, strict=True)}
-    found = _pair(optimizer, dict(zip(names, shapes, strict=True)), live, known)
-    states: dict[int, Any] = {}
-    made: list[dict[str, Any]] = []
-    for group, each in zip(groups, called, strict=True):
-        taken = {at: where[found[a[0]]] for at, a in zip(group["params"], each, strict=True) if a[0] in found}
-        states |= {at: state["state"][old] for at, old in taken.items() if old in state["state"]}
-        options = _options(group, [origins[old] for old in taken.values()], saved)
-        made.append({**options, **{key: group[key] for key in _OWN if key in group}})
-    fresh, dropped = _leftovers(found, live, names)
-    return {**state, "state": states, "param_groups": made}, fresh, dropped
-
-
-def _pair(
-    optimizer: Any, saved: Mapping[str, Any], here: Mapping[str, tuple[list[str], Any]], known: KnownState
-) -> dict[str, str]:
-    """The names in the checkpoint by names here, of parameters of the same shape.
-
-    Raises:
-        CheckpointError: If others are left, on either side, that may not be.
-    """
-    found: dict[str, str] = {}
-    for name, (aliases, shape) in here.items():
-        # What is not in the module has the same name in both.
-        same = None if name in known.fresh or name in known.every else name
-        source = next((known.sources[alias] for alias in aliases if alias in known.sources), same)
-        if source is not None and list(saved.get(source, [-1])) == list(shape):
-            found[name] = source
-    fresh, dropped = _leftovers(found, here, saved)
-    new, old = [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped]
-    problems = [f"it has no state that fits {list_names(new)}"] if new else []
-    problems += [f"nothing here takes its state of {list_names(old)}"] if old else []
-    if problems and known.strict:
-        raise CheckpointError(
-            f"the checkpoint does not fit the {type(optimizer).__name__}: {'; '.join(problems)}. Say what has another name "
-            "with mapping=, or load what fits with strict=False; without the module, parameters have no names but positions"
-        )
-    return found
-
-
-def _leftovers(found: dict[str, str], here: Iterable[str], saved: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The names here that found nothing, and those of the checkpoint that are not used."""
-    used = set(found.values())
-    return [name for name in here if name not in found], [name for name in saved if name not in used]
+        Raises:
+            CheckpointError: If more are left than in the module.
+        """
+        found: dict[str, str] = {}
+        match, every = self.match, set(self.saved.every)
+        for name, (aliases, shape) in here.items():
+            # What is not in the module has the same name in both.
+            same = None if name in match.fresh or name in every else name
+            source = next((self.saved.source(match.taken[each]) for each in aliases if each in match.taken), same)
+            if source is not None and list(shapes.get(source, [-1])) == list(shape):
+                found[name] = source
+        used = set(found.values())
+        fresh, dropped = [name for name in here if name not in found], [name for name in shapes if name not in used]
+        new, old = [n for n in fresh if n not in match.fresh], [n for n in dropped if n not in match.dropped]
+        problems = [f"it has no state that fits {list_names(new)}"] if new else []
+        problems += [f"nothing here takes its state of {list_names(old)}"] if old else []
+        if problems and self.strict:
+            raise CheckpointError(
+                f"the checkpoint does not fit the {type(optimizer).__name__}: {'; '.join(problems)}. Say what has another name "
+                "with mapping=, or load what fits with strict=False; without the module, parameters have no names but positions"
+            )
+        return found, fresh, dropped
 
 
 def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, Any]]) -> dict[str, Any]:
@@ -201,8 +176,7 @@ def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, An
     )
     if any(encode(other, (), _TensorsByValue()) != encode(first, (), _TensorsByValue()) for other in others):
         raise CheckpointError(
-            "parameters that are in one group here were in groups with different settings in the checkpoint; make the same "
-            "groups"
+            "parameters of one group here had different settings in the checkpoint; make the same groups"
         )
     return first
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ._errors import CheckpointError
+from ._basics import CheckpointError, PathLike
 
 fcntl: Any
 try:
@@ -18,8 +18,6 @@ try:
 except ImportError:  # only Unix has it; elsewhere what a killed writer left behind is not swept up
     fcntl = None
 
-
-PathLike = str | os.PathLike[str]
 
 _NAME: Final = re.compile(r"\.moduli-([0-9a-f]{16})-([0-9a-f]{16})\.part")
 
@@ -42,7 +40,10 @@ def replace_file(path: PathLike, fsync: bool = True) -> Iterator[int]:
     target = Path(os.path.realpath(path))
     name: Path | None = None
     try:
-        _refuse_irregular(target)
+        if target.is_dir():
+            raise IsADirectoryError(21, "it is a directory")
+        if target.exists() and not target.is_file():
+            raise OSError(22, "it is a device, a pipe or a socket, not a regular file; give a new name")
         _sweep(target)
         name, descriptor = _create(target)
         try:
@@ -61,10 +62,8 @@ def replace_file(path: PathLike, fsync: bool = True) -> Iterator[int]:
             with suppress(OSError):
                 os.unlink(name)
         if isinstance(error, OSError):
-            told = error.strerror or str(error)
-            raise CheckpointError(
-                f"cannot write {os.fspath(path)!r}: {told}; what was there before is unchanged"
-            ) from error
+            told = f"{error.strerror or error}; what was there before is unchanged"
+            raise CheckpointError(f"cannot write {os.fspath(path)!r}: {told}") from error
         raise
 
 
@@ -87,10 +86,8 @@ def write_bytes(path: PathLike, data: bytes, *, fsync: bool = True) -> None:
         >>> path.read_bytes()
         b'whole or not at all'
     """
-    with replace_file(path, fsync) as descriptor:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
+    with replace_file(path, fsync) as descriptor, open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
 
 
 def make_directory(path: PathLike) -> None:
@@ -105,22 +102,14 @@ def find_unfinished(path: PathLike) -> list[Path]:
     """Files that writers have begun, to take the place of a file: those with names that `replace_file` made for it."""
     target = Path(os.path.realpath(path))
     with os.scandir(target.parent) as entries:
-        return [
-            Path(entry.path) for entry in entries if (m := _NAME.fullmatch(entry.name)) and m[2] == _mark(target, m[1])
-        ]
+        found = [(entry.path, match) for entry in entries if (match := _NAME.fullmatch(entry.name))]
+    return [Path(name) for name, match in found if match[2] == _mark(target, match[1])]
 
 
 def _mark(target: Path, token: str) -> str:
     """Ties a temporary name to its file. It has the same length for every name, and no other program makes such names."""
     text = f"{token}/{target.name}".encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
-
-
-def _refuse_irregular(target: Path) -> None:
-    if target.is_dir():
-        raise IsADirectoryError(21, "it is a directory")
-    if target.exists() and not target.is_file():
-        raise OSError(22, "it is a device, a pipe or a socket, not a regular file; give a new name")
 
 
 def _create(target: Path) -> tuple[Path, int]:

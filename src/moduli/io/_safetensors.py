@@ -21,15 +21,33 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from ._basics import CheckpointError, DamagedFileError, PathLike, has_form, parse_json
 from ._checksum import BLOCK, Checksum
-from ._dtypes import DTYPES, view_bytes
-from ._errors import CheckpointError, DamagedFileError
-from ._json import has_form, parse_json
-from ._replace import PathLike, replace_file
+from ._replace import replace_file
+
+_KINDS: Final = {"U": "uint", "I": "int", "F": "float"}
+DTYPES: Final[dict[str, torch.dtype]] = {
+    "BOOL": torch.bool,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "BF16": torch.bfloat16,
+    "C64": torch.complex64,
+    **{f"{code}{bits}": getattr(torch, f"{kind}{bits}") for code, kind in _KINDS.items() for bits in (16, 32, 64)},
+    "U8": torch.uint8,
+    "I8": torch.int8,
+}
+"""Dtypes by the codes that stand for them in a file."""
+
+# C64 is read where others wrote it; we write pairs, which every version of the safetensors library opens.
+CODES: Final[dict[torch.dtype, str]] = {dtype: code for code, dtype in DTYPES.items() if not dtype.is_complex}
 
 CONTENT: Final = "moduli"
 CHECKSUMS: Final = "moduli.sums"
@@ -43,6 +61,9 @@ _PLACE: Final = len(f'12345678{{"{_METADATA}":{{"{_SEAL}":"')
 FORMAT: Final = 1
 """The version of what is in `moduli`. It grows when files of a newer one cannot be read by older code."""
 
+Announced: TypeAlias = list[tuple[str, str, list[int]]]
+"""Names of tensors with the codes and shapes under which they are stored, in the order of the header."""
+
 _MOST_DIMENSIONS: Final = 64
 _LONGEST: Final = 100_000_000  # the limit of the safetensors library
 
@@ -55,10 +76,10 @@ _WAITING: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """One tensor in a file: its name, code, shape, and its bytes in the data."""
+    """One tensor in a file: its name, dtype, shape, and its bytes in the data."""
 
     name: str
-    code: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -84,7 +105,7 @@ class Header:
 def write_tensors(
     path: PathLike,
     tensors: Iterable[tuple[str, Tensor]],
-    like: list[tuple[str, str, list[int]]],
+    like: Announced,
     metadata: dict[str, str],
     *,
     checksums: bool = True,
@@ -104,21 +125,15 @@ def write_tensors(
         CheckpointError: If it cannot be written, or the tensors are not those that were announced. The old file is still
             there then.
     """
-    slots = arrange(like)
-    order = [name for name, _, _ in like]
-    head, place = compose(slots, order, metadata, checksums)
-    left = {slot.name: slot for slot in slots}
-    sums = dict.fromkeys(left, 0)
-    most = max((slot.end - slot.begin for slot in slots), default=0)
+    head, place, left = compose(like, metadata, checksums)
+    sums = {name: 0 for name, _, _ in like}
+    most = max((slot.end - slot.begin for slot in left.values()), default=0)
     copied = memoryview(bytearray(min(_CHUNK, most)))
     with replace_file(path, fsync) as descriptor, open(descriptor, "wb", _WAITING, closefd=False) as file:
         file.write(head)
         at = 0
         for name, tensor in tensors:
-            slot = left.pop(name, None)
-            if slot is None:
-                raise CheckpointError(f"{name!r} was not announced, or comes twice; this is not a complete model")
-            raw = view_bytes(tensor)
+            slot, raw = left.pop(name), view_bytes(tensor)
             if len(raw) != slot.end - slot.begin:
                 raise CheckpointError(f"{name!r} has {len(raw)} bytes where {slot.end - slot.begin} are expected")
             if slot.begin != at:  # to seek is to write what is waiting
@@ -136,56 +151,43 @@ def write_tensors(
         if left:
             raise CheckpointError(f"{sorted(left)[0]!r} is missing")
         if checksums:
-            text = "".join(f"{sums[name]:024x}" for name in order).encode()
+            text = "".join(f"{checksum:024x}" for checksum in sums.values()).encode()
             head[place : place + len(text)] = text
         head[_PLACE : _PLACE + 8] = f"{zlib.crc32(head):08x}".encode()
         file.seek(0)
         file.write(head)
 
 
-def arrange(tensors: list[tuple[str, str, list[int]]]) -> list[TensorSlot]:
-    """Give tensors, as names with codes and shapes, their places: the widest numbers first, so that all are aligned."""
-    slots: list[TensorSlot] = []
+def compose(like: Announced, metadata: dict[str, str], checksums: bool) -> tuple[bytearray, int, dict[str, TensorSlot]]:
+    """The beginning of a file, up to its data.
+
+    Args:
+        like: The names with codes and shapes, in the order in which the header is to list them.
+        metadata: Strings beside the tensors.
+        checksums: Whether to leave a place for checksums.
+
+    Returns:
+        The bytes, where the place for checksums is, and the places of the tensors: the widest numbers first, so that all are
+        aligned.
+    """
+    slots: dict[str, TensorSlot] = {}
     begin = 0
-    for name, code, shape in sorted(tensors, key=lambda each: -DTYPES[each[1]].itemsize):
-        end = begin + count_bytes(code, shape)
-        slots.append(TensorSlot(name, code, tuple(shape), begin, end))
-        begin = end
-    return slots
+    for name, code, shape in sorted(like, key=lambda each: -DTYPES[each[1]].itemsize):
+        slots[name] = TensorSlot(name, DTYPES[code], tuple(shape), begin, begin + count_bytes(code, shape))
+        begin = slots[name].end
+    sums = {CHECKSUMS: "0" * (24 * len(slots))} if checksums else {}
+    entries: dict[str, Any] = {_METADATA: {_SEAL: _UNSEALED, **sums, **metadata}}
+    for name, code, shape in like:
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": (slots[name].begin, slots[name].end)}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    head = bytearray(len(text).to_bytes(8, "little") + text)
+    return head, head.index(b":", _PLACE + 8) + 2, slots
 
 
 def count_bytes(code: str, shape: Sequence[int]) -> int:
     """How many bytes a tensor has in a file."""
     return DTYPES[code].itemsize * math.prod(shape)
-
-
-def compose(
-    slots: list[TensorSlot], order: list[str], metadata: dict[str, str], checksums: bool
-) -> tuple[bytearray, int]:
-    """The beginning of a file, up to its data.
-
-    Args:
-        slots: The tensors in the order of the data.
-        order: Their names in the order in which the header is to list them.
-        metadata: Strings beside the tensors.
-        checksums: Whether to leave a place for checksums.
-
-    Returns:
-        The bytes, and where the place for checksums is.
-    """
-    strings = {_SEAL: _UNSEALED}
-    if checksums:
-        strings[CHECKSUMS] = "0" * (24 * len(slots))
-    strings |= metadata
-    found = {slot.name: slot for slot in slots}
-    entries: dict[str, Any] = {_METADATA: strings}
-    for name in order:
-        slot = found[name]
-        entries[name] = {"dtype": slot.code, "shape": slot.shape, "data_offsets": (slot.begin, slot.end)}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    head = bytearray(len(text).to_bytes(8, "little") + text)
-    return head, head.index(b":", _PLACE + 8) + 2
 
 
 def parse(head: bytes, size: int) -> Header:
@@ -228,15 +230,14 @@ def _slot(name: str, entry: Any) -> TensorSlot:
     if not isinstance(code, str) or code not in DTYPES:
         raise DamagedFileError(f"{name!r} has the dtype {code!r}, which is unknown")
     if not has_form([shape, offsets], ([_is_natural], (_is_natural, _is_natural))) or len(shape) > _MOST_DIMENSIONS:
-        raise DamagedFileError(
-            f"the shape of {name!r} is not a list of at most {_MOST_DIMENSIONS} natural numbers, or its offsets are not two"
-        )
+        told = f"is not a list of at most {_MOST_DIMENSIONS} natural numbers, or its offsets are not two"
+        raise DamagedFileError(f"the shape of {name!r} {told}")
     if math.prod(max(length, 1) for length in shape) >= 2**63:
         raise DamagedFileError(f"the shape of {name!r} is larger than any memory")
     size, (begin, end) = count_bytes(code, shape), offsets
     if end - begin != size:
         raise DamagedFileError(f"{name!r} needs {size} bytes, and its offsets are from {begin} to {end}")
-    return TensorSlot(name, code, tuple(shape), begin, end)
+    return TensorSlot(name, DTYPES[code], tuple(shape), begin, end)
 
 
 def _is_natural(value: Any) -> bool:
@@ -253,3 +254,40 @@ def _check_cover(slots: dict[str, TensorSlot], size: int) -> None:
         end = slot.end
     if end != size:
         raise DamagedFileError(f"its tensors have {end} bytes, and the file has {size} for them")
+
+
+# -- dtypes and bytes --------------------------------------------------------------------------------------------------
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
+    """The code and the shape under which a tensor is written.
+
+    Raises:
+        CheckpointError: If it is not a dense tensor with data, or of a dtype that a file cannot hold.
+    """
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+        what = f"device {str(tensor.device)!r}, layout {tensor.layout}, {tensor.dtype}" + ", nested" * tensor.is_nested
+        raise CheckpointError(f"{name!r} ({what}) cannot be saved: only dense tensors with data can; convert it")
+    dtype, shape = tensor.dtype, list(tensor.shape)
+    if dtype.is_complex:  # as pairs
+        dtype, shape = dtype.to_real(), [*shape, 2]
+    code = CODES.get(dtype)
+    if code is None:
+        raise CheckpointError(f"{name!r} has dtype {tensor.dtype}, which safetensors files do not have; convert it")
+    return code, shape
+
+
+def view_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor as they are written: its own memory where that is contiguous on the CPU, else a copy."""
+    value = tensor.detach()
+    if value.is_complex():
+        # What is conjugated lazily is resolved by a copy, which is contiguous.
+        value = torch.view_as_real(value.resolve_conj())
+    value = value.resolve_neg().cpu().contiguous()
+    raw: np.ndarray[Any, Any] = value.reshape(-1).view(torch.uint8).numpy()
+    return raw.data

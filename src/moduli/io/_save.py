@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from ..layout import any_sharded, find_group, gather_objects, is_sharded, make_whole
 from . import _module
-from ._dtypes import describe_stored, dtype_name
-from ._errors import CheckpointError
+from ._basics import CheckpointError, PathLike
 from ._optimizer import describe, parameter_names
 from ._read import PARTS
-from ._replace import PathLike
-from ._safetensors import CONTENT, FORMAT, write_tensors
+from ._safetensors import CONTENT, FORMAT, describe_stored, dtype_name, write_tensors
 from ._tree import Tensors, class_name, collect_random, encode
 
 
@@ -74,7 +72,7 @@ def save(
         True
     """
     tensors = Tensors()
-    content: dict[str, Any] = {"format": FORMAT, "made": describe_writer()}
+    content: dict[str, Any] = {}
     found: dict[str, Tensor] = {}
     if module is not None:
         found, content["module"] = _module.collect(module, tensors)
@@ -89,16 +87,14 @@ def save(
         pieces = [*found.values(), *tensors.found.values()]
         if any_sharded(pieces):
             content["rng_by_rank"] = encode(gather_objects(collect_random(), pieces), ("rng_by_rank",), tensors)
-    if len(content) == 2:
-        raise CheckpointError(
-            f"there is nothing to save in {str(path)!r}: give a module, an optimizer or something else"
-        )
+    if not content:
+        raise CheckpointError(f"there is nothing to save in {str(path)!r}: give a module, an optimizer or others")
     every = {**found, **tensors.found}
 
     def write(stream: Iterable[tuple[str, Tensor]]) -> None:
         like = [(name, *describe_stored(tensor, name)) for name, tensor in every.items()]
         views = {name: dtype_name(tensor.dtype) for name, tensor in every.items() if tensor.is_complex()}
-        metadata = strings({**content, "views": views} if views else content)
+        metadata = describe_content({**content, "views": views} if views else content)
         write_tensors(path, stream, like, metadata, checksums=checksums, fsync=fsync)
 
     if any_sharded(every.values()):
@@ -107,19 +103,16 @@ def save(
         write(every.items())
 
 
-def strings(content: dict[str, Any]) -> dict[str, str]:
-    """The metadata of a file."""
-    return {"format": "pt", CONTENT: json.dumps(content, separators=(",", ":"), allow_nan=False)}
-
-
-def describe_writer() -> dict[str, Any]:
-    """What wrote a file."""
-    return {
+def describe_content(content: dict[str, Any]) -> dict[str, str]:
+    """The metadata of a file: what it says beside its tensors, and what wrote it."""
+    made = {
         "moduli": str(getattr(sys.modules.get("moduli"), "__version__", "")),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
     }
+    whole = {"format": FORMAT, "made": made, **content}
+    return {"format": "pt", CONTENT: json.dumps(whole, separators=(",", ":"), allow_nan=False)}
 
 
 def _part(part: str, value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
@@ -131,8 +124,6 @@ def _part(part: str, value: Any, names: Mapping[int, list[str]], tensors: Tensor
 
 
 def _one(path: tuple[str, ...], value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
-    if not callable(getattr(value, "state_dict", None)):
-        raise TypeError(f"{'/'.join(path)} is a {class_name(value)}, which has no state_dict()")
     state = getattr(value, "named_state_dict", value.state_dict)()
     found = {"class": class_name(value), "state": encode(state, path, tensors)}
     if path[0] == "optimizer" and hasattr(value, "param_groups"):

@@ -9,17 +9,15 @@ and the tree has their names.
 import random
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..labels import Tensor as LabelledTensor
-from ._dtypes import dtype_name
-from ._errors import CheckpointError, DamagedFileError
-from ._json import find_twice
+from ._basics import CheckpointError, DamagedFileError
+from ._safetensors import dtype_name
 
 _SMALL: Final = 2**63
 _PLAIN: Final = frozenset({str, bool, type(None)})
@@ -31,25 +29,21 @@ _KINDS: Final = {tag: kind for kind, tag in (_MAPPINGS | _LISTS).items()}
 
 
 class Tensors:
-    """The tensors of trees, with the names that they get in a file."""
+    """The tensors of trees, with the names that they get in a file; names in `taken` are kept for others."""
 
     def __init__(self) -> None:
         self.found: dict[str, Tensor] = {}
-        self._taken: set[str] = set()
+        self.taken: set[str] = set()
         self._names: dict[int, str] = {}
-
-    def reserve(self, names: Iterable[str]) -> None:
-        """Keep names for others."""
-        self._taken.update(names)
 
     def add(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
         """The name of a tensor; the same one if it was there before."""
         name = self._names.get(id(tensor))
         if name is None:
             name = "/".join(map(str, path)).encode("utf-8", "replace").decode()
-            while name in self._taken:
+            while name in self.taken:
                 name += "'"
-            self._taken.add(name)
+            self.taken.add(name)
             self._names[id(tensor)] = name
             # Kept, so that its id stays its own.
             self.found[name] = tensor
@@ -90,12 +84,9 @@ def _encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
     if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: _encode(each, (*path, key), tensors) for key, each in value.items()}
     if kind in _MAPPINGS:
-        pairs = value.items()
-        return {
-            _MAPPINGS[kind]: [
-                [_encode(key, (*path, "key"), tensors), _encode(each, (*path, key), tensors)] for key, each in pairs
-            ]
-        }
+        keys = [_encode(key, (*path, "key"), tensors) for key in value]
+        values = [_encode(each, (*path, key), tensors) for key, each in value.items()]
+        return {_MAPPINGS[kind]: [list(pair) for pair in zip(keys, values, strict=True)]}
     if kind in _LISTS:
         return {_LISTS[kind]: _items(value, path, tensors)}
     encoder = _ENCODERS.get(kind)
@@ -107,31 +98,21 @@ def _encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
         return {"$tensor": tensors.add(value, path)}
     if is_stateful(value):
         return {"$object": [class_name(value), _encode(value.state_dict(), path, tensors)]}
-    raise CheckpointError(_refusal(value, path))
+    raise CheckpointError(
+        f"{'/'.join(map(str, path))} is a {class_name(value)}, which cannot be saved without pickle; use numbers, strings, "
+        "tensors, and lists, tuples, sets and dicts of them, module= for modules, or an object with state_dict() in extra="
+    )
 
 
 def is_stateful(value: Any) -> bool:
     """Whether an object is saved by its state dict. Modules are not: there is more to them."""
-    return not isinstance(value, nn.Module) and all(
-        callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
-    )
+    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    return not isinstance(value, nn.Module) and all(map(callable, methods))
 
 
 def class_name(value: object) -> str:
     """The full name of an object's class."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _refusal(value: Any, path: tuple[Any, ...]) -> str:
-    where = "/".join(map(str, path))
-    if isinstance(value, LabelledTensor):
-        return f"{where} is a labelled tensor, whose labels cannot be rebuilt from a file; save its data, or own it in a module"
-    if isinstance(value, nn.Module):
-        return f"{where} is a module; give it as module=, several of them in a torch.nn.ModuleDict"
-    return (
-        f"{where} is a {class_name(value)}, which cannot be saved without pickle; use numbers, strings, tensors, and lists, "
-        "tuples, sets and dicts of them, or an object with state_dict() in extra="
-    )
 
 
 def _float(value: float) -> Any:
@@ -147,9 +128,8 @@ def _array(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
     try:
         tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
     except TypeError:
-        raise CheckpointError(
-            f"{'/'.join(map(str, path))} is an array of {value.dtype}, which files do not have; convert it"
-        ) from None
+        where = "/".join(map(str, path))
+        raise CheckpointError(f"{where} is an array of {value.dtype}, which files do not have; convert it") from None
     return {"$array": [value.dtype.str, tensors.add(tensor, path)]}
 
 
@@ -160,9 +140,7 @@ _ENCODERS: Final[dict[type, Callable[[Any, tuple[Any, ...], Tensors], Any]]] = {
     torch.Size: lambda value, path, tensors: {"$size": list(value)},
     torch.dtype: lambda value, path, tensors: {"$dtype": dtype_name(value)},
     torch.device: lambda value, path, tensors: {"$device": str(value)},
-    torch.Generator: lambda value, path, tensors: {
-        "$generator": [str(value.device), tensors.add(value.get_state(), path)]
-    },
+    torch.Generator: lambda value, path, to: {"$generator": [str(value.device), to.add(value.get_state(), path)]},
     np.ndarray: _array,
 }
 
@@ -186,12 +164,10 @@ def decode(node: Any, read: Read) -> Any:
         return _decode(node, read)
     except RecursionError:
         raise DamagedFileError("a tree in it is nested too deeply") from None
-    except (
-        TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, AttributeError, struct.error,
-    ) as error:  # fmt: skip
+    except Exception as error:  # whatever torch, NumPy and Python say to what is no value
         if isinstance(error, CheckpointError):
             raise
-        raise DamagedFileError(f"a tree in it stands for no value: {error}") from None
+        raise DamagedFileError(f"a tree in it stands for no value: {error}") from error
 
 
 def _decode(node: Any, read: Read) -> Any:
@@ -254,23 +230,8 @@ _DECODERS: Final[dict[str, Callable[[Any, Read], Any]]] = {
 }
 
 
-def check_owners(node: Any) -> None:
-    """Refuse arrays and generators of one tensor: each is a copy of it, so that a small file could ask for any memory.
-
-    Raises:
-        DamagedFileError: If there are two of one.
-    """
-    twice = find_twice(_names(node, ("$generator", "$array")))
-    if twice is not None:
-        raise DamagedFileError(f"two arrays in it are made of the tensor {twice!r}")
-
-
-def tensor_names(node: Any) -> list[str]:
+def tensor_names(node: Any, tags: Collection[str] = ("$tensor", "$generator", "$array")) -> list[str]:
     """The names of the tensors in a tree that is still JSON; what is malformed is skipped."""
-    return _names(node, ("$tensor", "$generator", "$array"))
-
-
-def _names(node: Any, tags: tuple[str, ...]) -> list[str]:
     found: list[str] = []
     waiting = [node]
     while waiting:

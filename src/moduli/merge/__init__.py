@@ -40,49 +40,41 @@ Example:
     (True, True)
 """
 
-from ._angles import karcher, slerp, stock
-from ._averages import greedy_ingredients, greedy_soup, lerp, linear, soup, task_arithmetic, task_vector
-from ._call import RECIPES, make_recipe
-from ._coefficients import Coefficient, layered
-from ._data import fisher, fisher_information, reestimate_batch_norm
-from ._driver import Buffers, Integers, Policy, Recipe, run, stream
-from ._models import MergeError, Model
-from ._search import MergeSearch, search
-from ._sparse import breadcrumbs, dare, della, sce
-from ._ties import Elect, ties
+import typing as _typing
 
-__all__ = [
-    "linear",
-    "lerp",
-    "slerp",
-    "task_vector",
-    "task_arithmetic",
-    "ties",
-    "dare",
-    "soup",
-    "greedy_soup",
-    "greedy_ingredients",
-    "fisher",
-    "fisher_information",
-    "stock",
-    "breadcrumbs",
-    "della",
-    "sce",
-    "karcher",
-    "reestimate_batch_norm",
-    "Model",
-    "Coefficient",
-    "Buffers",
-    "Policy",
-    "Integers",
-    "Elect",
-    "MergeError",
-    "Recipe",
-    "RECIPES",
-    "make_recipe",
-    "layered",
-    "search",
-    "MergeSearch",
-    "run",
-    "stream",
-]
+from ._angles import karcher as karcher
+from ._angles import slerp as slerp
+from ._angles import stock as stock
+from ._averages import greedy_ingredients as greedy_ingredients
+from ._averages import greedy_soup as greedy_soup
+from ._averages import lerp as lerp
+from ._averages import linear as linear
+from ._averages import soup as soup
+from ._averages import task_arithmetic as task_arithmetic
+from ._averages import task_vector as task_vector
+from ._call import RECIPES as RECIPES
+from ._call import MergeSearch as MergeSearch
+from ._call import make_recipe as make_recipe
+from ._call import search as search
+from ._coefficients import Coefficient as Coefficient
+from ._coefficients import layered as layered
+from ._data import fisher as fisher
+from ._data import fisher_information as fisher_information
+from ._data import reestimate_batch_norm as reestimate_batch_norm
+from ._driver import Buffers as Buffers
+from ._driver import Integers as Integers
+from ._driver import Policy as Policy
+from ._driver import Recipe as Recipe
+from ._driver import run as run
+from ._driver import stream as stream
+from ._models import MergeError as MergeError
+from ._models import Model as Model
+from ._sparse import breadcrumbs as breadcrumbs
+from ._sparse import dare as dare
+from ._sparse import della as della
+from ._sparse import sce as sce
+from ._ties import Elect as Elect
+from ._ties import ties as ties
+
+if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+    __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -21,7 +21,7 @@ References:
 
 from collections.abc import Sequence
 from math import acos, atan2, cos, sin, sqrt
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ from torch import Tensor
 from ._averages import add_base, share_out, weighted_sum
 from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
-from ._models import MergeError, check_choice
+from ._driver import Buffers, Integers, ModelT, Recipe, Row
+from ._models import MergeError
 
 # Below this sine the arc cannot be told from a straight line in the precision of the accumulation.
 _FLAT = 1e-6
@@ -42,13 +42,12 @@ def slerp(
     b: ModelT,
     t: Coefficient,
     *,
-    angle: Literal["tensor", "model"] = "tensor",
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
     """Interpolate between two models along an arc, which keeps norms where a straight line would shrink them.
 
-    With Ω the angle between `a` and `b`,
+    For each tensor, with Ω the angle between `a` and `b`,
 
         θ = sin((1 − t) Ω) / sin Ω · a + sin(t Ω) / sin Ω · b.
 
@@ -59,8 +58,6 @@ def slerp(
         a: A module or state dict. It decides form, structure and dtypes of the result.
         b: Another of the same structure.
         t: How far to go from `a` to `b`: a number, or numbers by glob pattern of parameter names.
-        angle: Whether each tensor has its own angle, or Ω is that of the whole models, all tensors that are merged and
-            differ seen as one vector. The latter reads the models twice.
         buffers: Whether floating buffers are those of `a` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `a` in any case.
 
@@ -77,32 +74,20 @@ def slerp(
     Reference:
         Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985.
     """
-    check_choice("angle", angle, "tensor", "model")
     place = Coefficients(t, "t")
 
     def kernel(name: str, row: Row) -> Tensor:
-        return weighted_sum(row, _weights(place(name), _products(row[0], row[1])))
+        # Of complex tensors the real parts, as if they were real pairs.
+        pairs = ((row[0], row[0]), (row[0], row[1]), (row[1], row[1]))
+        aa, ab, bb = (torch.vdot(x.reshape(-1), y.reshape(-1)).real.item() for x, y in pairs)
+        t = place(name)
+        omega = acos(min(max(ab / sqrt(aa * bb), -1.0), 1.0)) if aa * bb > 0 else 0.0
+        sine = sin(omega)
+        if sine < _FLAT:
+            return weighted_sum(row, (1.0 - t, t))
+        return weighted_sum(row, (sin((1.0 - t) * omega) / sine, sin(t * omega) / sine))
 
-    def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
-        each = [_products(row[0], row[1]) for _, row in rows]
-        total = [sum(parts) for parts in zip(*each, strict=True)]
-        return lambda name, row: weighted_sum(row, _weights(place(name), total))
-
-    return cast(ModelT, Recipe(kernel, (place,), survey=survey if angle == "model" else None))
-
-
-def _products(a: Tensor, b: Tensor) -> list[float]:
-    """⟨a, a⟩, ⟨a, b⟩ and ⟨b, b⟩; of complex tensors the real parts, as if they were real pairs."""
-    return [torch.vdot(x.reshape(-1), y.reshape(-1)).real.item() for x, y in ((a, a), (a, b), (b, b))]
-
-
-def _weights(t: float, products: Sequence[float]) -> tuple[float, float]:
-    aa, ab, bb = products
-    omega = acos(min(max(ab / sqrt(aa * bb), -1.0), 1.0)) if aa * bb > 0 else 0.0
-    sine = sin(omega)
-    if sine < _FLAT:
-        return 1.0 - t, t
-    return sin((1.0 - t) * omega) / sine, sin(t * omega) / sine
+    return cast(ModelT, Recipe(kernel, (place,)))
 
 
 @recipe
@@ -139,8 +124,6 @@ def karcher(
         Karcher, "Riemannian center of mass and mollifier smoothing", 1977.
     """
     each_weight = per_model(weights, len(models), "weights", low=0.0)
-    if steps < 1:
-        raise MergeError(f"steps is {steps}; it must be at least 1")
 
     def kernel(name: str, row: Row) -> Tensor:
         shares = share_out([weight(name) for weight in each_weight], name)
@@ -206,22 +189,19 @@ def stock(
     count = len(models)
     if count < 2:
         raise MergeError(f"models holds {count}, and this needs at least two models")
-    return cast(ModelT, Recipe(lambda _, row: weighted_sum(row, add_base([find_ratio(row) / count] * count))))  # (3)
 
+    def kernel(name: str, row: Row) -> Tensor:
+        # Of unit vectors u_i, ‖Σ u_i‖² = Σ ‖u_i‖² + Σ_{i≠j} cos ω_ij: one sum in place of all pairs.
+        total, directions = torch.zeros_like(row[0]), 0
+        for index in range(count):
+            delta = row[index + 1] - row[0]
+            norm = float(torch.linalg.vector_norm(delta))
+            if norm > 0:
+                total.add_(delta, alpha=1.0 / norm)
+                directions += 1
+        pairs = float(torch.linalg.vector_norm(total)) ** 2 - directions
+        cosine = min(max(pairs / (count * (count - 1)), 0.0), 1.0)  # (1)
+        ratio = count * cosine / (1.0 + (count - 1) * cosine)  # (2)
+        return weighted_sum(row, add_base([ratio / count] * count))  # (3)
 
-def find_ratio(row: Row) -> float:
-    """T of (2) for the base and the models of a row."""
-    count = len(row) - 1
-    base = row[0]
-    # Of unit vectors u_i, ‖Σ u_i‖² = Σ ‖u_i‖² + Σ_{i≠j} cos ω_ij: one sum in place of all pairs.
-    total = torch.zeros_like(base)
-    directions = 0
-    for index in range(count):
-        delta = row[index + 1] - base
-        norm = float(torch.linalg.vector_norm(delta))
-        if norm > 0:
-            total.add_(delta, alpha=1.0 / norm)
-            directions += 1
-    pairs = float(torch.linalg.vector_norm(total)) ** 2 - directions
-    cosine = min(max(pairs / (count * (count - 1)), 0.0), 1.0)  # (1)
-    return count * cosine / (1.0 + (count - 1) * cosine)  # (2)
+    return cast(ModelT, Recipe(kernel))

@@ -234,7 +234,6 @@ def greedy_soup(
     Reference:
         Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482.
     """
-    models = list_models(models)
     chosen = greedy_ingredients(models, evaluate, mode=mode, buffers=buffers, integers=integers)
     return linear([models[index] for index in chosen], buffers=buffers, integers=integers)
 
@@ -314,8 +313,7 @@ def share_out(weights: list[float], name: str, normalize: bool = True) -> list[f
     """
     total = sum(weights) if normalize else 1.0
     if total == 0:
-        remedy = "use normalize=False for a plain sum" if any(weights) else "give at least one that is greater"
-        raise MergeError(f"the weights for {name!r} are {weights} and add up to 0, so they have no average; {remedy}")
+        raise MergeError(f"the weights for {name!r} are {weights} and add up to 0; use normalize=False for a plain sum")
     return [weight / total for weight in weights]
 
 

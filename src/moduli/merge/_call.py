@@ -3,10 +3,12 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, TypeVar, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ._driver import ModelT, Recipe, run
 from ._models import MergeError
@@ -37,29 +39,24 @@ def recipe(describe: F) -> F:
     @wraps(describe)
     def call(*args: Any, out: Any = None, **options: Any) -> Any:
         given = {**dict(zip(signature.parameters, args, strict=False)), **options}
-        paths = [path for name in held for path in _paths(given.get(name))]
-        if bool(paths) != (out is not None):
+        listed = [each for name in held for each in _list_values(given.get(name))]
+        paths = [each for each in listed if isinstance(each, str | os.PathLike)]
+        if bool(paths) != (out is not None) or (paths and len(paths) < len(listed)):
             raise MergeError(
-                "a merge of checkpoints is written to a checkpoint: give its path as out="
-                if paths
-                else "out= is for checkpoints that are given by their paths; this is a merge of models in memory"
+                "checkpoints are merged into a checkpoint: give the paths of all models, and of the result as out=, or load them"
             )
         if paths:
-            rest = {name: value for name, value in given.items() if name not in held}
             from ..io import merge_files  # a room above this one: declared with the order of the rooms
 
-            merge_files(describe.__name__, paths, out, **rest)
+            merge_files(describe.__name__, paths, out, **{name: given[name] for name in given if name not in held})
             return None
         bound = signature.bind(*args, **options)
         bound.apply_defaults()
         given = bound.arguments
-        models: dict[str, Any] = {}
-        for name in held:
-            if name == "models":
-                given[name] = list_models(given[name])
-                models |= {f"models[{at}]": each for at, each in enumerate(given[name])}
-            else:
-                models[name] = given[name]
+        models: dict[str, Any] = {name: given[name] for name in held if name != "models"}
+        if "models" in held:
+            given["models"] = list_models(given["models"])
+            models |= {f"models[{at}]": each for at, each in enumerate(given["models"])}
         found = describe(*bound.args, **bound.kwargs)
         if not isinstance(found, Recipe):
             return found
@@ -121,9 +118,119 @@ def list_models(models: Sequence[ModelT]) -> list[ModelT]:
     return models
 
 
-def _paths(value: Any) -> list[Any]:
-    values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    paths = [each for each in values if isinstance(each, str | os.PathLike)]
-    if paths and len(paths) < len(values):
-        raise MergeError("some models are paths and some are not; give paths for all, or load them first")
-    return paths
+def _list_values(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+# -- searches ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MergeSearch:
+    """What `search` found.
+
+    Attributes:
+        model: The best merged model.
+        options: The coefficients that make it, as the recipe takes them.
+        score: Its score.
+        evaluations: How many models were made and judged.
+        history: The best score after each generation.
+    """
+
+    model: Any
+    options: dict[str, Any]
+    score: float
+    evaluations: int
+    history: list[float]
+
+
+def search(
+    recipe: str,
+    models: Sequence[ModelT],
+    score: Callable[[ModelT], Any],
+    budget: int = 100,
+    *,
+    start: Mapping[str, Any] | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    method: str = "cmaes",
+    seed: int = 0,
+    **options: Any,
+) -> MergeSearch:
+    """Find the coefficients of a recipe that make the best model, by any method of `moduli.evolve`.
+
+    Args:
+        recipe: The name of a recipe: one of `RECIPES`.
+        models: Live modules or state dicts; for recipes with a base, the base first.
+        score: A function of the merged model that gives one number, the smaller the better: a validation loss.
+        budget: How many models are made and judged.
+        start: The coefficients to search for, by name, where the search starts: numbers, lists of numbers with one for each
+            model, or mappings from glob patterns to numbers. Without it, `t` of `lerp` and `slerp`, or one weight per model.
+        bounds: From where to where each coefficient may go.
+        method: A method of `moduli.evolve.search`.
+        seed: Decides every random number of the search.
+        **options: The other arguments of the recipe, which stay as they are.
+
+    Returns:
+        The best model with its coefficients and its score. It is never worse than the start.
+
+    Raises:
+        MergeError: If the models or the coefficients do not fit.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> a, b = {"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 3.0])}
+        >>> found = merge.search("lerp", [a, b], lambda m: (m["w"] - torch.tensor([0.25, 0.75])).square().sum(), 80)
+        >>> round(found.options["t"], 2)
+        0.25
+    """
+    given = dict(_find_start(recipe, len(models)) if start is None else start)
+    if not given:
+        raise MergeError(f"{recipe!r} has no coefficients to search for; say which with start=")
+    holder = nn.Module()
+    for name, value in given.items():
+        numbers = torch.tensor(list(value.values()) if isinstance(value, Mapping) else value, dtype=torch.float64)
+        holder.register_parameter(name, nn.Parameter(numbers.reshape(-1).clamp(*bounds)))
+    best: list[Any] = [None, None, float("inf")]
+
+    def fitness(module: nn.Module) -> float:
+        held = {name: numbers.detach().clamp(*bounds) for name, numbers in module.named_parameters()}
+        found = {name: _restore(value, held[name]) for name, value in given.items()}
+        model = run(make_recipe(recipe, len(models), {**options, **found}), list(models))
+        with torch.no_grad():
+            result = float(score(model))
+        if result < best[2]:
+            best[:] = [model, found, result]
+        return result
+
+    fitness(holder)  # the start itself counts
+    from ..evolve import search as evolve  # a room above this one: declared with the order of the rooms
+
+    width = bounds[1] - bounds[0]
+    spread = method in ("cmaes", "sepcmaes", "ipop", "bipop", "snes", "xnes", "cem")
+    settings: dict[str, Any] = {"sigma": width / 4} if spread else {}
+    result = evolve(holder, fitness, method=method, budget=max(budget - 1, 1), seed=seed, bounds=bounds, **settings)
+    if best[0] is None:
+        raise MergeError("no merged model had a score that is a number; check the score function")
+    return MergeSearch(best[0], best[1], best[2], result.evaluations + 1, list(result.history))
+
+
+def _find_start(recipe: str, count: int) -> dict[str, Any]:
+    """Where a search for the coefficients of a recipe begins; none if it has none."""
+    others = count - 1
+    starts: dict[tuple[str, ...], dict[str, Any]] = {
+        ("lerp", "slerp"): {"t": 0.5},
+        ("linear", "karcher"): {"weights": [1.0 / count] * count},
+        ("task_arithmetic",): {"scale": [1.0 / max(others, 1)] * others},
+        ("ties", "dare", "breadcrumbs", "della"): {"weights": [0.5] * others, "density": 0.5},
+        ("sce",): {"density": 0.5},
+    }
+    return next((found for names, found in starts.items() if recipe in names), {})
+
+
+def _restore(given: Any, numbers: Tensor) -> Any:
+    """Numbers in the form in which the coefficient was given: one, a list, or a mapping from patterns."""
+    found = numbers.tolist()
+    if isinstance(given, Mapping):
+        return dict(zip(given, found, strict=True))
+    return found if isinstance(given, list | tuple) else found[0]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 from functools import cache
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -37,9 +37,7 @@ class Coefficients:
         TypeError: If the value is none of them.
     """
 
-    def __init__(
-        self, value: Coefficient, what: str, *, low: float = float("-inf"), high: float = float("inf")
-    ) -> None:
+    def __init__(self, value: Coefficient, what: str, *, low: float = -inf, high: float = inf) -> None:
         self._what, self._bounds = what, (low, high)
         self._function = value if callable(value) else None
         self._patterns: dict[str, float] = {}
@@ -52,10 +50,8 @@ class Coefficients:
 
     def _check(self, number: Any, where: str, pattern: Any = "") -> float:
         if not isinstance(pattern, str) or not isinstance(number, Real):
-            raise TypeError(
-                f"{where} is {type(number).__name__}; it must be a number, or a mapping from glob patterns of "
-                "parameter names to numbers"
-            )
+            told = "it must be a number, or a mapping from glob patterns of parameter names to numbers"
+            raise TypeError(f"{where} is {type(number).__name__}; {told}")
         found, (low, high) = float(number), self._bounds
         if not isfinite(found) or not low <= found <= high:
             bounds = f"at least {low:g}" * isfinite(low) + f" and at most {high:g}" * isfinite(high)
@@ -72,22 +68,10 @@ class Coefficients:
             return self._check(self._function(name), f"{self._what} of {name!r}")
         found = find_by_pattern(self._patterns, name)
         if found is None:
-            raise MergeError(
-                f"{self._what} has no number for {name!r}: none of its patterns "
-                f"{', '.join(map(repr, self._patterns))} matches; add one that does, such as '*' at the end"
-            )
+            patterns = ", ".join(map(repr, self._patterns))
+            told = f"none of its patterns {patterns} matches; add one that does, such as '*' at the end"
+            raise MergeError(f"{self._what} has no number for {name!r}: {told}")
         return found
-
-    @property
-    def number(self) -> float:
-        """The number, where there is one for all names.
-
-        Raises:
-            MergeError: If there are numbers by name.
-        """
-        if list(self._patterns) != ["*"]:
-            raise MergeError(f"{self._what} has numbers by name, but is used for whole models here; give one number")
-        return self._patterns["*"]
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse names that no pattern matches, and patterns that match no name.
@@ -121,7 +105,7 @@ def layered(text: str) -> dict[str, float]:
             value = float("nan")
         if not colon or not place or value != value:
             raise MergeError(
-                f"{part.strip()!r} is no number for a layer; write it as layers.0-15:0.3, or *:0.5 for all others"
+                f"{part.strip()!r} is no number for a layer; write layers.0-15:0.3, or *:0.5 for all others"
             )
         layers = re.fullmatch(r"(.*\.)([0-9]+)(?:-([0-9]+))?", place)
         if layers is not None:
@@ -157,10 +141,8 @@ def check_patterns(table: Iterable[str], names: Sequence[str], what: str) -> Non
     for pattern in table:
         if pattern != "*" and not any(compile_pattern(pattern).match(name) for name in names):
             shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
-            raise MergeError(
-                f"the pattern {pattern!r} of {what} matches none of the {len(names)} names that are merged ({shown}); "
-                "correct or remove it"
-            )
+            told = f"matches none of the {len(names)} names that are merged ({shown}); correct or remove it"
+            raise MergeError(f"the pattern {pattern!r} of {what} {told}")
 
 
 def per_model(
@@ -171,8 +153,7 @@ def per_model(
     Raises:
         MergeError: If a sequence does not have one coefficient per model.
     """
-    if value is None:
-        value = 1.0
+    value = 1.0 if value is None else value
     if isinstance(value, Mapping) or not isinstance(value, Sequence):
         return (Coefficients(value, what, **bounds),) * count
     if len(value) != count:

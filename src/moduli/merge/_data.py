@@ -72,10 +72,7 @@ def fisher(
     for index, each in enumerate(fishers):
         odd = next((name for name in each if not all(name in held for held in (names, *fishers))), None)
         if odd is not None:
-            raise MergeError(
-                f"fishers[{index}] holds {odd!r}, which is no parameter of the models or is not in every one of them; give "
-                "it for all models, rename or remove it"
-            )
+            raise MergeError(f"fishers[{index}] holds {odd!r}, which is no parameter, or not in all of the others")
     each_weight = per_model(weights, len(models), "weights", low=0.0)
     if not floor > 0:
         raise MergeError(f"floor is {floor}; it must be greater than 0, because an average divides by it")
@@ -88,11 +85,9 @@ def fisher(
         result, information = torch.zeros_like(row[0]), torch.zeros_like(row[0].real)
         for index, number in enumerate(numbers):
             if number != 0:
-                share = _information(fishers[index][name], row[index], f"fishers[{index}][{name!r}]", floor).mul_(
-                    number
-                )
-                result.addcmul_(row[index], share.to(result.dtype))
-                information.add_(share)
+                share = _information(fishers[index][name], row[index], f"fishers[{index}][{name!r}]", floor)
+                result.addcmul_(row[index], share.to(result.dtype), value=number)
+                information.add_(share, alpha=number)
         return result.div_(information)  # (2)
 
     return run(Recipe(kernel, each_weight), models, buffers=buffers, integers=integers)
@@ -151,28 +146,19 @@ def fisher_information(
             losses = loss(model, batch)
             if not isinstance(losses, Tensor) or losses.ndim > 1 or losses.is_complex() or not losses.requires_grad:
                 what = describe_tensor(losses) if isinstance(losses, Tensor) else type(losses).__name__
-                raise MergeError(
-                    f"loss gave {what}; it must give one real number per example, computed from the model: a vector "
-                    "(reduction='none'), or a scalar for a batch of one example"
-                )
+                told = "one real number per example, computed from the model: a vector (reduction='none'), or a scalar"
+                raise MergeError(f"loss gave {what}; it must give {told}")
             each = losses.reshape(-1)
             for index in range(len(each)):
-                gradients = torch.autograd.grad(
-                    each[index], parameters, retain_graph=index + 1 < len(each), allow_unused=True
-                )
+                gradients = torch.autograd.grad(each[index], parameters, retain_graph=True, allow_unused=True)
                 if all(gradient is None for gradient in gradients):
-                    raise MergeError(
-                        "loss(model, batch) does not depend on the model it was given, which is a copy in evaluation "
-                        "mode; use its first argument, not the original"
-                    )
+                    raise MergeError("loss(model, batch) does not depend on the model given; use its first argument")
                 for total, gradient in zip(totals, gradients, strict=True):
                     if gradient is not None:
                         total.add_(gradient.detach().abs().to(total.dtype).square())  # (1), one term
             examples += len(each)
     if examples == 0:
-        raise MergeError(
-            "data holds no example, so there is nothing to estimate; if it is an iterator, it may be used up"
-        )
+        raise MergeError("data holds no example, so there is nothing to estimate; an iterator may be used up")
     found = {id(parameter): total.div_(examples) for parameter, total in zip(parameters, totals, strict=True)}
     named = model.named_parameters(remove_duplicate=False)
     return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}
@@ -210,40 +196,26 @@ def reestimate_batch_norm(
         Izmailov et al., "Averaging weights leads to wider optima and better generalization", UAI 2018, arXiv:1803.05407
         (section 3.2).
     """
-    result = copy.deepcopy(model)
-    layers = [each for each in result.modules() if isinstance(each, _BATCH_NORMS) and each.running_mean is not None]
-    if not layers:
-        return result
-    modes = [(each, each.training) for each in result.modules()]
-    momenta = [(layer, layer.momentum) for layer in layers]
-    result.eval()
+    measured, result = copy.deepcopy(model).eval(), copy.deepcopy(model)
+    layers, others = (_find_statistics(net) for net in (measured, result))
     for layer in layers:
         layer.reset_running_stats()
         layer.momentum = None  # the cumulative average
         layer.train()
     batches = 0
     with torch.no_grad():
-        for batch in data:
+        for batch in data if layers else ():
             batches += 1
             if forward is not None:
-                forward(result, batch)
+                forward(measured, batch)
             else:
-                result(_input(batch))
-    if batches == 0:
+                measured(batch[0] if isinstance(batch, tuple | list) else batch)
+    if batches == 0 and layers:
         raise MergeError("data holds no batch, so there is nothing to measure; if it is an iterator, it may be used up")
-    for layer, momentum in momenta:
-        layer.momentum = momentum
-    for each, mode in modes:
-        each.training = mode
+    for layer, other in zip(layers, others, strict=True):
+        other.load_state_dict(layer.state_dict())
     return result
 
 
-def _input(batch: object) -> object:
-    if isinstance(batch, Tensor):
-        return batch
-    if isinstance(batch, tuple | list) and batch:
-        return batch[0]
-    raise MergeError(
-        f"a batch is {type(batch).__name__}, and how to run the model on it is not known; "
-        "say so, for example forward=lambda net, batch: net(batch['x'])"
-    )
+def _find_statistics(model: nn.Module) -> list[Any]:
+    return [each for each in model.modules() if isinstance(each, _BATCH_NORMS) and each.running_mean is not None]

@@ -9,7 +9,7 @@ import cmath
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..layout import any_sharded, cut_like, make_whole
 from ..particles import copy_unwrapped
 from ._coefficients import Coefficients, check_patterns, find_by_pattern
-from ._models import COUNTER, MergeError, View, check, check_choice, compare, is_extra, ties, view
+from ._models import COUNTER, MergeError, View, check, check_choice, compare, has_averages, is_extra, ties, view
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Mapping[str, Any])
 
@@ -53,10 +53,10 @@ class Row:
         self._views, self._name = views, name
         self.place: slice | None = None
         self._held: dict[int, Tensor] = {}
-        # Only what it is like: a row may be kept, what was read for it from a file may not.
-        like = views[0].look(name)
-        self._like = torch.empty(like.shape, dtype=like.dtype, device="meta")
-        self.device = torch.device("cpu") if like.is_meta else like.device
+        self.like = views[0].look(name)
+        self.device = torch.device("cpu") if self.like.is_meta else self.like.device
+        kind = torch.complex64 if self.like.is_complex() else torch.float32
+        self._dtype = self.like.dtype if self.like.dtype in (torch.float64, torch.complex128) else kind
 
     def __len__(self) -> int:
         return len(self._views)
@@ -68,25 +68,18 @@ class Row:
         found = self._held.get(index)
         if found is None:
             raw = self._views[index].read(self._name)
-            compare(self._name, self._views[0], self._like, self._views[index], raw)
+            compare(self._name, self._views[0], self.like, self._views[index], raw)
             found = make_whole(raw)
         if self.place is not None:
             self._held[index] = found.contiguous()
             found = self._held[index].view(-1)[self.place]
-        tensor = found.to(device=self.device, dtype=_accumulation(self._like.dtype))
+        tensor = found.to(device=self.device, dtype=self._dtype)
         if not _is_finite(tensor):
-            raise MergeError(
-                f"{self._name!r} of {self._views[index].label} has values that are NaN or infinite; repair it, or, if "
-                "it is a buffer, take the first's with buffers='first'"
+            told = (
+                "has values that are NaN or infinite; repair it, or take the first's of a buffer with buffers='first'"
             )
+            raise MergeError(f"{self._name!r} of {self._views[index].label} {told}")
         return tensor
-
-
-def _accumulation(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which tensors of a dtype are combined."""
-    if dtype in (torch.float64, torch.complex128):
-        return dtype
-    return torch.complex64 if dtype.is_complex else torch.float32
 
 
 Kernel: TypeAlias = Callable[[str, Row], Tensor]
@@ -103,15 +96,12 @@ class Recipe:
         keeps: Whether models that agree on a name give what they agree on, for a name. Then it is copied bit for bit.
         elementwise: Whether every entry of the result depends on the entries in its place alone. Large tensors are then merged
             piece by piece, in the processor's caches.
-        survey: For a recipe that must see every row before it merges the first one: makes the kernel to use. Names that
-            are copied are not among them.
     """
 
     kernel: Kernel
     coefficients: tuple[Coefficients, ...] = ()
     keeps: Callable[[str], bool] = lambda _: True
     elementwise: bool = False
-    survey: Callable[[Sequence[tuple[str, Row]]], Kernel] | None = None
 
 
 def run(
@@ -171,47 +161,53 @@ def stream(
     views = [view(model, name) for model, name in zip(models, called, strict=True)]
     groups = ties(views)
     names = [group[0] for group in groups]
-    floating = [name for name in names if _has_averages(views[0].look(name))]
+    floating = [name for name in names if has_averages(views[0].look(name))]
     kept = _buffers_to_keep(buffers, views[0], floating)
     averaged = {name: None for name in floating if name not in kept}
     for other in views[1:]:
         check(views[0], other, [name for name in names if name not in kept])
     for coefficient in recipe.coefficients:
         coefficient.check(list(averaged))
-    if recipe.survey is not None:
-        with torch.no_grad():
-            rows = [(name, Row(views, name)) for name in averaged if not _agree(recipe, views, name)]
-            recipe = replace(recipe, kernel=recipe.survey(rows))
-    equal = set(names) - set(floating) if integers == "equal" else set()
+    # Only the counters of batch normalisation are expected to differ.
+    equal = {name for name in names if integers == "equal" and name.rpartition(".")[2] != COUNTER} - set(floating)
     return ((group, _take(recipe, views, group[0], group[0] in averaged, group[0] in equal)) for group in groups)
 
 
 @torch.no_grad()
 def _take(recipe: Recipe, views: list[View], name: str, averaged: bool, equal: bool) -> Tensor:
     """The tensor of a name in the result: merged, or the first's where the models agree or it is not merged."""
-    if equal:
-        _check_equal(views, name)
-    if averaged and not _agree(recipe, views, name):
+    other = _find_other(views, name) if equal else None
+    if other is not None:
+        told = f"differs between {views[0].label} and {other.label}; take the first's with integers='first'"
+        raise MergeError(f"{name!r} ({views[0].look(name).dtype}) {told}")
+    if averaged and not (recipe.keeps(name) and _find_other(views, name) is None):
         return _merge(recipe, views, name)
     return views[0].read(name).clone()
 
 
+def _find_other(views: list[View], name: str) -> View | None:
+    """The first model that has something else under a name than the first of all."""
+    first = make_whole(views[0].read(name))
+    for other in views[1:]:
+        tensor = make_whole(other.read(name))
+        if tensor.dtype != first.dtype or not torch.equal(tensor.to(first.device), first):
+            return other
+    return None
+
+
 def _merge(recipe: Recipe, views: list[View], name: str) -> Tensor:
     """The merged tensor of a name, as the first model would hold it."""
-    like, row = views[0].look(name), Row(views, name)
-    if not recipe.elementwise or like.numel() < 2 * _PIECE:
-        merged = _narrow(name, recipe.kernel(name, row), like.dtype)
+    row = Row(views, name)
+    if not recipe.elementwise or row.like.numel() < 2 * _PIECE:
+        merged = _narrow(name, recipe.kernel(name, row), row.like.dtype)
     else:
-        merged = torch.empty(like.shape, dtype=like.dtype, device=row.device)
-        for start in range(0, like.numel(), _PIECE):
+        merged = torch.empty(row.like.shape, dtype=row.like.dtype, device=row.device)
+        for start in range(0, row.like.numel(), _PIECE):
             row.place = slice(start, start + _PIECE)
-            merged.view(-1)[row.place] = _narrow(name, recipe.kernel(name, row), like.dtype)
+            merged.view(-1)[row.place] = _narrow(name, recipe.kernel(name, row), row.like.dtype)
     if name in views[0].buffers and name.rpartition(".")[2] == "running_var" and bool((merged < 0).any()):
-        raise MergeError(
-            f"the merged {name!r} has negative variances, because this merge extrapolates; use buffers='first', "
-            "then reestimate_batch_norm"
-        )
-    return cast(Tensor, cut_like(merged, like))
+        raise MergeError(f"the merged {name!r} has negative variances; use buffers='first', then reestimate_batch_norm")
+    return cast(Tensor, cut_like(merged, row.like))
 
 
 def _narrow(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -222,41 +218,9 @@ def _narrow(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     """
     result = value.to(dtype)
     if not _is_finite(result.to(value.dtype)):
-        raise MergeError(
-            f"the merged {name!r} does not fit {dtype}: its largest magnitude is {value.abs().max().item():g}; "
-            "use smaller coefficients, or convert the first model to a wider dtype"
-        )
+        told = f"its largest magnitude is {value.abs().max().item():g}; use smaller coefficients, or a wider dtype"
+        raise MergeError(f"the merged {name!r} does not fit {dtype}: {told}")
     return result
-
-
-def _agree(recipe: Recipe, views: list[View], name: str) -> bool:
-    """Whether a name is kept as it is, because every model has the same under it."""
-    if not recipe.keeps(name):
-        return False
-    first = make_whole(views[0].read(name))
-    others = (make_whole(other.read(name)) for other in views[1:])
-    return all(
-        each.dtype == first.dtype and each.device == first.device and torch.equal(each, first) for each in others
-    )
-
-
-def _check_equal(views: list[View], name: str) -> None:
-    """Refuse integers that differ. Only the counter of batch normalisation is expected to."""
-    if name.rpartition(".")[2] == COUNTER:
-        return
-    first = views[0].read(name)
-    for other in views[1:]:
-        tensor = other.read(name)
-        compare(name, views[0], first, other, tensor)
-        if not torch.equal(make_whole(tensor).to(first.device), make_whole(first)):
-            raise MergeError(
-                f"{name!r} ({first.dtype}) differs between {views[0].label} and {other.label}, and "
-                f"{first.dtype} has no averages; make them equal, or take the first's with integers='first'"
-            )
-
-
-def _has_averages(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -268,22 +232,18 @@ def _buffers_to_keep(policy: Buffers, first: View, floating: list[str]) -> set[s
     """The names of buffers of which the first model's are taken, whatever the others have.
 
     Raises:
-        MergeError: If there is no policy for a buffer, or a pattern matches nothing: one misspelt would go unnoticed.
+        MergeError: If a policy is none, or a pattern matches nothing: one misspelt would go unnoticed.
     """
     patterns = dict(policy) if isinstance(policy, Mapping) else {"*": policy}
     if not set(patterns.values()) <= {"first", "merge"}:
         raise MergeError(f"buffers is {policy!r}; a policy is 'first' or 'merge'")
-    # Patterns for a state dict declare what is a buffer; in a module that is known.
-    state_dict = isinstance(first.model, Mapping)
-    declared = state_dict and isinstance(policy, Mapping)
-    found = {name: find_by_pattern(patterns, name) for name in floating if name in first.buffers or declared}
-    missing = None if state_dict else next((name for name, each in found.items() if each is None), None)
-    if missing is not None:
-        raise MergeError(
-            f"buffers has no policy for {missing!r}: none of its patterns matches; add one that does, such as '*'"
-        )
-    check_patterns(patterns, list(first.keys if state_dict else first.buffers), "buffers")
-    return {name for name, each in found.items() if each == "first"}
+    # Patterns for a state dict declare what is a buffer; in a module that is known, and others are as without patterns.
+    if isinstance(first.model, nn.Module):
+        names, default = first.buffers, "first"
+    else:
+        names, default = first.keys if isinstance(policy, Mapping) else first.buffers, "merge"
+    check_patterns(patterns, list(names), "buffers")
+    return {name for name in floating if name in names and (find_by_pattern(patterns, name) or default) == "first"}
 
 
 @torch.no_grad()

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..layout import layout_of, memory_of, show_pieces
-from ..nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, align_labels, labels_of
+from ..nn import align_labels, labels_of
+from ..particles import public_name
 
 
 class MergeError(ValueError):
@@ -43,8 +45,6 @@ has a method `meta(name)` that gives a tensor on device "meta", structures are c
 
 COUNTER = "num_batches_tracked"
 STATISTICS = ("running_mean", "running_var")
-
-_EXTRA = "_extra_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,7 @@ class View:
         Raises:
             MergeError: If there is none, or it has no data that could be merged.
         """
-        try:
-            tensor = self.tensors[name]
-        except KeyError:
-            raise MergeError(f"{name!r} is missing in {self.label}; merge models of one structure") from None
+        tensor = self.tensors[name]
         if not isinstance(tensor, Tensor):
             raise MergeError(f"{name!r} of {self.label} is {type(tensor).__name__}, not a tensor; leave it out")
         if tensor.is_meta or tensor.layout is not torch.strided:
@@ -108,7 +105,7 @@ class View:
 
 def is_extra(name: str) -> bool:
     """Whether a key of a state dict is a module's extra state, which torch passes through whatever it is."""
-    return name.rpartition(".")[2] == _EXTRA
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def view(model: Model, label: str) -> View:
@@ -150,22 +147,22 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
         MergeError: If they differ.
     """
     _align(first, other)
-    for name in needed:
-        if name not in other.keys:
-            raise _tell_missing(name, first, other)
+    # A module may have buffers that the other lacks, such as caches that grow; parameters are never left out.
+    more = (name for name in other.names() if name not in first.keys and name not in other.buffers)
+    for name in chain(needed, more):
+        here, there = (first, other) if name in first.keys else (other, first)
+        if name not in there.keys:
+            shape = f" ({describe_tensor(here.look(name))} in {here.label})" if here.known else ""
+            raise MergeError(f"{name!r}{shape} is missing in {there.label}; merge models of one structure")
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
-    for name in other.names():
-        # A module may have buffers that the other lacks, such as caches that grow; parameters are never left out.
-        if name not in first.keys and name not in other.buffers:
-            raise _tell_missing(name, other, first)
     if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
-        _check_ties(first, other, first.model, other.model)
-
-
-def _tell_missing(name: str, here: View, there: View) -> MergeError:
-    shape = f" ({describe_tensor(here.look(name))} in {here.label})" if here.known else ""
-    return MergeError(f"{name!r}{shape} is missing in {there.label}; merge models of one structure")
+        theirs = layout_of(other.model)
+        for entry in layout_of(first.model):
+            apart = sorted(set(theirs[entry.name].names) ^ set(entry.names))
+            if apart:
+                told = f"are tied in one of {first.label} and {other.label} only; tie them in both, or in neither"
+                raise MergeError(f"{apart[0]!r} and {entry.name!r} {told}")
 
 
 def _align(first: View, other: View) -> None:
@@ -174,36 +171,18 @@ def _align(first: View, other: View) -> None:
     Raises:
         MergeError: If they have other labels.
     """
-    theirs, ours = labels(other.model), labels(first.model)
-    for path in sorted(ours.keys() & theirs.keys()):
-        for public in sorted(ours[path].keys() & theirs[path].keys()):
-            there, here = theirs[path][public], ours[path][public]
-            if there == here:
-                continue
-            prefix = f"{path}." if path else ""
-            for mark in (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, ""):
-                name = prefix + mark + public
-                if name in other.keys and name in first.keys:
-                    try:
-                        align_labels(other.read(name), there, here)
-                    except ValueError as error:
-                        raise MergeError(
-                            f"the labels of {prefix + public!r} are {here} in {first.label} and {there} in {other.label}: {error}"
-                        ) from error
-                    other.moved[name] = there, here
-
-
-def _check_ties(first: View, other: View, left: nn.Module, right: nn.Module) -> None:
-    theirs = layout_of(right)
-    for entry in layout_of(left):
-        names = set(theirs[entry.name].names)
-        if names != set(entry.names):
-            apart = sorted(names ^ set(entry.names))[0]
-            ours, there = ("tied to" if apart in group else "apart from" for group in (entry.names, names))
-            raise MergeError(
-                f"{apart!r} is {ours} {entry.name!r} in {first.label} and {there} it in {other.label}; "
-                "tie them in both models, or in neither"
-            )
+    ours, theirs = _labels(first.model), _labels(other.model)
+    for name in first.names() if ours and theirs else ():
+        public = public_name(name)
+        here, there = ours.get(public), theirs.get(public)
+        if name not in other.keys or here is None or there is None or here == there:
+            continue
+        try:
+            align_labels(other.read(name), there, here)
+        except ValueError as error:
+            told = f"the labels of {public!r} are {here} in {first.label} and {there} in {other.label}: {error}"
+            raise MergeError(told) from error
+        other.moved[name] = there, here
 
 
 def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) -> None:
@@ -213,24 +192,29 @@ def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) ->
         MergeError: If they differ.
     """
     if left.shape != right.shape or _kind(left) != _kind(right):
-        raise MergeError(
-            f"{name!r} is {describe_tensor(left)} in {first.label} and {describe_tensor(right)} in {other.label}; "
-            "merge models of one structure"
-        )
+        told = f"{describe_tensor(left)} in {first.label} and {describe_tensor(right)} in {other.label}"
+        raise MergeError(f"{name!r} is {told}; merge models of one structure")
+
+
+def has_averages(tensor: Tensor) -> bool:
+    """Whether it is of floating or complex dtype."""
+    return isinstance(_kind(tensor), str)
 
 
 def _kind(tensor: Tensor) -> object:
     return "real" if tensor.is_floating_point() else "complex" if tensor.is_complex() else tensor.dtype
 
 
-def labels(model: Model) -> dict[str, dict[str, Any]]:
-    """The labels of the axes of owned tensors, by path of their module and name, as a state dict tells them."""
-    metadata: Any = getattr(model, "_metadata", None)
+def _labels(model: Model) -> dict[str, Any]:
+    """The labels of the axes of owned tensors, by public name, as a state dict tells them."""
     if isinstance(model, nn.Module):
-        if not any(labels_of(each) for each in model.modules()):
-            return {}
-        metadata = getattr(model.state_dict(), "_metadata", None)
-    return {path: entry["labels"] for path, entry in (metadata or {}).items() if "labels" in entry}
+        model = model.state_dict() if any(labels_of(each) for each in model.modules()) else {}
+    metadata: Mapping[str, Any] = getattr(model, "_metadata", {})
+    return {
+        f"{path}.{name}" if path else name: axes
+        for path, entry in metadata.items()
+        for name, axes in entry.get("labels", {}).items()
+    }
 
 
 def ties(views: Sequence[View]) -> list[tuple[str, ...]]:
@@ -250,8 +234,6 @@ def ties(views: Sequence[View]) -> list[tuple[str, ...]]:
 
 
 def _identity(tensor: object, name: str) -> object:
-    if not isinstance(tensor, Tensor):
-        return name
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
-        return id(tensor)  # no memory to compare
+    if not isinstance(tensor, Tensor) or tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
+        return name  # no memory to compare
     return memory_of(tensor)

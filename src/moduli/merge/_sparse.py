@@ -35,6 +35,7 @@ References:
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from operator import index
 from typing import Any, Literal, cast
@@ -48,7 +49,7 @@ from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, ModelT, Recipe, Row
 from ._models import MergeError
-from ._ties import Elect, Fusion, count_kept, mask_greatest, view_real
+from ._ties import Elect, Fusion, count_kept, mask_greatest, merge_agreeing, view_real
 
 
 @recipe
@@ -107,19 +108,16 @@ def dare(
     """
     fusion, seed = Fusion(len(models), density, scale, weights, then, normalize, elect), draw_seed(generator, base)
 
+    def sparse(name: str, place: int, delta: Tensor) -> None:
+        share = fusion.densities[place](name)
+        delta.mul_(draw_uniform(seed, name, place, delta) < share)  # (1), (2)
+        if rescale and share > 0:
+            delta.div_(share)  # (3)
+
     def kernel(name: str, row: Row) -> Tensor:
-        shares = [density(name) for density in fusion.densities]
-        if then == "linear" and all(share == 1.0 for share in shares):
+        if then == "linear" and all(density(name) == 1.0 for density in fusion.densities):
             return weighted_sum(row, add_base(fusion.factors(name)))  # nothing is dropped, and this rounds less
-        shape = row[0].shape
-
-        def sparse(place: int, delta: Tensor) -> Tensor:
-            if shares[place] in (0.0, 1.0):
-                return delta.mul_(shares[place])
-            delta.mul_(draw_uniform(seed, name, place, shape, delta) < shares[place])  # (1), (2)
-            return delta.div_(shares[place]) if rescale else delta  # (3)
-
-        return fusion(name, row, sparse)
+        return fusion.merge(sparse, name, row)
 
     return cast(ModelT, Recipe(kernel, fusion.coefficients))
 
@@ -136,16 +134,12 @@ def draw_seed(generator: torch.Generator | int | None, first: Any) -> int:
     return seed if piece is None else int(gather_objects(seed, [piece])[0])
 
 
-def draw_uniform(seed: int, name: str, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
-    """One random number from 0 to 1 for each entry of a model's tensor, of the seed, the name and the place alone.
-
-    A complex entry, given as a pair of real ones, has one number.
-    """
+def draw_uniform(seed: int, name: str, place: int, like: Tensor) -> Tensor:
+    """One random number from 0 to 1 for each entry of a model's tensor, of the seed, the name and the place alone."""
     key = blake2b(f"{seed}\0{place}\0{name}".encode(), digest_size=8).digest()
     # Always on the CPU, so that the same entries are dropped wherever the model is.
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
-    found = torch.rand(tuple(shape), generator=generator).to(like.device)
-    return found.unsqueeze(-1) if found.ndim < like.ndim else found
+    return torch.rand(like.shape, generator=generator).to(like.device)
 
 
 @recipe
@@ -194,29 +188,24 @@ def della(
     fusion, seed = Fusion(len(models), density, scale, weights, then, normalize), draw_seed(generator, base)
     widths = per_model(epsilon, len(models), "epsilon", low=0.0)
 
-    def kernel(name: str, row: Row) -> Tensor:
-        shape = row[0].shape
+    def sparse(name: str, place: int, delta: Tensor) -> None:
+        density, epsilon = fusion.densities[place](name), widths[place](name)
+        if density in (0.0, 1.0):
+            delta.mul_(density)
+            return
+        if not epsilon / 2 <= density <= 1 - epsilon / 2:
+            raise MergeError(
+                f"density {density:g} of {name!r} and epsilon {epsilon:g} give probabilities outside of 0 to 1; "
+                f"choose epsilon of at most {2 * min(density, 1 - density):g}"
+            )
+        rows = delta.abs().reshape(-1, delta.shape[-1] if delta.ndim else 1)
+        ranks = rows.argsort(dim=-1, stable=True).argsort(dim=-1).to(rows.dtype)
+        # A row of one entry has the mean probability.
+        centred = ranks / (rows.shape[-1] - 1) - 0.5 if rows.shape[-1] > 1 else ranks * 0
+        chance = (density + epsilon * centred).reshape(delta.shape)
+        delta.mul_(draw_uniform(seed, name, place, delta) < chance).div_(chance)
 
-        def sparse(place: int, delta: Tensor) -> Tensor:
-            density, epsilon = fusion.densities[place](name), widths[place](name)
-            if density in (0.0, 1.0):
-                return delta.mul_(density)
-            if not epsilon / 2 <= density <= 1 - epsilon / 2:
-                raise MergeError(
-                    f"density {density:g} of {name!r} and epsilon {epsilon:g} give probabilities outside of 0 to 1; "
-                    f"choose epsilon of at most {2 * min(density, 1 - density):g}"
-                )
-            rows = delta.abs().reshape(-1, delta.shape[-1]) if delta.ndim else delta.abs().reshape(1, 1)
-            ranks = rows.argsort(dim=-1, stable=True).argsort(dim=-1).to(delta.dtype)
-            # A row of one entry has the mean probability.
-            span = max(rows.shape[-1] - 1, 1)
-            centred = ranks / span - 0.5 if rows.shape[-1] > 1 else ranks * 0
-            chance = (density + epsilon * centred).reshape(delta.shape)
-            return delta.mul_(draw_uniform(seed, name, place, shape, delta) < chance).div_(chance)
-
-        return fusion(name, row, sparse)
-
-    return cast(ModelT, Recipe(kernel, (*fusion.coefficients, *widths)))
+    return cast(ModelT, Recipe(partial(fusion.merge, sparse), (*fusion.coefficients, *widths)))
 
 
 @recipe
@@ -263,20 +252,17 @@ def breadcrumbs(
     fusion = Fusion(len(models), density, scale, weights, then, normalize)
     outliers = per_model(gamma, len(models), "gamma", low=0.0, high=1.0)
 
-    def kernel(name: str, row: Row) -> Tensor:
-        def sparse(place: int, delta: Tensor) -> Tensor:
-            share, largest = fusion.densities[place](name), outliers[place](name)
-            if share + largest > 1 + 1e-9:
-                raise MergeError(
-                    f"density {share:g} and gamma {largest:g} of {name!r} are more than all entries; lower one of them"
-                )
-            drop, size = round(largest * delta.numel()), delta.abs()
-            keep = min(round(share * delta.numel()), delta.numel() - drop)
-            return delta.mul_(mask_greatest(size, drop + keep) & ~mask_greatest(size, drop))
+    def sparse(name: str, place: int, delta: Tensor) -> None:
+        share, largest, entries = fusion.densities[place](name), outliers[place](name), view_real(delta)
+        if share + largest > 1 + 1e-9:
+            raise MergeError(
+                f"density {share:g} and gamma {largest:g} of {name!r} are more than all entries; lower one of them"
+            )
+        drop, size = round(largest * entries.numel()), entries.abs()
+        keep = min(round(share * entries.numel()), entries.numel() - drop)
+        entries.mul_(mask_greatest(size, drop + keep) & ~mask_greatest(size, drop))
 
-        return fusion(name, row, sparse)
-
-    return cast(ModelT, Recipe(kernel, (*fusion.coefficients, *outliers)))
+    return cast(ModelT, Recipe(partial(fusion.merge, sparse), (*fusion.coefficients, *outliers)))
 
 
 @recipe
@@ -316,29 +302,22 @@ def sce(
     count = len(models)
 
     def kernel(name: str, row: Row) -> Tensor:
-        first = row[0]
-        base = view_real(first)
-
-        def delta(place: int) -> Tensor:
-            return view_real(row[place + 1]) - base
-
+        base = view_real(row[0])
         total, squares = torch.zeros_like(base), torch.zeros_like(base)
         for place in range(count):
-            vector = delta(place)
+            vector = view_real(row[place + 1]) - base
             total.add_(vector)
             squares.addcmul_(vector, vector)
         # Of a single model there is no variance: a share keeps all of it, or nothing.
         keep = count_kept(share(name), base.numel()) if count > 1 else base.numel() * (share(name) > 0)
         selected = mask_greatest(squares - total.square() / count, keep)  # S
-        sizes = [(delta(place) * selected).square().sum().item() for place in range(count)]  # C
+
+        def make_vector(place: int) -> Tensor:
+            return (view_real(row[place + 1]) - base).mul_(selected)
+
+        sizes = [make_vector(place).square_().sum().item() for place in range(count)]  # C
         shares = [size / (sum(sizes) or 1.0) for size in sizes]
-        merged, weights = torch.zeros_like(base), torch.zeros_like(base)
-        for place in range(count):
-            vector = delta(place).mul_(selected)
-            agrees = (vector * total) > 0  # E
-            merged.add_(vector.mul_(agrees).mul_(shares[place]))
-            weights.add_(agrees * shares[place])
-        result = merged.div_(weights.masked_fill_(weights == 0, 1.0)).mul_(factor(name)).add_(base)
-        return torch.view_as_complex(result) if first.is_complex() else result
+        vector = merge_agreeing(row[0], shares, make_vector, total, normalize=True)  # E
+        return vector.mul_(factor(name)).add_(row[0])
 
     return cast(ModelT, Recipe(kernel, (share, factor)))

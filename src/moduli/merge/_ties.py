@@ -21,15 +21,14 @@ from torch import Tensor
 from ._averages import share_out
 from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
+from ._driver import Buffers, Integers, ModelT, Recipe, Row
 from ._models import check_choice
-
-# Where the lower half of a float32's bits begins, and how many entries are counted at once.
-_LOW = 15
-_CHUNK = 1 << 20
 
 Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
+
+Sparse: TypeAlias = Callable[[str, int, Tensor], None]
+"""Makes a task vector, a tensor of its own, sparse: by its name and its model's index."""
 
 
 @recipe
@@ -42,7 +41,6 @@ def ties(
     weights: Sequence[Coefficient] | None = None,
     normalize: bool = True,
     elect: Elect = "sum",
-    trim: Literal["tensor", "model"] = "tensor",
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
@@ -65,8 +63,6 @@ def ties(
         weights: One coefficient per model. Equal by default.
         normalize: Whether to divide by the weights that agree; otherwise they are summed.
         elect: Whether signs are elected by sum or by count.
-        trim: Whether each tensor keeps its share of entries, or the whole task vector does, all tensors that are merged and
-            differ as one, as in the paper. The latter takes one density per model, and reads the models four times.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 
@@ -84,27 +80,14 @@ def ties(
     Reference:
         Yadav et al., "TIES-Merging: resolving interference when merging models", NeurIPS 2023, arXiv:2306.01708.
     """
-    check_choice("trim", trim, "tensor", "model")
     fusion = Fusion(len(models), density, scale, weights, "ties", normalize, elect)
-    densities = fusion.densities
 
-    def kernel(name: str, row: Row) -> Tensor:
-        def sparse(index: int, delta: Tensor) -> Tensor:
-            keep = count_kept(densities[index](name), delta.numel())
-            return delta.mul_(mask_greatest(delta.abs(), keep))  # (1)
+    def sparse(name: str, index: int, delta: Tensor) -> None:
+        entries = view_real(delta)
+        keep = count_kept(fusion.densities[index](name), entries.numel())
+        entries.mul_(mask_greatest(entries.abs(), keep))  # (1)
 
-        return fusion(name, row, sparse)
-
-    def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
-        cuts = [cut_whole(rows, index + 1, density.number) for index, density in enumerate(densities)]
-
-        def sparse(name: str, index: int, delta: Tensor) -> Tensor:
-            cut, quota = cuts[index]
-            return trim_below(delta, cut, quota.get(name, 0))  # (1)
-
-        return lambda name, row: fusion(name, row, partial(sparse, name))
-
-    return cast(ModelT, Recipe(kernel, fusion.coefficients, survey=survey if trim == "model" else None))
+    return cast(ModelT, Recipe(partial(fusion.merge, sparse), fusion.coefficients))
 
 
 class Fusion:
@@ -154,44 +137,54 @@ class Fusion:
         shares = share_out([weight(name) for weight in self.weights], name, self.normalize)
         return [self.scale(name) * share for share in shares]
 
-    def __call__(self, name: str, row: Row, sparse: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Merge one name; `sparse` makes a task vector, given as a real tensor of its own, sparse, by its model's index."""
-        base = view_real(row[0])
+    def merge(self, sparse: Sparse, name: str, row: Row) -> Tensor:
+        """Merge one name, its task vectors made sparse."""
+
+        def make_vector(place: int) -> Tensor:
+            delta = row[place + 1] - row[0]
+            sparse(name, place, delta)
+            return delta
+
         if self.then == "ties":
-            result = self._elect(name, base, row, sparse)
-        else:
-            result = base.clone()
-            for place, factor in enumerate(self.factors(name)):
-                if factor != 0:
-                    result.add_(sparse(place, view_real(row[place + 1]) - base), alpha=factor)
-        return torch.view_as_complex(result) if row[0].is_complex() else result
+            weights = [weight(name) for weight in self.weights]
+            vector = merge_agreeing(row[0], weights, make_vector, self.elect, self.normalize)
+            return vector.mul_(self.scale(name)).add_(row[0])  # (4)
+        result = row[0].clone()
+        for place, factor in enumerate(self.factors(name)):
+            if factor != 0:
+                result.add_(make_vector(place), alpha=factor)
+        return result
 
-    def _elect(self, name: str, base: Tensor, row: Row, sparse: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Elect signs among sparse task vectors and merge what agrees, in one pass over the models.
 
-        What is positive and what is negative are summed apart, which needs neither the signs beforehand nor all vectors at
-        once.
-        """
-        positive, negative, for_positive, for_negative = (torch.zeros_like(base) for _ in range(4))
-        votes = torch.zeros_like(base) if self.elect == "count" else None
-        for index, weight in enumerate([weight(name) for weight in self.weights]):
-            if weight == 0:
-                continue
-            vector = sparse(index, view_real(row[index + 1]) - base).mul_(weight)
-            if votes is not None:
-                votes.add_(vector.sign())
-            for_positive.add_(vector > 0, alpha=abs(weight))
-            for_negative.add_(vector < 0, alpha=abs(weight))
-            positive.add_(vector.clamp(min=0))
-            negative.add_(vector.clamp_(max=0))
-            del vector  # before the next one is made
-        sign = positive + negative if votes is None else votes  # (2); only its sign counts
-        # In place from here on, so that electing needs no more memory than counting did.
-        merged = torch.where(sign > 0, positive, negative, out=positive).mul_(sign != 0)  # (3), the sum
-        if self.normalize:
-            agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
-            merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
-        return merged.mul_(self.scale(name)).add_(base)  # (4)
+def merge_agreeing(
+    base: Tensor, weights: Sequence[float], make_vector: Callable[[int], Tensor], elect: Elect | Tensor, normalize: bool
+) -> Tensor:
+    """Elect signs among task vectors, or take those of a tensor, and merge what agrees, in one pass over the models.
+
+    What is positive and what is negative are summed apart, which needs neither the signs beforehand nor all vectors at once.
+    Complex numbers are pairs of real ones.
+    """
+    positive, negative, for_positive, for_negative = (torch.zeros_like(view_real(base)) for _ in range(4))
+    sign = torch.zeros_like(positive) if elect == "count" else None
+    for index, weight in enumerate(weights):
+        if weight == 0:
+            continue
+        vector = view_real(make_vector(index)).mul_(weight)
+        if sign is not None:
+            sign.add_(vector.sign())
+        for_positive.add_(vector > 0, alpha=abs(weight))
+        for_negative.add_(vector < 0, alpha=abs(weight))
+        positive.add_(vector.clamp(min=0))
+        negative.add_(vector.clamp_(max=0))
+        del vector  # before the next one is made
+    if sign is None:
+        sign = elect if isinstance(elect, Tensor) else positive + negative  # (2); only its sign counts
+    # In place from here on, so that electing needs no more memory than counting did.
+    merged = torch.where(sign > 0, positive, negative, out=positive).mul_(sign != 0)  # (3), the sum
+    if normalize:
+        agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
+        merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
+    return torch.view_as_complex(merged) if base.is_complex() else merged
 
 
 def view_real(tensor: Tensor) -> Tensor:
@@ -213,58 +206,3 @@ def mask_greatest(values: Tensor, keep: int) -> Tensor:
     mask = flat > threshold
     mask[(flat == threshold).nonzero().reshape(-1)[: keep - int(mask.sum())]] = True
     return mask.view_as(values)
-
-
-def cut_whole(rows: Sequence[tuple[str, Row]], place: int, density: float) -> tuple[int, dict[str, int]]:
-    """Which entries of a task vector, that is never in memory at once, a fraction of them all keeps.
-
-    The bits of a nonnegative float32 read as an integer are in the order of the numbers, so a histogram of their upper half
-    tells in which bin the cut lies, and a histogram of the lower half within that bin tells the number itself: two readings
-    and some 100,000 counters, whatever the size of the model.
-
-    Args:
-        rows: Every name with the base and the models.
-        place: Which model.
-        density: The fraction to keep.
-
-    Returns:
-        The magnitude above which entries are kept, as the integer with the bits of the float32, and how many of those that
-        equal it are kept, by name.
-    """
-
-    def read(row: Row) -> Tensor:
-        return _bits(view_real(row[place]) - view_real(row[0]))
-
-    cut, left = 0, -1
-    for low, high in ((_LOW, 31), (0, _LOW)):
-        counts = torch.zeros(1 << (high - low), dtype=torch.int64)
-        for _, row in rows:
-            for chunk in torch.split(read(row), _CHUNK):
-                inside = chunk[(chunk >> high) == (cut >> high)] >> low
-                counts += torch.bincount(inside & (len(counts) - 1), minlength=len(counts)).cpu()
-        if left < 0:
-            left = count_kept(density, int(counts.sum()))
-            if left == 0 or left == int(counts.sum()):
-                return -1 if left else 2**31 - 1, {}
-        # How many are in each bin and above; the first that has enough of them holds the cut.
-        tail = counts.flip(0).cumsum(0)
-        found = len(counts) - 1 - int(torch.searchsorted(tail, left))
-        left -= int(tail[len(counts) - 1 - found] - counts[found])
-        cut |= found << low
-    quota: dict[str, int] = {}
-    for name, row in rows if cut > 0 else ():  # whether a zero is kept makes no difference
-        quota[name] = min(left, int((read(row) == cut).sum())) if left > 0 else 0
-        left -= quota[name]
-    return cut, quota
-
-
-def trim_below(delta: Tensor, cut: int, quota: int) -> Tensor:
-    """Keep the entries above a cut, and the first few that equal it; changes the tensor, and returns it."""
-    bits = _bits(delta)
-    mask = bits > cut
-    mask[(bits == cut).nonzero().reshape(-1)[:quota]] = True
-    return delta.mul_(mask.view_as(delta))
-
-
-def _bits(delta: Tensor) -> Tensor:
-    return delta.abs().reshape(-1).to(torch.float32).view(torch.int32)

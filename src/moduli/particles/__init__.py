@@ -19,7 +19,7 @@ Two particles can be combined when their structures agree, whether or not they s
 
 from .._deprecated import move
 from ._adopt import adopt
-from ._config import CONFIG_KEY, POLICIES, buffer_policy, keep_buffer
+from ._config import CONFIG_KEY, POLICIES, buffer_policy, keep_buffer, public_name
 from ._functions import (
     axpy_,
     clamp,
@@ -83,6 +83,7 @@ __all__ = [
     "POLICIES",
     "POLICY",
     "CONFIG_KEY",
+    "public_name",
     "copy_unwrapped",
     "check_kept",
     "keep_buffer",

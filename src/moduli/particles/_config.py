@@ -91,7 +91,13 @@ def restore_configs(module: nn.Module, found: dict[str, dict[str, Any]]) -> None
 
 
 def public_name(name: str) -> str:
-    """The name under which a labelled tensor is assigned and read; other names are their own."""
+    """The name under which a labelled tensor is assigned and read; other names are their own.
+
+    Example:
+        >>> from moduli.particles import public_name
+        >>> public_name("head.weight")
+        'head.weight'
+    """
     path, dot, last = name.rpartition(".")
     return path + dot + last.removeprefix(TENSOR_PARAM_PREFIX).removeprefix(TENSOR_BUFFER_PREFIX)
 

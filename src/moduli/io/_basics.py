@@ -1,10 +1,53 @@
-"""JSON that others wrote: read strictly, and compared with the form that it must have."""
+"""What every file of this room uses: paths, errors, and JSON that others wrote, read strictly and compared with its form."""
 
 import json
-from collections.abc import Iterable
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from ._errors import DamagedFileError
+PathLike = str | os.PathLike[str]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or loaded; nothing has changed.
+
+    The file that was there is still there, and no module, optimizer, population or random state was touched.
+
+    Example:
+        >>> import os, tempfile
+        >>> import moduli.io as io
+        >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+        >>> with open(path, "wb") as file:
+        ...     _ = file.write(b"not a checkpoint")
+        >>> try:
+        ...     io.read(path)
+        ... except io.CheckpointError as error:
+        ...     print(str(error).rpartition(": ")[2])
+        its header would be 7521891404167278446 bytes long, and the file has 8 more
+    """
+
+
+class DamagedFileError(CheckpointError):
+    """A file is truncated, corrupted, or no checkpoint at all, whatever it was to be loaded into.
+
+    Example:
+        >>> import moduli.io as io
+        >>> issubclass(io.DamagedFileError, io.CheckpointError)
+        True
+    """
+
+
+@contextmanager
+def name_file(path: str) -> Iterator[None]:
+    """A block in which every `DamagedFileError` that does not name the file says which it is."""
+    try:
+        yield
+    except DamagedFileError as error:
+        if path in str(error):
+            raise
+        raise DamagedFileError(f"{path!r} is not a checkpoint, or was damaged: {error}") from None
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
@@ -34,13 +77,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def find_twice(names: Iterable[str]) -> str | None:
-    """The first name that comes a second time."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+    """The first name that comes more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _constant(text: str) -> Any:
