@@ -26,7 +26,7 @@ D = torch.float64
         (lambda: m.NewtonCGSteihaug(dampingg=1), "NewtonCGSteihaug has no setting 'dampingg'"),
         (
             lambda: m.Adam(amsgradd=True),
-            "Adam has no setting 'amsgradd'; did you mean 'amsgrad'? It takes beta1, beta2",
+            "Adam has no setting 'amsgradd'; did you mean 'amsgrad'? (it takes beta1, beta2",
         ),
         (lambda: m.Adam(1e-3), "a step size is a link of its own: Adam(), LR(0.001)"),
     ],

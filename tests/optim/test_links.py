@@ -86,7 +86,7 @@ def test_settings_of_a_link():
 def test_arguments_are_explained():
     with pytest.raises(TypeError, match=r"Adam\(0.001\): a step size is a link of its own: Adam\(\), LR\(0.001\)"):
         m.Adam(1e-3)
-    with pytest.raises(TypeError, match="Adam has no setting 'lr'; "):
+    with pytest.raises(TypeError, match="Adam has no setting 'lr' "):
         m.Adam(lr=1e-3)
     with pytest.raises(TypeError, match="is a link; pass links to set_child"):
         Module.__init__(Half(), {"x": Half()})

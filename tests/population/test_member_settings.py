@@ -58,7 +58,7 @@ def test_schedulers_scale_every_members_rate(make):
     scheduler = make(opt)
     for _ in range(4):
         now = opt.link("LR").settings[next(pop.parameters())]["lr"]
-        opt._sync()
+        opt._watch.sync(opt.param_groups, opt.modules)
         now = opt.link("LR").settings[next(pop.parameters())]["lr"]
         torch.testing.assert_close(now, rates * (opt.param_groups[0]["lr"] / 0.4))
         opt.step(mo.closure(loss))

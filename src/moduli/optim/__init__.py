@@ -18,14 +18,16 @@ parameters as one vector, `sample_like` for random directions, `is_sharded` for 
 """
 
 from ..layout import is_sharded
-from . import chain, functional, modular, module, objective, optimizer, reformulation, schedules, transform
-from ._arguments import Schedule
+from . import functional as functional
+from . import modular as modular
+from . import schedules as schedules
 from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
 from ._link_state import StandIns
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
 from ._plain_state import MemberValues, describe_params
+from ._settings import Schedule
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
 from .chain import Chain, flatten, maybe_chain
 from .functional import step, step_tensors
@@ -56,25 +58,16 @@ __all__ = [
     "TensorTransform",
     "Transform",
     "as_real",
-    "chain",
     "closure",
     "describe_params",
     "flatten",
     "from_vector",
-    "functional",
     "is_sharded",
     "keeps_graph",
     "maybe_chain",
-    "modular",
-    "optimizer",
-    "module",
-    "objective",
-    "reformulation",
-    "schedules",
     "restore_complex",
     "sample_like",
     "step",
     "step_tensors",
     "to_vector",
-    "transform",
 ]

@@ -12,8 +12,7 @@ from ._stepping import check_differentiable, is_called_from
 from .chain import Chain
 
 if TYPE_CHECKING:
-    from .module import Module
-    from .optimizer import Optimizer
+    from . import Module, Optimizer
 
 
 def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
@@ -25,9 +24,7 @@ def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
             here = f"{i}.{type(top).__name__}" + (f"/{path}" if path else "")
             name = type(link).__name__
             if id(link) in seen:
-                raise ChainError(
-                    f"the same {name} is used twice, at {seen[id(link)]} and {here}, and would share its state"
-                )
+                raise ChainError(f"the same {name} is used twice, at {seen[id(link)]} and {here}; make two")
             owner = None if link._owner is None else link._owner()
             if owner is not None and owner is not optimizer:
                 raise ChainError(f"{name} at {here} already belongs to another optimizer; make a new {name}(...)")
@@ -43,9 +40,7 @@ def check_chain(optimizer: Optimizer) -> None:
         link.check()
     if Need.MEMBERS in optimizer._needs and population is None:
         name = next(type(link).__name__ for _, link in links if Need.MEMBERS in link.needs)
-        raise ChainError(
-            f"{name} moves the members of a population relative to each other; give the optimizer a population"
-        )
+        raise ChainError(f"{name} moves the members of a population; give the optimizer a population")
     if population is not None:
         for top in optimizer.modules:
             _members.check(top)
@@ -58,9 +53,9 @@ def check_shares(links: Sequence[Module]) -> None:
     for link in links if is_called_from("torch.distributed.optim.zero_redundancy_optimizer") else ():
         across = find_across(link)
         if across in (Across.SUMS, Across.EVERYTHING):
+            name = type(link).__name__
             raise ChainError(
-                f"{type(link).__name__} needs {across.value}, but ZeroRedundancyOptimizer gives each process some of the "
-                "parameters and does not say what the others have. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+                f"{name} needs {across.value}, which ZeroRedundancyOptimizer can't give; use FSDP2 (fully_shard)"
             )
 
 
@@ -99,7 +94,8 @@ def explain(optimizer: Optimizer) -> str:
     fusing, where = optimizer.binding.fuse, "" if over is None else f" over {over}"
     for segment in _fusion.segments(optimizer, optimizer.modules):
         if isinstance(segment, _fusion.FusedRun):
-            forms = segment.explain_forms() if fusing else []
+            last = [cohort.last.explain() for cohort in segment._cohorts if fusing and cohort.last is not None]
+            forms = [each for each in last if each is not None]
             names = ", ".join(sorted({each.form for each in forms}))
             how = f"one pass{where}{f' ({names})' if names else ''}" if fusing else f"one by one{where} (fuse=False)"
             lines.append(f"{how}{', which also moves the parameters' if fusing and segment.tail else ''}:")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FunctionType
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -53,28 +52,21 @@ class Closure:
         if not self.of_model:
             return self.fn()
         if self.model is None:
-            raise ClosureError(
-                "the loss is a function of the model, so the optimizer has to be given it: Optimizer(net, ...)"
-            )
+            raise ClosureError("the loss is a function of the model; give the optimizer the model: Optimizer(net, ...)")
         return self.model.losses(self.fn) if isinstance(self.model, Population) else self.fn(self.model)
 
 
 def _takes_model(fn: Callable[..., Any]) -> bool:
     """Whether a function needs one argument; `lambda x=x: ...` needs none, it only keeps a value of the loop."""
-    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):  # the usual case, made anew at every step
-        count = fn.__code__.co_argcount - len(fn.__defaults__ or ())
-        if count < 2:
-            return count == 1
     try:
-        parameters = inspect.signature(fn).parameters.values()
+        signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind in positional]
-    if len(needed) > 1:
-        names = ", ".join(p.name for p in needed)
-        raise TypeError(f"closure takes a function of nothing, or of the model; this one needs {names}")
-    return len(needed) == 1
+    for given in ((), (None,)):
+        with suppress(TypeError):
+            signature.bind(*given)
+            return bool(given)
+    raise TypeError(f"closure takes a function of nothing, or of the model; this one takes {signature}")
 
 
 def closure(fn: Callable[..., Any], *, fixed: bool = False) -> Closure:
@@ -161,11 +153,6 @@ class Evaluator:
         with torch.autocast(device, dtype=dtype):
             return fn(*args, **kwargs)
 
-    def note_start(self, loss: Tensor) -> None:
-        """Remember the loss where the step began."""
-        if self.start is None:
-            self.start = loss
-
     def ask(self) -> Any:
         """The loss, gradients not asked for, in the grad mode that is on."""
         self.count += 1
@@ -187,16 +174,12 @@ class Evaluator:
     def graph(self) -> Any:
         """The loss with its graph."""
         if self.kind == "no":
-            raise ClosureError(
-                f"this chain differentiates the loss itself, but the closure calls backward(); pass the loss alone: {PASS_LOSS}"
-            )
+            raise ClosureError(f"this chain differentiates the loss, but the closure calls backward(): {PASS_LOSS}")
         self.turned = self.negated
         with torch.enable_grad():
             loss = self._sign(self.ask())
         if isinstance(loss, Tensor) and not loss.requires_grad:
-            raise ClosureError(
-                "the closure returned a loss without a graph, but this chain differentiates it; return it without .detach()"
-            )
+            raise ClosureError("this chain differentiates the loss, but the closure returned one without a graph")
         return loss
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
@@ -213,9 +196,7 @@ class Evaluator:
                 loss = self._call(self.fn)
                 reduced = scalar(loss)
                 if not reduced.requires_grad:
-                    raise ClosureError(
-                        "the loss does not depend on any parameter that requires a gradient, so there is nothing to descend"
-                    )
+                    raise ClosureError("the loss does not depend on any parameter that requires a gradient")
                 torch.autograd.backward(reduced)
         if self.negated:
             negate_gradients(params)
@@ -243,9 +224,7 @@ class Evaluator:
                 if "second time" not in str(error):
                     raise
         elif loss is not None and all(grad is None for grad in after):
-            raise ClosureError(
-                f"the closure returned a loss without a graph and no parameter has a gradient, so nothing can move: {PASS_LOSS}"
-            )
+            raise ClosureError(f"the closure returned a loss without a graph, and there is no gradient: {PASS_LOSS}")
         return loss
 
 
@@ -278,6 +257,7 @@ class FormEvaluator(Evaluator):
         push: Brings the parameters to where the links have put their form.
         gather: Makes the gradients of the parameters those of their form.
         fixed: Whether what is found at the end of a step may be handed to the next one.
+        ask: Evaluates the loss alone, where it is not the closure's own way.
     """
 
     def __init__(
@@ -287,8 +267,10 @@ class FormEvaluator(Evaluator):
         push: Callable[[], object],
         gather: Callable[[], object],
         fixed: bool = False,
+        ask: Callable[[], Any] | None = None,
     ) -> None:
         self.inner, self.leaves, self.push, self.gather = inner, leaves, push, gather
+        self._ask_value = ask or inner.value
         self.source, self.closure, self.fn = inner.source, inner.closure, inner.fn
         self.fixed, self.kind = fixed, inner.kind
 
@@ -299,22 +281,20 @@ class FormEvaluator(Evaluator):
 
     def graph(self) -> Any:
         """Refused: the graph goes through the parameters in their own form."""
-        raise ClosureError(
-            "a loss of parameters in pieces (DTensor), or of a population's matrix, can be differentiated once, by backward"
-        )
+        raise ClosureError("a loss of parameters in pieces, or of a population's matrix, can be differentiated once")
 
     def value(self) -> Any:
         """The loss, gradients not asked for."""
         self.push()
         with hold_gradients(self.leaves):
-            return self.inner.value()
+            return self._ask_value()
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """The loss; gradients are left in `.grad`, of parameters and of their form."""
         self.push()
-        self.last = self.inner.gradient(self.leaves, scalar)
+        loss = self.inner.gradient(self.leaves, scalar)
         self.gather()
-        return self.last
+        return loss
 
 
 def add_up(given: Any, members: int | None, residuals: bool) -> Tensor:
@@ -330,16 +310,12 @@ def add_up(given: Any, members: int | None, residuals: bool) -> Tensor:
         return 0.5 * (loss.conj() * loss).real.sum() if loss.is_complex() else 0.5 * loss.square().sum()
     if loss.numel() == 1:
         return loss.reshape(())
-    raise ClosureError(
-        f"the closure returned a tensor of shape {tuple(loss.shape)}; the loss is one number: take its mean or sum"
-    )
+    raise ClosureError(f"the closure returned a tensor of shape {tuple(loss.shape)}; take its mean or sum")
 
 
 def check_losses(loss: Any, members: int) -> Tensor:
     """The losses of a population, one per member."""
     if not isinstance(loss, Tensor) or loss.dim() != 1 or loss.numel() != members:
         what = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ClosureError(
-            f"the closure returned a {what} for a population of {members}; return one loss per member: pop.losses(...)"
-        )
+        raise ClosureError(f"the closure returned a {what} for {members} members; return pop.losses(...)")
     return loss

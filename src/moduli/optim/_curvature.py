@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from .._torch import is_fake
-from ._closure import hold_gradients
+from ._closure import Evaluator, hold_gradients
 from ._needs import ClosureError
 from ._processes import reduce_derivatives
-from ._vectors import from_vector, sample_like, to_vector
+from ._vectors import can_compare, from_vector, sample_like, to_vector
 
 if TYPE_CHECKING:
     from .objective import Objective
 
 _METHODS = ("autograd", "batched_autograd", "fd_forward", "fd_central")
 
-HESSIAN_METHODS = (
-    "batched_autograd",
-    "autograd",
-    "func",
-    "functional_revrev",
-    "functional_fwdrev",
-    "gfd_forward",
-    "gfd_central",
-    "fd",
-    "fd_full",
-)
+# The products that each way to a dense Hessian is made of; the forms of torch.func differentiate the same graph in the same way.
+_PRODUCTS = {
+    **dict.fromkeys(("batched_autograd", "func", "functional_fwdrev"), "batched_autograd"),
+    **dict.fromkeys(("autograd", "functional_revrev"), "autograd"),
+    "gfd_forward": "fd_forward",
+    "gfd_central": "fd_central",
+    **dict.fromkeys(("fd", "fd_full"), "values"),
+}
+HESSIAN_METHODS = tuple(_PRODUCTS)
 """How a dense Hessian may be asked for: the values of `hessian_method`."""
 
 
-def _method(name: str) -> str:
-    if name not in _METHODS:
-        raise ValueError(f"hvp_method is {name!r}; it can be {', '.join(_METHODS)}")
-    return name
+def _check(key: str, value: str, known: Iterable[str]) -> str:
+    if value not in known:
+        raise ValueError(f"{key} is {value!r}; it can be {', '.join(known)}")
+    return value
 
 
 def _differentiate(
@@ -112,8 +109,8 @@ class Moving:
                 param.copy_(value)
         self._forget_graph()
 
-    def original_closure(self, note: Callable[[Tensor], None]) -> Callable[..., Tensor]:
-        """The closure as it is now, for one that replaces it and calls it; `note` is told the loss where the step is now.
+    def _make_closure(self, evaluator: Evaluator) -> Callable[..., Tensor]:
+        """The closure as it is now, for one that replaces it and calls it; the loss where the step is now is remembered.
 
         It is differentiated through where the other one is: asked for a value with grad mode on, it keeps the graph.
         """
@@ -123,7 +120,6 @@ class Moving:
         versions = [param._version for param in params]
 
         def ask(backward: bool = True) -> Tensor:
-            evaluator = original._closure("evaluations at other points")
             if not backward and torch.is_grad_enabled() and evaluator.kind != "no":
                 raw = evaluator.ask()
                 loss = raw if original.members is not None else original._scalar(raw)
@@ -131,11 +127,11 @@ class Moving:
             else:
                 loss = value = original.get_loss(backward=backward, at_x0=False)
             # Where they were; on a device, never moved.
-            if all(
+            if evaluator.start is None and all(
                 torch.equal(param, before) if can_compare(param) else param._version == version
                 for param, before, version in zip(params, start, versions, strict=True)
             ):
-                note(value)
+                evaluator.start = value
             return loss
 
         return ask
@@ -158,11 +154,6 @@ class Moving:
             return me._value(ask.value())
 
 
-def can_compare(param: Tensor) -> bool:
-    """Whether comparing values costs no wait for a device."""
-    return param.device.type == "cpu" and not is_fake(param)
-
-
 class Curvature(Moving):
     """The part of `Objective` that differentiates twice."""
 
@@ -175,9 +166,7 @@ class Curvature(Moving):
         """The vector of residuals that the closure returns, with its graph; the loss is half its squared norm."""
         self.get_loss(True, retain_graph=True)
         if self._residuals is None:
-            raise ClosureError(
-                "a least-squares link needs a closure that returns the vector of residuals, and it returned one number"
-            )
+            raise ClosureError("a least-squares link needs the vector of residuals, but the closure returned a number")
         return self._residuals
 
     def hessian_vector_product(
@@ -200,7 +189,7 @@ class Curvature(Moving):
             h: The length of the difference step.
             retain_graph: Kept for compatibility; the graph stays while the objective does.
         """
-        if _method(hvp_method) in ("autograd", "batched_autograd"):
+        if _check("hvp_method", hvp_method, _METHODS) in ("autograd", "batched_autograd"):
             grads = self._get_graph_gradient(rgrad, at_x0)
             found = [tensor.detach() for tensor in _differentiate(grads, self.params, z)]
             return reduce_derivatives(self.reduce, found), grads
@@ -220,7 +209,7 @@ class Curvature(Moving):
         if norm == 0.0:
             return [torch.zeros_like(p) for p in self.params], base
         if method == "fd_forward" and base is None:
-            base = [g.detach().clone() for g in self.get_grads(at_x0=at_x0)]
+            base = list(self.get_grads(at_x0=at_x0))
         with self.moved() as start:
 
             def gradient(step: float) -> list[Tensor]:
@@ -242,12 +231,11 @@ class Curvature(Moving):
         retain_graph: bool = False,
     ) -> tuple[Tensor, list[Tensor] | None]:
         r"""$HZ$ for the columns of a matrix over all parameters concatenated; one batched call where possible."""
-        if _method(hvp_method) == "batched_autograd":
+        if _check("hvp_method", hvp_method, _METHODS) == "batched_autograd":
             grads = self._get_graph_gradient(rgrad, at_x0)
             rows = [from_vector(column, self.params) for column in Z.unbind(1)]
-            found = _differentiate(
-                grads, self.params, [torch.stack(parts) for parts in zip(*rows, strict=True)], (len(rows),)
-            )
+            stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]
+            found = _differentiate(grads, self.params, stacked, (len(rows),))
             columns = [f.detach().reshape(len(rows), p.numel()).T for f, p in zip(found, self.params, strict=True)]
             return reduce_derivatives(self.reduce, [torch.cat(columns)])[0], grads
         out, grad = [], rgrad
@@ -305,53 +293,35 @@ class Curvature(Moving):
             h: The length of the difference step.
             at_x0: Whether the parameters are at the start of the step.
         """
-        method = hessian_method
-        if method not in HESSIAN_METHODS:
-            raise ValueError(f"hessian_method is {method!r}; it can be {', '.join(HESSIAN_METHODS)}")
-        if method in ("fd", "fd_full"):
+        product = _PRODUCTS[_check("hessian_method", hessian_method, HESSIAN_METHODS)]
+        if product == "values":
             return self._difference_values(h, at_x0)
-        if method in ("autograd", "functional_revrev"):
-            loss, gradient, matrix = self.derivatives(2, at_x0)
-            return loss, from_vector(gradient, self.params), matrix
-        loss, grads = None, None
-        if method != "gfd_central":
-            exact = method != "gfd_forward"
+        exact, loss, grads = product.endswith("autograd"), None, None
+        if product != "fd_central":
             loss, grads = self.get_loss_grads(create_graph=exact, at_x0=at_x0)
-            grads = grads if exact else [g.detach().clone() for g in grads]
-        # One batched reverse pass, or differences; the forms of torch.func differentiate the same graph in the same way.
         size = sum(p.numel() for p in self.params)
         eye = torch.eye(size, dtype=self.params[0].dtype, device=self.params[0].device)
-        product = {"gfd_forward": "fd_forward", "gfd_central": "fd_central"}.get(method, "batched_autograd")
         matrix = self.hessian_matrix_product(eye, grads, at_x0, product, h)[0]
-        if product != "batched_autograd":
-            matrix = 0.5 * (matrix + matrix.T)
+        matrix = matrix if exact else 0.5 * (matrix + matrix.T)
         return loss, None if grads is None else [g.detach() for g in grads], matrix
 
     def _difference_values(self, h: float, at_x0: bool) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Central differences: f at +-h along each axis, and at the four corners of each pair of axes."""
+        """Central differences of gradients, which are central differences of values."""
         loss = self.get_loss(backward=False, at_x0=at_x0)
         with self.moved() as start:
             origin = to_vector(start)
-            n = origin.numel()
+            steps = h * torch.eye(origin.numel(), dtype=origin.dtype, device=origin.device)
 
-            def value(*moves: tuple[int, float]) -> Tensor:
-                x = origin.clone()
-                for i, step in moves:
-                    x[i] += step
+            def value(x: Tensor) -> Tensor:
                 self.move_to(from_vector(x, self.params))
                 return self.get_loss(backward=False, at_x0=False)
 
-            matrix = torch.zeros(n, n, dtype=origin.dtype, device=origin.device)
-            gradient = torch.zeros_like(origin)
-            for i in range(n):
-                ahead, behind = value((i, h)), value((i, -h))
-                gradient[i] = (ahead - behind) / (2 * h)
-                matrix[i, i] = (ahead - 2 * loss + behind) / h**2
-                for j in range(i):
-                    same = value((i, h), (j, h)) + value((i, -h), (j, -h))
-                    other = value((i, h), (j, -h)) + value((i, -h), (j, h))
-                    matrix[i, j] = matrix[j, i] = (same - other) / (4 * h**2)
-        return loss, from_vector(gradient, self.params), matrix
+            def gradient(x: Tensor) -> Tensor:
+                return torch.stack([value(x + step) - value(x - step) for step in steps]) / (2 * h)
+
+            found = gradient(origin)
+            matrix = torch.stack([gradient(origin + step) - gradient(origin - step) for step in steps]) / (2 * h)
+        return loss, from_vector(found, self.params), 0.5 * (matrix + matrix.T)
 
     def derivatives(self, order: int, at_x0: bool = True, method: str = "autograd") -> tuple[Any, ...]:
         """Loss, gradient vector, Hessian, third derivatives, ... as dense tensors over all parameters concatenated.
@@ -363,8 +333,7 @@ class Curvature(Moving):
         """
         if order < 0:
             raise ValueError(f"order is {order}; it starts at 0, the loss itself")
-        if method not in ("autograd", "batched_autograd"):
-            raise ValueError(f"method is {method!r}; it can be 'autograd' or 'batched_autograd'")
+        _check("method", method, _METHODS[:2])
         if order == 0:
             return (self.get_loss(backward=False, at_x0=at_x0),)
         loss, grads = self.get_loss_grads(create_graph=True, at_x0=at_x0)
@@ -391,17 +360,14 @@ class Curvature(Moving):
         self, hvp_method: str = "autograd", h: float = 1e-3, at_x0: bool = True
     ) -> tuple[list[Tensor] | None, Callable[[Sequence[Tensor]], list[Tensor]]]:
         """The gradient (where known) and a function that multiplies lists of tensors by the Hessian."""
-        held: list[list[Tensor] | None] = [None]
-        if _method(hvp_method) in ("autograd", "batched_autograd"):
-            held[0] = self.get_grads(create_graph=True, at_x0=at_x0)
-        elif hvp_method == "fd_forward":
-            held[0] = [g.detach().clone() for g in self.get_grads(at_x0=at_x0)]
+        known: list[Tensor] | None = None
+        if _check("hvp_method", hvp_method, _METHODS) != "fd_central":
+            known = self.get_grads(create_graph=hvp_method.endswith("autograd"), at_x0=at_x0)
 
         def product(z: Sequence[Tensor]) -> list[Tensor]:
-            out, held[0] = self.hessian_vector_product(z, held[0], at_x0, hvp_method, h)
-            return out
+            return self.hessian_vector_product(z, known, at_x0, hvp_method, h)[0]
 
-        return held[0], product
+        return known, product
 
     def tensor_Hvp_function(
         self, hvp_method: str = "autograd", h: float = 1e-3, at_x0: bool = True

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import kernels
 from ..layout import map_tensors
-from ._composite import Composite, CompositeParts
 from ._needs import Across
-from ._settings import current
+from ._settings import current, is_per_member
 from ._vectors import as_real
-from .transform import HookArguments, TensorTransform, measure
+from .transform import TensorTransform, gather_arguments, measure, show_arguments
 
 if TYPE_CHECKING:
-    from .module import Module
-    from .objective import Objective
+    from . import Module, Objective
 
 
 _INITIALIZE = ("single_tensor_initialize", "multi_tensor_initialize")
@@ -69,9 +67,6 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
     known, before = getattr(owner, "_segments", None) or (None, ())
     if known == key:
         return before
-    for segment in before:
-        if isinstance(segment, FusedRun):
-            segment.flush()
     whole = (Across.MATRICES, Across.EVERYTHING) if binding is not None and binding.in_pieces else ()
     out: list[Any] = []
     for link in links:
@@ -96,6 +91,7 @@ class _Cohort:
     raw: list[dict[str, Any]]
     counts: list[int]
     keys: list[tuple[str, ...]]
+    rows: list[list[dict[str, Any]]]
     states: list[list[list[Tensor]]]
     scratch: list[Tensor] | None = None
     bound: dict[tuple[Any, ...], kernels.Bound] = field(default_factory=dict)
@@ -109,43 +105,26 @@ class FusedRun:
         self.links = links
         self.tail = tail
         self._cohorts: list[_Cohort] = []
-        self._valid: tuple[Any, ...] | None = None
         self._params: list[Tensor] | None = None
+        self._present: list[bool] | None = None
         self._fused: dict[tuple[Any, ...], kernels.Fused] = {}
         self._measures = links[0].finds_numbers()
-        # What a link calls before its state is shown; a weak reference, since the run holds the links.
-        self._flush = weakref.WeakMethod(self.flush)
         self._grads = any(link.uses_grad for link in links)
-        #: Whether the states were ever shown after they were made: who holds one of their tensors may move it at any time.
+        #: Set in the links by a step, until their states are shown to anyone.
+        self._token = object()
+        #: Whether the states were ever shown after they were made: who holds one may change it at any time.
         self._exposed = False
 
     def __repr__(self) -> str:
         return f"FusedRun({' | '.join(type(link).__name__ for link in self.links)})"
 
-    # ------------------------------------------------------------------ counters
-
-    def flush(self) -> None:
-        """Write the counts of the last steps into the links' states, once: later the states may be newer than they."""
-        # Another run of the same link may have counted since.
-        owed = [link._pending is self._flush for link in self.links]
-        for link, due in zip(self.links, owed, strict=True):
-            link._pending = None if due else link._pending
-        for cohort in self._cohorts:
-            for link, count, due in zip(self.links, cohort.counts, owed, strict=True):
-                if due and link.counts:
-                    for param in cohort.params:
-                        dict.__setitem__(link._state[param], "step", count)  # no cached list holds it
-
     # ------------------------------------------------------------------ cohorts
 
-    def _stamp(self, present: list[bool] | None) -> tuple[Any, ...]:
-        return (present, *[link._state.changes[0] for link in self.links])
-
     def _is_valid(self, objective: Objective) -> bool:
-        if self._valid is None or self._valid != self._stamp(objective.present):
+        if self._params is None or self._present != objective.present:
             return False
         if self._params is not objective.params:
-            known, here = self._params or [], objective.params
+            known, here = self._params, objective.params
             if len(known) != len(here) or not all(map(operator.is_, known, here)):
                 return False
             self._params = here
@@ -154,37 +133,46 @@ class FusedRun:
             for link, raw in zip(self.links, cohort.raw, strict=True):
                 if link.settings.raw(first) is not raw:
                     return False
+        if not all(map(operator.is_, map(_seen_by, self.links), repeat(self._token))):
+            self._exposed = True
+        return not self._exposed or all(map(self._holds, self._cohorts))
+
+    def _holds(self, cohort: _Cohort) -> bool:
+        """Whether links keep for a cohort what it was made of."""
+        for k, (link, known) in enumerate(zip(self.links, cohort.rows, strict=True)):
+            rows = [link._state[param] for param in cohort.params]
+            held = [[row.get(key) for row in rows] for key in cohort.keys[k]]
+            counts = {row.get("step", 0) for row in rows} if link.counts else {cohort.counts[k]}
+            same = counts == {cohort.counts[k]} and list(map(len, rows)) == list(map(len, known))
+            if not same or not all(map(operator.is_, chain(*held), chain(*cohort.states[k]))):
+                return False
+            cohort.rows[k] = rows
         return True
 
-    def _build(self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None) -> bool:
+    def _build(self, objective: Objective, tensors: Sequence[Tensor]) -> bool:
         """Sort the parameters into cohorts; False where a link makes its state while it learns, not when asked to."""
         params = objective.params
         kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
-        step = objective.current_step
         members = [params[i] for i in kept]
         every_row, every_raw = [], []
         for link in self.links:
             rows = [link._state[param] for param in members]
-            raws = list(map(link.settings.raw, members))
             every_row.append(rows)
-            every_raw.append(raws)
-            if any(not row for row in rows) and (link.counts or link.has_own(*_INITIALIZE)):
-                now = {id(raw): current(raw, step) for raw in raws}
-                forms, settings = [as_real(param) for param in members], [now[id(raw)] for raw in raws]
-                with link.shown(forms, rows, settings):
-                    seen = [as_real(tensors[i]) for i in kept]
-                    slopes = None if grads is None else [as_real(grads[i]) for i in kept]
-                    link._fill_states(HookArguments(seen, forms, slopes, None, rows, settings))  # type: ignore[arg-type]
-            if link.has_own("single_tensor_update") and any(not row for row in rows):
+            every_raw.append(list(map(link.settings.raw, members)))
+            if (link.counts or link.has_own(*_INITIALIZE)) and not all(rows):
+                _, given = gather_arguments(link, objective, *link._lists(objective), owned=False)
+                with show_arguments(link, objective, given):
+                    link._fill_states(given)
+            if link.has_own("single_tensor_update") and not all(rows):
                 return False
         groups: dict[tuple[Any, ...], list[int]] = {}
         for position, i in enumerate(kept):
-            kinds = [
-                _kind(link, rows[position], raws[position])
-                for link, rows, raws in zip(self.links, every_row, every_raw, strict=True)
-            ]
-            p, t = params[i], tensors[i]
-            groups.setdefault((p.dtype, t.dtype, p.device, *kinds), []).append(position)
+            kind: list[Any] = [params[i].dtype, tensors[i].dtype, params[i].device]
+            for link, rows, raws in zip(self.links, every_row, every_raw, strict=True):
+                row = rows[position]
+                kind += [id(raws[position]), row.get("step", 0) if link.counts else 0]
+                kind += [(key, value.dtype) for key, value in row.items() if isinstance(value, Tensor)]
+            groups.setdefault(tuple(kind), []).append(position)
         self._cohorts = []
         for positions in groups.values():
             firsts = [rows[positions[0]] for rows in every_row]
@@ -200,11 +188,11 @@ class FusedRun:
                     [raws[positions[0]] for raws in every_raw],
                     [row.get("step", 0) if link.counts else 0 for link, row in zip(self.links, firsts, strict=True)],
                     keys,
+                    [[rows[position] for position in positions] for rows in every_row],
                     states,
                 )
             )
-        self._params = params
-        self._valid = self._stamp(objective.present)
+        self._params, self._present = params, objective.present
         return True
 
     # ------------------------------------------------------------------ the step
@@ -219,17 +207,11 @@ class FusedRun:
         if self._is_valid(objective):
             return self._run_cohorts(objective, tensors, grads)
         with kernels.pause_collection():  # states and plans are made, which are kept
-            self._settle()
-            built = self._build(objective, tensors, grads)
+            built = self._build(objective, tensors)
             return self._run_cohorts(objective, tensors, grads) if built else self._run_unfused(objective)
 
-    def _settle(self) -> None:
-        for link in self.links:
-            link._settle()
-
     def _run_unfused(self, objective: Objective) -> Objective:
-        self._settle()
-        self._valid = None
+        self._params = None
         for link in self.links:
             objective = link.step(objective)
         return objective
@@ -240,18 +222,14 @@ class FusedRun:
         now = [[current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts]
         if self._measures:
             self._measure(objective, tensors, grads, now)
-        split = [list(map(_split, self.links, settings)) for settings in now]
-        if any(
-            per_member for row in split for _, _, _, per_member in row
-        ):  # numbers of members that a schedule has made
+        every = (value for settings in now for setting in settings for value in setting.values())
+        if objective.members is not None and any(map(is_per_member, every)):  # which a schedule has made
             return self._run_unfused(objective)
         # Hooks after the step read the update, so there has to be one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
-        if not self._exposed and self._cohorts and self._cohorts[0].bound:
-            self._exposed = not all(map(operator.is_, map(_pending, self.links), repeat(self._flush)))
-        for cohort, parts in zip(self._cohorts, split, strict=True):
-            self._run(cohort, objective, parts, tensors, grads, updates)
+        for cohort, settings in zip(self._cohorts, now, strict=True):
+            self._run(cohort, objective, settings, tensors, grads, updates)
         if tail:
             objective.skip_update = True
         else:
@@ -261,11 +239,6 @@ class FusedRun:
                 ]
             objective.updates = updates
         return objective
-
-    def explain_forms(self) -> list[kernels.Explanation]:
-        """Which forms of the kernels room the last step took; empty before the first one."""
-        found = [cohort.last.explain() for cohort in self._cohorts if cohort.last is not None]
-        return [each for each in found if each is not None]
 
     def _measure(
         self, objective: Objective, tensors: Sequence[Tensor], grads: Any, now: list[list[Mapping[str, Any]]]
@@ -287,16 +260,15 @@ class FusedRun:
         self,
         cohort: _Cohort,
         objective: Objective,
-        split: Sequence[_Parts],
+        settings: Sequence[Mapping[str, Any]],
         tensors: Sequence[Tensor],
         grads: Sequence[Tensor] | None,
         updates: list[Tensor] | None,
     ) -> None:
         parts = []
         numbers: list[Any] = []
-        for link, (names, values, constants, _), keys, count in zip(
-            self.links, split, cohort.keys, cohort.counts, strict=True
-        ):
+        for link, setting, keys, count in zip(self.links, settings, cohort.keys, cohort.counts, strict=True):
+            names, values, constants = _split(link, setting)
             parts.append((keys, (*names, "step") if link.counts else tuple(names), tuple(constants)))
             numbers += [*values, count + 1] if link.counts else values
         key = CompositeParts(self._grads, updates is None, tuple(parts))
@@ -330,35 +302,23 @@ class FusedRun:
         cohort.last = bound
         bound(*args, *numbers)
         for k, link in enumerate(self.links):
+            link._seen_by = self._token
             if link.counts:
                 cohort.counts[k] += 1
-            link._pending = self._flush
+                for row in cohort.rows[k]:
+                    row["step"] = cohort.counts[k]
 
 
-def _kind(link: TensorTransform, row: Mapping[str, Any], raw: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What parameters of one cohort have in common in a link."""
-    states = tuple([(key, value.dtype) for key, value in row.items() if isinstance(value, Tensor)])
-    return (id(raw), row.get("step", 0) if link.counts else 0, states)
-
-
-_Parts = tuple[list[str], list[Any], list[tuple[str, Any]], bool]
-
-
-def _split(link: TensorTransform, setting: Mapping[str, Any]) -> _Parts:
-    """Settings of a link that are numbers, free to change (names, values), and those that decide what is done.
-
-    And whether one of them has a number for each member of a population.
-    """
+def _split(link: TensorTransform, setting: Mapping[str, Any]) -> tuple[list[str], list[Any], list[tuple[str, Any]]]:
+    """Settings of a link that are numbers, free to change (names, values), and those that decide what is done."""
     names: list[str] = []
     values: list[Any] = []
     constants: list[tuple[str, Any]] = []
-    per_member = False
     for key, value in setting.items():
         kind = type(value)
         number = kind is float or kind is int
         if isinstance(value, Tensor):
             number = value.dim() == 0 and value.dtype.is_floating_point
-            per_member = per_member or value.dim() > 0
         elif not number and kind is not bool and isinstance(value, float | int):  # NumPy's
             number, value = True, float(value)
         if number and key not in link.static:
@@ -366,7 +326,79 @@ def _split(link: TensorTransform, setting: Mapping[str, Any]) -> _Parts:
             values.append(value)
         else:
             constants.append((key, value))
-    return names, values, constants, per_member
+    return names, values, constants
 
 
-_pending = operator.attrgetter("_pending")
+_seen_by = operator.attrgetter("_seen_by")
+
+
+class Composite:
+    """The hooks of several links as one function of tensors and numbers, to be traced."""
+
+    def __init__(self, links: Sequence[TensorTransform], parts: CompositeParts) -> None:
+        self.links = links
+        self.parts = parts
+        # Where hooks find the state and settings of the symbol that they are shown as their parameter (`Module.shown`). Taken
+        # here, because what runs while the hooks are traced is watched for changes, and the links' whole state is large.
+        self.tables = [(link._state.shown, link.settings.shown) for link in links]
+        self.__name__ = " | ".join(type(link).__name__ for link in links)
+        names = ["param", "tensor"]
+        names += ["grad"] if parts.grads else []
+        names += [] if parts.tail else ["result"]
+        #: What links remember is theirs: no graph holds it.
+        self.private = parts.name_states()
+        names += self.private
+        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(parts.links) for i in range(len(numbers))]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, *args: Any) -> None:
+        values = iter(args)
+        param, tensor = next(values), next(values).clone()
+        grad = next(values) if self.parts.grads else None
+        result = None if self.parts.tail else next(values)
+        remembered = [{key: next(values) for key in states} for states, _, _ in self.parts.links]
+        for link, tables, given, (_, numbers, constants) in zip(
+            self.links, self.tables, remembered, self.parts.links, strict=True
+        ):
+            setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
+            state = dict(given)
+            if link.counts:
+                state["step"] = setting.pop("step")
+            # The gradient is shared with the other links, so what this one writes to it is dropped.
+            tables[0][param], tables[1][param] = state, setting
+            try:
+                link.single_tensor_update(tensor, param, grad, None, state, setting)
+                tensor = link.single_tensor_apply(tensor, param, grad, None, state, setting)
+            finally:
+                tables[0].clear()
+                tables[1].clear()
+            extra = set(state) - set(given) - {"step"}
+            if extra:
+                name = f"{type(link).__name__} makes the state {sorted(extra)[0]!r} while learning"
+                raise kernels.NotPointwiseError(
+                    f"{name}; make it in single_tensor_initialize, or set elementwise = False"
+                )
+            for key, original in given.items():
+                if state[key] is not original:
+                    original.copy_(state[key])
+        if result is None:
+            param.sub_(tensor)
+        else:
+            result.copy_(tensor)
+
+
+class CompositeParts(NamedTuple):
+    """What decides the kernel.
+
+    Whether hooks read the gradient, whether the pass moves the parameters itself, and for each link the names of its states
+    and of its numbers, and its constants.
+    """
+
+    grads: bool
+    tail: bool
+    links: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...]
+
+    def name_states(self) -> list[str]:
+        """The names of the roles that hold what links remember."""
+        return [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.links) for i in range(len(states))]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
+import itertools
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._arguments import as_schedule
-from ._settings import Binding, check_members, check_number, is_per_member, same
+from ._settings import Binding, as_schedule, check_values, is_per_member, same, suggest
 
 if TYPE_CHECKING:
-    from .module import Module
-    from .optimizer import Optimizer
+    from . import Module, Optimizer
 
 
 # What torch, its schedulers and its averaging helpers write into a group for themselves.
@@ -59,10 +58,7 @@ def explain_missing(links: Sequence[Module]) -> dict[str, str]:
     if any(callable(link.defaults["lr"]) for link in holders):
         text = f"the lr of {names} is a function of the step already; for a scheduler give it a number, m.LR(1e-3)"
     elif holders:
-        text = (
-            f"{names} have different learning rates, so a scheduler can't tell which to change. Keep one m.LR, and multiply "
-            "by the others with m.Mul"
-        )
+        text = f"{names} have different learning rates, and a scheduler needs one: multiply by the others with m.Mul"
     return {"lr": text}
 
 
@@ -83,8 +79,7 @@ def select(named: Sequence[tuple[str, Tensor]], pattern: str) -> list[tuple[str,
     found = [(name, param) for name, param in named if fnmatchcase(name, pattern)]
     if not found:
         names = [name for name, _ in named]
-        near = difflib.get_close_matches(pattern, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = suggest(pattern, names)
         raise ValueError(f"no parameter is called {pattern!r}{hint} (there are {', '.join(names[:20]) or 'none'})")
     return found
 
@@ -127,15 +122,13 @@ def _address(key: str, link: Module) -> str | None:
 def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
     """What a group says to one link. An alias counts when it differs from what the optimizer itself put there."""
     out: dict[str, Any] = {}
-    for key, value in group.items():
-        if key in link.defaults:
-            out[key] = as_schedule(_scale_members(link.defaults[key], value, shown.get(key)), link.defaults[key])
-    for key, value in group.items():
-        if key in link.aliases and value is not shown.get(key) and value != shown.get(key):
-            out.update(link.resolve_aliases({key: value}))
-        name = _address(key, link)
+    # What names one link comes after what names all.
+    for key in sorted(group, key=lambda key: key not in link.defaults):
+        value, name = group[key], key if key in link.defaults else _address(key, link)
         if name in link.defaults:
-            out[name] = as_schedule(value, link.defaults[name])
+            out[name] = as_schedule(_scale_members(link.defaults[name], value, shown.get(key)), link.defaults[name])
+        elif key in link.aliases and value is not shown.get(key) and value != shown.get(key):
+            out.update(link.resolve_aliases({key: value}))
     return out
 
 
@@ -162,34 +155,29 @@ def export_settings(links: Iterable[Module]) -> dict[str, Any]:
     for key, (first, *others) in found.items():
         alike = all(other is first or (not isinstance(other, Tensor) and other == first) for other in others)
         if alike and isinstance(first, float | int | tuple | Tensor):
-            out[key] = (
-                float(torch.as_tensor(first).max()) if is_per_member(first) else first
-            )  # of those that members have the largest
+            # Of those that members have the largest.
+            out[key] = float(torch.as_tensor(first).max()) if is_per_member(first) else first
     return out
 
 
-def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:
+def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int | None = None) -> None:
     """Refuse settings that no link has, and numbers that are none."""
     for key, value in group.items():
         if key in _FOREIGN:
             continue
         if not is_known(key, links):
             every = sorted({key for link in links for key in (*link.defaults, *link.aliases)})
-            near = difflib.get_close_matches(key, every, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"a parameter group sets {key!r}, which no link of the chain has{hint} "
+                f"a parameter group sets {key!r}, which no link of the chain has{suggest(key, every)} "
                 f"(settings here: {', '.join(every) or 'none'}; 'adam.beta1' names the one of a single link)"
             )
         owners = [type(link).__name__ for link in links if is_known(key, [link])]
-        check_number(f"a parameter group, for {' and '.join(dict.fromkeys(owners))}", key, value)
+        check_values(f"a parameter group, for {' and '.join(dict.fromkeys(owners))}", {key: value}, members)
         for link in links:
             count = len(link.aliases.get(key, ()))
             if count > 1 and (not isinstance(value, tuple | list) or len(value) != count):
-                raise ValueError(
-                    f"a parameter group sets {key}={value!r}; for {type(link).__name__} it is {count} numbers, "
-                    f"{' and '.join(link.aliases[key])}"
-                )
+                what = f"for {type(link).__name__} it is {count} numbers, {' and '.join(link.aliases[key])}"
+                raise ValueError(f"a parameter group sets {key}={value!r}; {what}")
 
 
 def is_known(key: str, links: Sequence[Module]) -> bool:
@@ -197,14 +185,6 @@ def is_known(key: str, links: Sequence[Module]) -> bool:
     return key in _FOREIGN or any(
         key in link.defaults or key in link.aliases or _address(key, link) in link.defaults for link in links
     )
-
-
-def list_params(params: Any) -> list[tuple[str | None, Tensor]]:
-    """A group's "params" with their names, None where they have none; a set is refused, as torch does."""
-    if isinstance(params, set):
-        raise TypeError("parameters are given as a set, which has no order; give a list")
-    items = [params] if isinstance(params, Tensor) else params
-    return [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else (None, item) for item in items]
 
 
 # ---------------------------------------------------------------------- what is written into groups, told to the links
@@ -233,9 +213,7 @@ class GroupWatch:
 
     def find_active(self, groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
         """Parameters that require a gradient now; the same list object while nothing changes."""
-        every: list[Tensor] = (
-            groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
-        )
+        every: list[Tensor] = list(itertools.chain.from_iterable(group["params"] for group in groups))
         wanted = list(map(_requires_grad, every))
         known, flags = self._every
         # Every step looks at every parameter, so this is written to run in C.
@@ -246,7 +224,7 @@ class GroupWatch:
         self.matrices = [i for i, param in enumerate(self._active) if param.dim() > 1]
         return self._active
 
-    def name_params(self, groups: Sequence[Mapping[str, Any]], links: Sequence[Module]) -> None:
+    def name_params(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Know the parameters anew: which group each is in, and its name, or its position where it has none."""
         binding = self.binding
         binding.group_of.clear()
@@ -258,12 +236,10 @@ class GroupWatch:
                 binding.names[param] = str(position) if name is None else name
                 position += 1
         self._active, self._every = [], ([], [])
-        self.forget(links)
+        self.forget()
 
-    def forget(self, links: Sequence[Module]) -> None:
+    def forget(self) -> None:
         """Have the next `sync` read everything."""
-        for link in links:
-            link.settings.forget()
         self._options = []
 
     def sync(self, groups: Sequence[Mapping[str, Any]], tops: Sequence[Module]) -> None:
@@ -271,13 +247,15 @@ class GroupWatch:
         found = [options(group) for group in groups]
         if len(found) == len(self._options) and all(map(same, found, self._options)):
             return
+        changed = len(found) != len(self._options)
         self._options = []  # to be looked at again, where something is refused
         links = [link for top in tops for _, link in top.links()]
         for own in found:
-            check_keys(own, links)
-            check_members("a parameter group", own, self.binding.members)
+            check_keys(own, links, self.binding.members)
         for link in links:
             link.settings.overrides = [overrides(link, own, self.shown) for own in found]
+            if changed:
+                link.settings.forget()
             link.settings.refresh()
         params = [param for group in groups for param in group["params"]]
         for top in tops:
@@ -300,19 +278,22 @@ def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
         group["params"] = [(name, param) for name, param in found if id(param) not in held]
         if not group["params"]:
             raise ValueError(f"all parameters called {given['params']!r} are in a group already")
-    given_params = list_params(group.get("params", ()))
-    group["params"] = [param if name is None else (name, param) for name, param in given_params]
-    tensors = [param for _, param in given_params]
+    params = group.get("params", ())
+    if isinstance(params, set):
+        raise TypeError("parameters are given as a set, which has no order; give a list")
+    items = [params] if isinstance(params, Tensor) else list(params)
+    group["params"] = [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in items]
+    names = [item[0] for item in group["params"] if isinstance(item, tuple)]
+    tensors = [item[1] if isinstance(item, tuple) else item for item in items]
     if len({id(tensor) for tensor in tensors}) != len(tensors):
         raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
     if any(tensor.is_meta for tensor in tensors):
         raise ValueError("parameters are on the meta device; give them memory first: net.to_empty(device='cpu')")
-    taken = {name for other in others for name in other.get("param_names", ())}
-    for name in (name for name, _ in given_params if name is not None):
-        if name in taken:
-            raise ValueError(f"two parameters are named {name!r}; names address the saved state, so give each its own")
-        taken.add(name)
-    for key, names in ((key, names) for link in links for key, names in link.aliases.items()):
-        if key not in group and any(name in group for name in names) and key in shown:
-            group[key] = tuple(group.get(name, old) for name, old in zip(names, shown[key], strict=True))
+    names += [name for other in others for name in other.get("param_names", ())]
+    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+    if count > 1:
+        raise ValueError(f"two parameters are named {name!r}; names address the saved state, so give each its own")
+    for key, parts in ((key, parts) for link in links for key, parts in link.aliases.items()):
+        if key not in group and any(part in group for part in parts) and key in shown:
+            group[key] = tuple(group.get(part, old) for part, old in zip(parts, shown[key], strict=True))
     return group

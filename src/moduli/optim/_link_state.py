@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,41 +19,7 @@ ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
 COMMON_SEED = 0x6D6F64756C69
 
 
-class ParamState(dict[str, Any]):
-    """The state that a link keeps for one parameter; an ordinary dictionary that counts its changes.
-
-    Lists of state tensors are cached between steps, so a change made by hand has to be noticed.
-    """
-
-    __slots__ = ("_changes",)
-
-    def __init__(self, changes: list[int], *args: Any) -> None:
-        super().__init__(*args)
-        self._changes = changes
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._changes[0] += 1
-        super().__setitem__(key, value)
-
-    def __delitem__(self, key: str) -> None:
-        self._changes[0] += 1
-        super().__delitem__(key)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        self._changes[0] += 1
-        return super().pop(key, *default)
-
-    # Each by way of those above.
-    popitem = MutableMapping.popitem
-    clear = MutableMapping.clear
-    update = MutableMapping.update
-    setdefault = MutableMapping.setdefault
-
-    def __reduce__(self) -> Any:
-        return (ParamState, (self._changes, dict(self)))
-
-
-class StateStore(dict[Tensor, ParamState]):
+class StateStore(dict[Tensor, dict[str, Any]]):
     """`link.state`: maps a parameter to its state, made empty at first use.
 
     Where hooks are shown a parameter in another form (in single precision, as pairs of reals, as part of a vector, as a
@@ -62,11 +27,10 @@ class StateStore(dict[Tensor, ParamState]):
     """
 
     #: Finds the state of a parameter (or its name) that links see in another form: as part of a matrix, or as its piece.
-    find: Callable[[StateStore, Any], ParamState | None] | None = None
+    find: Callable[[StateStore, Any], Any] | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.changes = [0]
         self.shown: dict[Tensor, Any] = {}
 
     def __missing__(self, key: Tensor | str) -> Any:
@@ -80,24 +44,8 @@ class StateStore(dict[Tensor, ParamState]):
         self[key] = {}
         return self[key]
 
-    def __setitem__(self, key: Tensor, value: dict[str, Any]) -> None:
-        self.changes[0] += 1
-        super().__setitem__(key, ParamState(self.changes, value))
-
-    def __delitem__(self, key: Tensor) -> None:
-        self.changes[0] += 1
-        super().__delitem__(key)
-
-    def clear(self) -> None:
-        self.changes[0] += 1
-        super().clear()
-
-    def pop(self, *args: Any) -> Any:
-        self.changes[0] += 1
-        return super().pop(*args)
-
     def __reduce__(self) -> Any:
-        return (StateStore, (), None, None, iter([(key, dict(value)) for key, value in self.items()]))
+        return (StateStore, (), None, None, iter(self.items()))
 
 
 class StandIns:
@@ -135,19 +83,14 @@ class LinkState(LinkSettings):
     global_state: dict[str, Any]
     _state: StateStore
     _projected: dict[str, list[str]]
-    _pending: weakref.WeakMethod[Callable[[], None]] | None
+    #: Which fused run stepped it last, while nobody else has seen its state.
+    _seen_by: object = None
 
     @property
     def state(self) -> StateStore:
         """Per-parameter state: `state[param][key]`."""
-        self._settle()
+        self._seen_by = None
         return self._state
-
-    def _settle(self) -> None:
-        """Have a fused run that this link is part of write down what it counted."""
-        pending = self._pending() if self._pending is not None else None
-        if pending is not None:
-            pending()
 
     def get_state(
         self,

@@ -22,12 +22,11 @@ from ..layout import map_tensors
 from ._closure import Evaluator, FormEvaluator
 from ._members import takes_matrices
 from ._needs import keeps_graph
+from ._vectors import fill_zeros
 
 if TYPE_CHECKING:
     from ..population import Population
-    from .module import Module
-    from .objective import Objective
-    from .optimizer import Optimizer
+    from . import Module, Objective, Optimizer
 
 
 class MemberMatrices:
@@ -137,16 +136,11 @@ class MemberMatrices:
         self.population._mark_changed()
 
     def gather(self) -> None:
-        """Make the gradients of the leaves those of the blocks; the leaves show the columns as theirs from then on."""
+        """Make the gradients of the leaves those of the blocks."""
         for block in self.blocks:
-            known, whole = block.tensor.grad, block.gather()
-            if whole is None or whole is known:
-                block.tensor.grad = whole
-                continue
-            # A tensor of its own and no view, so that its columns are known to be its.
-            block.tensor.grad = whole = whole.data
-            for leaf, grad in zip(block.leaves, block.split(whole), strict=True):
-                leaf.grad = grad
+            found, block.tensor.grad = [leaf.grad for leaf in block.leaves], None
+            if any(grad is not None for grad in found):
+                block.tensor.grad = block.join([grad.to_dense() for grad in fill_zeros(found, block.leaves)])
 
     def wrap(self, evaluator: Evaluator, first: Sequence[Tensor] = ()) -> Evaluator:
         """A closure's evaluator as one whose gradients arrive at leaves, and are wanted as those of blocks.
@@ -164,6 +158,7 @@ class MemberMatrices:
             nonlocal expected
             missing, expected = [leaf.grad is None for leaf in expected], ()
             if any(missing) and not all(missing):
+                self.apart = True
                 raise OtherPresenceError
             self.gather()
 
@@ -216,9 +211,8 @@ class MemberMatrices:
             for i, leaf in enumerate(block.leaves):
                 if leaf is key:
                     row = store.get(block.tensor, {})
-                    return (
-                        MappingProxyType({name: block.column(value, i) for name, value in row.items()}) if row else None
-                    )
+                    columns = {name: block.column(value, i) for name, value in row.items()}
+                    return MappingProxyType(columns) if row else None
         return None
 
 
@@ -230,7 +224,7 @@ class Block:
     """Parameters that move as one matrix.
 
     Attributes:
-        tensor: The matrix, N x P; its `grad` is their gradient, of which leaves show the columns as theirs.
+        tensor: The matrix, N x P; its `grad` is their gradient.
         leaves: The population's leaves that its columns belong to, in order.
         sizes: How many columns each has.
         group: Which matrix of the population it is.
@@ -242,36 +236,18 @@ class Block:
         self.leaves = leaves
         self.sizes = [leaf.shape[1:].numel() for leaf in leaves]
         self.group = group
-        self.tensor = torch.nn.Parameter(
-            torch.empty(0, dtype=leaves[0].dtype, device=leaves[0].device), requires_grad=leaves[0].requires_grad
-        )
+        self.tensor = torch.nn.Parameter(leaves[0].detach().new_empty(0), requires_grad=leaves[0].requires_grad)
 
     def split(self, matrix: Tensor) -> list[Tensor]:
         """The columns of each leaf, as a view in the leaf's shape."""
-        return [
-            part.view(leaf.shape) for part, leaf in zip(torch.split(matrix, self.sizes, 1), self.leaves, strict=True)
-        ]
+        parts = torch.split(matrix, self.sizes, 1)
+        return [part.view(leaf.shape) for part, leaf in zip(parts, self.leaves, strict=True)]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """One matrix of tensors in the leaves' shapes."""
         count = len(self.leaves[0])
         rows = [part.reshape(count, size) for part, size in zip(parts, self.sizes, strict=True)]
         return torch.cat(rows, 1) if len(rows) > 1 else rows[0].contiguous()
-
-    def gather(self) -> Tensor | None:
-        """The gradient of all columns, from those of the leaves; None where no leaf has one."""
-        found = [leaf.grad for leaf in self.leaves]
-        whole = self.tensor.grad
-        if whole is not None and all(grad is not None and grad._base is whole for grad in found):
-            return whole  # they are its columns: what was added to them, or zeroed, is there already
-        if all(grad is None for grad in found):
-            return None
-        return self.join(
-            [
-                torch.zeros_like(leaf) if grad is None else grad if grad.layout is torch.strided else grad.to_dense()
-                for leaf, grad in zip(self.leaves, found, strict=True)
-            ]
-        )
 
     # ------------------------------------------------------------------ what links keep
 
@@ -289,16 +265,14 @@ class Block:
     def join_rows(self, rows: Sequence[Any]) -> Any:
         """The state of which these are the columns."""
         flat = [pytree.tree_flatten(dict(row)) for row in rows]
-        columns = zip(*(leaves for leaves, _ in flat), strict=True)
-        return pytree.tree_unflatten(list(map(self._join_leaf, columns)), flat[0][1])
+        return pytree.tree_unflatten(list(map(self._join_leaf, *(leaves for leaves, _ in flat))), flat[0][1])
 
-    def _join_leaf(self, values: Sequence[Any]) -> Any:
-        first, shapes = values[0], [leaf.shape for leaf in self.leaves]
-        if not isinstance(first, Tensor) or any(
-            value.shape[: len(shape)] != shape for value, shape in zip(values, shapes, strict=True)
-        ):
+    def _join_leaf(self, *values: Any) -> Any:
+        first, dim = values[0], self.leaves[0].dim()
+        pairs = zip(values, self.leaves, strict=True)
+        if not isinstance(first, Tensor) or any(value.shape[: leaf.dim()] != leaf.shape for value, leaf in pairs):
             return first
-        count, rest = len(self.leaves[0]), first.shape[len(shapes[0]) :]
+        count, rest = len(self.leaves[0]), first.shape[dim:]
         return torch.cat([v.reshape(count, n, *rest) for v, n in zip(values, self.sizes, strict=True)], 1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,12 @@ from .._torch import pytree
 from ..layout import map_tensors
 from ._link_state import lend_state
 from ._needs import ChainError, Need
-from ._plain_state import MemberValues, decode, encode
-from ._settings import check_members
+from ._plain_state import MemberValues
+from ._settings import check_values, is_per_member
 
 if TYPE_CHECKING:
     from ..population import Population, Shard
-    from .module import Module
-    from .objective import Objective
-    from .optimizer import Optimizer
+    from . import Module, Objective, Optimizer
 
 
 def _is_chain(link: Module) -> bool:
@@ -69,17 +66,14 @@ def describe(link: Module, matrices: str) -> str:
     """What a link of a population works on, in words."""
     if takes_matrices(link):
         return f"over {matrices}"
-    if not lifts(link):
-        return "over parameters stacked over members, by vmap" if batches(link) else "member by member"
-    alone = dict.fromkeys(type(part).__name__ for part in _find_alone(link))
-    return "over parameters stacked over members" + (f", {' and '.join(alone)} member by member" if alone else "")
+    return "member by member" if _is_alone(link) else "over parameters stacked over members"
 
 
-def _find_alone(link: Module) -> list[Module]:
-    """The links inside a link that are run for each member by itself."""
-    children = list(link.children.values())
-    own = [child for child in children if not (lifts(child) or batches(child))]
-    return own + [part for child in children if lifts(child) for part in _find_alone(child)]
+def _is_alone(link: Module) -> bool:
+    """Whether a link, or one inside it, is run for each member by itself."""
+    if lifts(link):
+        return any(map(_is_alone, link.children.values()))
+    return not batches(link)
 
 
 def check(link: Module) -> None:
@@ -90,36 +84,19 @@ def check(link: Module) -> None:
         return
     outside = next((part for _, part in link.links() if part.keeps_outside), None)
     if outside is not None:
-        raise ChainError(
-            f"{type(outside).__name__} keeps what it learns for one model, so it can't be run for each member of a population"
-        )
+        raise ChainError(f"{type(outside).__name__} keeps what it learns for one model; a population has many")
     far = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
     if far:
         wanted = " and ".join(sorted(need.value for need in far))
-        raise ChainError(
-            f"{type(link).__name__} needs {wanted}, which a population evaluates for all members at once; use it on one model"
-        )
+        raise ChainError(f"{type(link).__name__} needs {wanted}, which there is for one model, not for a population")
 
 
 def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None:
     """Refuse other numbers of settings than members, and links that can't compare members of several processes."""
     if shard is not None and Need.MEMBERS in link.needs and not link.over_processes:
-        raise ChainError(
-            f"{path} compares the members of a population, which are spread over processes here; PSO, DE, GA, CEM and PBT can"
-        )
-    taken = shard is not None and all(len(value) == count for value in _vectors(link).values())
-    check_members(path, link.defaults, count if shard is None or taken else shard.total)
-
-
-def take_share(link: Module, shard: Shard) -> None:
-    """Keep the settings of the members of this process, of those of all."""
-    for key, value in _vectors(link).items():
-        if len(value) == shard.total:
-            link.defaults[key] = shard.own(value)
-
-
-def _vectors(link: Module) -> dict[str, Tensor]:
-    return {key: value for key, value in link.defaults.items() if isinstance(value, Tensor) and value.dim() == 1}
+        raise ChainError(f"{path} compares members, which are spread over processes; PSO, DE, GA, CEM and PBT can")
+    taken = all(len(value) == count for value in link.defaults.values() if is_per_member(value))
+    check_values(path, link.defaults, count if shard is None or taken else shard.total)
 
 
 def adopt(population: Population, params: Mapping[str, Tensor]) -> None:
@@ -341,9 +318,7 @@ def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -
     if "shapes" not in saved:
         return dict(saved)  # refused where it is read
     if saved.get("members") != shard.total:
-        raise ValueError(
-            f"the state is of {saved.get('members') or 'no'} members, over all processes are {shard.total}"
-        )
+        raise ValueError(f"the state is of {saved.get('members') or 'no'} members, here are {shard.total}")
 
     def part(value: Any) -> Any:
         if not _are_apart(value):
@@ -351,7 +326,7 @@ def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -
         here = {i - shard.start: item for i, item in value["items"].items() if shard.start <= i < shard.stop}
         return {**value, "items": here}
 
-    return _map_saved(optimizer, stack_saved(saved), part, shard.stop - shard.start)
+    return _map_saved(optimizer, saved, part, shard.stop - shard.start)
 
 
 def _are_apart(value: Any) -> bool:
@@ -375,42 +350,3 @@ def _map_saved(optimizer: Optimizer, saved: Mapping[str, Any], act: Callable[[An
         "members": count,
         "shapes": {name: (count, *shape[1:]) for name, shape in saved["shapes"].items()},
     }
-
-
-# The member in a name such as `0.weight[3]`.
-_MEMBER = re.compile(r"\[(\d+)\]")
-
-
-def stack_saved(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A saved state of 0.1, which has what links keep member by member under the names of members, stacked."""
-    count = saved.get("members")
-    if count is None or not any("members" in kept["global"] for kept in saved["links"].values()):
-        return saved
-    state: dict[str, Any] = {}
-    each: dict[str, list[dict[str, Any]]] = {}
-    for name, row in saved["state"].items():
-        found = _MEMBER.search(name)
-        if found is None:
-            state[name] = row
-        else:
-            each.setdefault(_MEMBER.sub("", name), [{} for _ in range(count)])[int(found[1])] = row
-    for name, rows in each.items():
-        state[name] = {**state.get(name, {}), **_stack_plain(rows)}
-    links = {path: {**kept, "global": dict(kept["global"])} for path, kept in saved["links"].items()}
-    for path in saved["links"]:
-        for inner, rows in links[path]["global"].pop("members", {}).items():
-            links[f"{path}/{inner}" if inner else path]["global"] = _stack_plain(rows)
-    return {**saved, "state": state, "links": links}
-
-
-def _stack_plain(rows: Sequence[Mapping[str, Any]]) -> Any:
-    return encode(stack_members([decode(_drop_numbers(row), None) for row in rows]), "a saved state")
-
-
-def _drop_numbers(value: Any) -> Any:
-    """Plain data without the numbers of members in names."""
-    if isinstance(value, str):
-        return _MEMBER.sub("", value)
-    if isinstance(value, dict):
-        return {_drop_numbers(key): _drop_numbers(item) for key, item in value.items()}
-    return [_drop_numbers(item) for item in value] if isinstance(value, list) else value

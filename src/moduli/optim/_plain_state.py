@@ -38,8 +38,6 @@ def encode(value: Any, where: str) -> Any:
         return {"__kind__": "set", "items": [encode(item, where) for item in sorted(value)]}
     if isinstance(value, torch.dtype | torch.device):
         return {"__kind__": type(value).__name__, "name": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.Size):
-        return tuple(value)
     if isinstance(value, list | tuple):
         items = [encode(item, where) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
@@ -48,10 +46,7 @@ def encode(value: Any, where: str) -> Any:
             if not isinstance(key, str | int):
                 raise TypeError(f"{where}: a dictionary has the key {key!r}; saved state has keys that are strings")
         return {key: encode(item, f"{where}.{key}") for key, item in value.items()}
-    raise TypeError(
-        f"{where} is a {type(value).__name__}, which can't be saved; keep tensors, numbers, strings, generators, and "
-        "lists and dictionaries of those, or override _extra_pack and _extra_unpack"
-    )
+    raise TypeError(f"{where} is a {type(value).__name__}, which can't be saved; see _extra_pack and _extra_unpack")
 
 
 def decode(value: Any, device: torch.device | None) -> Any:
@@ -98,40 +93,46 @@ class Vector:
     Args:
         saved: A saved optimizer.
         parts: The parameters that the vector was made of, as `describe_params`; None where the link had not stepped.
-        active: The parameters here.
-        binding: Has their names, and how many members they are stacked over; each member then has a vector.
+        by_name: The parameters here by the names that they were saved with.
+        active: Those that are trained.
+        stacked: Whether they are stacked over members; each member then has a vector.
 
     Attributes:
-        first: The parameter that the link's state is kept for.
+        order: The parameters of the vector, as they are ordered here.
         fresh: Whether the vector can't be followed: a parameter is gone, or one was added to all of them.
     """
 
     def __init__(
-        self, saved: Mapping[str, Any], parts: list[str] | None, active: Sequence[Tensor], binding: Binding
+        self,
+        saved: Mapping[str, Any],
+        parts: Sequence[str] | None,
+        by_name: Mapping[str, Tensor],
+        active: Sequence[Tensor],
+        stacked: bool,
     ) -> None:
-        self.stacked = 0 if binding.members is None else 1
-        here = {f"{binding.names.get(param, '?')}:{param.shape[self.stacked :].numel()}": param for param in active}
+        self.stacked = int(stacked)
+        split = [part.rpartition(":") for part in parts or ()]
+        names, self.sizes = [name for name, _, _ in split], [int(size) for _, _, size in split]
+        self.params = [by_name.get(name) for name in names]
+        self.order = [param for param in active if any(param is known for known in self.params)]
+        numels = [-1 if param is None else param.shape[self.stacked :].numel() for param in self.params]
         # A link in one branch of a chain has a vector of its own parameters, which others do not change.
-        every = parts is not None and sorted(part.rpartition(":")[0] for part in parts) == sorted(saved["order"])
-        gone = any(part not in here for part in parts or ())
-        self.fresh = gone or (every and len(here) != len(saved["order"]))
-        self.parts = [] if parts is None or self.fresh else parts
-        self.order = [part for part in here if part in self.parts]
-        self.first = here[self.order[0]] if self.order else None
+        grown = sorted(names) == sorted(saved["order"]) and len(active) != len(names)
+        self.fresh = numels != self.sizes or len(self.order) != len(names) or (grown and parts is not None)
 
-    def keep_shared(self, state: dict[str, Any]) -> dict[str, Any]:
+    def keep_shared(self, state: dict[str, Any], binding: Binding) -> dict[str, Any]:
         """The link's global state for the new order; what belongs to no parameter survives a fresh start."""
         if self.fresh:
             return {key: value for key, value in state.items() if isinstance(value, torch.Generator)}
-        return {**self.permute(state), **({VECTOR: self.order} if self.order else {})}
+        order = [f"{binding.names.get(p, '?')}:{p.shape[self.stacked :].numel()}" for p in self.order]
+        return {**self.permute(state), **({VECTOR: order} if order else {})}
 
     def permute(self, value: Any) -> Any:
         """A value with every axis as long as the vector in the new order."""
-        if self.order == self.parts:
+        if all(a is b for a, b in zip(self.order, self.params, strict=True)):
             return value
-        sizes = [int(part.rpartition(":")[2]) for part in self.parts]
-        pieces = dict(zip(self.parts, torch.split(torch.arange(sum(sizes)), sizes), strict=True))
-        index = torch.cat([pieces[part] for part in self.order])
+        pieces = dict(zip(self.params, torch.split(torch.arange(sum(self.sizes)), self.sizes), strict=True))
+        index = torch.cat([pieces[param] for param in self.order])
 
         def permute_axes(tensor: Tensor, stacked: int) -> Tensor:
             for dim, size in enumerate(tensor.shape):
@@ -149,48 +150,30 @@ class Vector:
 _WRAPPER = "module."
 
 
-def rename(saved: Mapping[str, Any], here: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any]:
-    """The saved state with the names that the parameters have here.
+def match_names(shapes: Mapping[str, Any], here: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """The names that saved parameters have here.
 
     What `torch.compile`, FSDP and checkpointing put into names is left out; `module.` before all names (that of
     DistributedDataParallel) is added or left out; where only one side has names, the order decides.
 
     Args:
-        saved: A saved state.
+        shapes: The saved shapes by name.
         here: The shapes of the parameters here by name, in order.
     """
-    shapes = saved["shapes"]
-    new = {name: clean_name(name) for name in shapes}
     if shapes and _are_positions(shapes) != _are_positions(here):  # no names are those of no parameters
         if [shape and tuple(shape) for shape in shapes.values()] != list(here.values()):
             raise ValueError(
                 "the saved parameters and those here can't be told apart by name (one side has none), and their shapes "
-                f"differ in order: saved {list(shapes.values())}, here {list(here.values())}. Give the module itself on "
-                "both sides"
+                f"differ in order: saved {list(shapes.values())}, here {list(here.values())}"
             )
-        new = dict(zip(shapes, here, strict=True))
-    elif not any(name in here for name in new.values()):
+        return dict(zip(shapes, here, strict=True))
+    new = {name: clean_name(name) for name in shapes}
+    if not any(name in here for name in new.values()):
         if all(name.startswith(_WRAPPER) for name in new.values()):
-            new = {old: name.removeprefix(_WRAPPER) for old, name in new.items()}
-        elif here and all(name.startswith(_WRAPPER) for name in here):
-            new = {old: _WRAPPER + name for old, name in new.items()}
-    if all(old == name for old, name in new.items()):
-        return saved
-    links: dict[str, Any] = {}
-    for path, entry in saved["links"].items():
-        parts = [part.rpartition(":") for part in entry["global"].get(VECTOR, ())]
-        vector = {VECTOR: [f"{new.get(name, name)}:{size}" for name, _, size in parts]} if parts else {}
-        links[path] = {**entry, "global": {**entry["global"], **vector}}
-    tables = [key for key in ("state", "shapes", "dtypes") if key in saved]
-    return {
-        **saved,
-        **{key: {new.get(name, name): value for name, value in saved[key].items()} for key in tables},
-        "order": [new[name] for name in saved["order"]],
-        "param_groups": [
-            {**group, "params": [new[name] for name in group["params"]]} for group in saved["param_groups"]
-        ],
-        "links": links,
-    }
+            return {old: name.removeprefix(_WRAPPER) for old, name in new.items()}
+        if here and all(name.startswith(_WRAPPER) for name in here):
+            return {old: _WRAPPER + name for old, name in new.items()}
+    return new
 
 
 def _are_positions(names: Iterable[str]) -> bool:

@@ -18,8 +18,7 @@ from ._needs import Across, ChainError, Need, keeps_graph
 from ._vectors import fill_zeros
 
 if TYPE_CHECKING:
-    from .module import Module
-    from .optimizer import Optimizer
+    from . import Module, Optimizer
 
 
 def are_several() -> bool:
@@ -38,18 +37,12 @@ class OverProcesses:
         return self.reduce([loss])[0]
 
     def reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """New tensors with the sum or the mean of those of all processes; one exchange for each dtype and device."""
-        out = [tensor.detach().clone() for tensor in tensors]
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for i, tensor in enumerate(out):
-            kinds.setdefault((tensor.dtype, tensor.device), []).append(i)
-        for places in kinds.values():
-            flat = torch.cat([out[i].reshape(-1) for i in places])
-            torch.distributed.all_reduce(flat)
+        """New tensors with the sum or the mean of those of all processes."""
+        out = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        for tensor in out:
+            torch.distributed.all_reduce(tensor)
             if self.mean:
-                flat /= torch.distributed.get_world_size()
-            for i, piece in zip(places, torch.split(flat, [out[i].numel() for i in places]), strict=True):
-                out[i] = piece.view(out[i].shape)
+                tensor /= torch.distributed.get_world_size()
         return out
 
 
@@ -88,30 +81,23 @@ def choose_reduction(reduce: Any, optimizer: Optimizer, in_pieces: bool) -> Call
     if optimizer.population is not None:
         if optimizer.population.sharding is not None and reduce == "auto":
             return None  # gradients and losses are those of the members here
-        raise ChainError(
-            "members of a population are trained each in one process: spread them over the processes with pop.shard(mesh), or "
-            "say reduce=None where processes have populations of their own"
-        )
+        raise ChainError("spread a population over processes with pop.shard(mesh); reduce=None if each has its own")
     if reduce == "auto":
         if not any(need.evaluates for link in links for need in link.all_needs()):
             return None
         if not in_pieces and not isinstance(optimizer.model, torch.nn.parallel.DistributedDataParallel):
             raise ChainError(
-                "this chain decides on the loss, so that processes could take different decisions. Give the wrapped module "
-                "itself, or say reduce='mean' (all processes train one model) or reduce=None (each trains its own)"
+                "this chain decides on the loss, on which processes may differ: give the wrapped module itself, or say "
+                "reduce='mean' (all processes train one model) or reduce=None (each trains its own)"
             )
         reduce = "mean"
     chosen = reduce if callable(reduce) else OverProcesses(mean=reduce == "mean")
     for link in links:
         name = type(link).__name__
         if Need.RESIDUALS in link.needs:
-            raise ChainError(
-                f"{name} makes a matrix of residuals, of which each process has its own; gather them, say reduce=None"
-            )
+            raise ChainError(f"{name} needs all residuals, and each process has its own; gather them, say reduce=None")
         if keeps_graph(link.needs) and not isinstance(chosen, OverProcesses):
-            raise ChainError(
-                f"{name} needs second derivatives, which a function can't reduce; say reduce='mean' or 'sum'"
-            )
+            raise ChainError(f"{name} needs second derivatives, reduced by reduce='mean' or 'sum', not by a function")
     return chosen
 
 
@@ -146,13 +132,10 @@ class Exchange:
         self.counted = [held.index(held[self.rank]) == self.rank for held in self.boxes]
         #: For each tensor the process that works on it where it is worked on whole.
         self.owners = [0] * len(self.shapes)
-        loads = [0.0] * self.size
-        costs = [float(torch.Size(shape).numel()) * min(shape, default=1) for shape in self.shapes]
-        for i in sorted(
-            range(len(costs)), key=lambda i: -costs[i]
-        ):  # so that each process has about as much to multiply
-            self.owners[i] = loads.index(min(loads))
-            loads[self.owners[i]] += max(costs[i], 1.0)
+        costs = [torch.Size(shape).numel() * min(shape, default=1) for shape in self.shapes]
+        # So that each process has about as much to multiply.
+        for place, i in enumerate(sorted(range(len(costs)), key=lambda i: -costs[i])):
+            self.owners[i] = place % self.size
 
     def gather(self, pieces: Mapping[int, Tensor], everywhere: bool) -> dict[int, Tensor]:
         """Of tensors in pieces, those that this process owns (or all of them), whole."""
@@ -186,10 +169,8 @@ class Exchange:
             pieces: Tensors with the dtypes of all of them.
         """
         me, boxes, owners = self.rank, self.boxes, self.owners
-        sends = [
-            [cut(wholes[i], boxes[i][d]).to(t.dtype) for i, t in pieces.items() if owners[i] == me]
-            for d in range(self.size)
-        ]
+        mine = {i: wholes[i].to(t.dtype) for i, t in pieces.items() if owners[i] == me}
+        sends = [[cut(whole, boxes[i][d]) for i, whole in mine.items()] for d in range(self.size)]
         wanted = [[(i, boxes[i][me]) for i in pieces if owners[i] == s] for s in range(self.size)]
         return {i: piece for i, _, piece in self._route(pieces, sends, wanted)}
 

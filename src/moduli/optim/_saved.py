@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,12 +14,11 @@ from torch import Tensor
 
 from .._torch import is_flat_shard
 from ..layout import make_whole, map_tensors
-from . import _groups, _members
-from ._foreign_state import is_of_torch, is_portable, read_portable, read_torch
+from . import _groups
 from ._link_state import StandIns
-from ._plain_state import VECTOR, Vector, decode, encode, rename
+from ._plain_state import VECTOR, Vector, decode, encode, match_names
 from ._settings import same
-from ._shards import find_key, join_owned, pack_value, unpack_value
+from ._shards import find_key, join_owned, join_rows, pack_value, unpack_value
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
@@ -44,7 +45,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
     state: dict[str, dict[str, Any]] = {}
     links: dict[str, Any] = {}
     for path, link in optimizer._links:
-        for param, row in link.state.items() if optimizer.rows is None else optimizer.rows.list_states(link):
+        for param, row in link._state.items() if optimizer.rows is None else optimizer.rows.list_states(link):
             if not row or param not in names:
                 continue
             whole = link.vector_state and param in binding.names and param not in binding.sources
@@ -86,24 +87,23 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
 
 def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
     """Take over saved state; everything is checked before anything changes."""
-    if is_portable(saved):
+    if any(REST in group for group in saved.get("param_groups", ())):
         saved = read_portable(saved)
-    elif is_of_torch(saved):
+    elif "format" not in saved and {"state", "param_groups"} <= set(saved):
         saved = read_torch(optimizer, saved, strict)
     missing = [key for key in ("format", "state", "links", "shapes", "order", "current_step") if key not in saved]
     if missing:
-        raise ValueError(
-            f"this is not the state of a moduli Optimizer: it has no {missing[0]!r} (it has {', '.join(saved)})"
-        )
+        raise ValueError(f"this is not the state of a moduli Optimizer: it has no {missing[0]!r}")
     if saved["format"] > FORMAT:
         raise ValueError(f"the state was saved in format {saved['format']}; this version reads up to {FORMAT}")
     binding, shards = optimizer.binding, optimizer.shards
     params = optimizer.list_params()
     active = [param for param in params if param.requires_grad]
-    saved = rename(_members.stack_saved(saved), {binding.names[param]: tuple(param.shape) for param in params})
-    by_name: dict[str, Tensor] = {binding.names[param]: param for param in params}
+    here: dict[str, Tensor] = {binding.names[param]: param for param in params}
+    names = match_names(saved["shapes"], {name: tuple(param.shape) for name, param in here.items()})
+    by_name = {old: here[name] for old, name in names.items() if name in here}
     _check(optimizer, saved, by_name, strict)
-    options = _read_options(optimizer, saved, strict)
+    options = _read_options(optimizer, saved, by_name, strict)
     known = dict(optimizer._links)
     _make_stand_ins(known, saved)
     if optimizer.rows is not None:
@@ -114,7 +114,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
         parts = saved["links"].get(path, {"global": {}})["global"].get(VECTOR)
         # That of stand-ins has no names: who shows them to it keeps their order.
         if link.vector_state and path in saved["links"] and not any(part.startswith("?:") for part in parts or ()):
-            vectors[path] = Vector(saved, parts, active, binding)
+            vectors[path] = Vector(saved, parts, by_name, active, binding.members is not None)
     rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in known}
     gone: set[str] = set()
     for name, entries in saved["state"].items():
@@ -123,7 +123,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             path, _, field = key.rpartition("/")
             if path not in known or (whole and vectors[path].fresh):
                 continue
-            link, param = known[path], vectors[path].first if whole else by_name.get(name)
+            link, param = known[path], next(iter(vectors[path].order), None) if whole else by_name.get(name)
             if param is None:
                 gone.add(name)
                 continue
@@ -137,11 +137,8 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             if kept is not None:
                 rows[path].setdefault(kept, {})[field] = vectors[path].permute(found) if whole else found
     dropped = [f"saved state of {name} has no parameter here" for name in sorted(gone)]
-    dropped += [
-        f"{path} would start afresh: its state is over all parameters together, and they are not the same"
-        for path, vector in vectors.items()
-        if vector.fresh
-    ]
+    afresh = [path for path, vector in vectors.items() if vector.fresh]
+    dropped += [f"{path} would start afresh: its state is over all parameters, which are others" for path in afresh]
     if dropped and strict:
         raise ValueError(f"{'; '.join(dropped)}. Load with strict=False to leave it out")
     for path, link in known.items():
@@ -150,15 +147,14 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
         shared = decode(saved["links"][path]["global"], active[0].device if active else None)
         link.reset()
         link.global_state.clear()
-        link.global_state.update(vectors[path].keep_shared(shared) if path in vectors else shared)
+        link.global_state.update(vectors[path].keep_shared(shared, binding) if path in vectors else shared)
         link._extra_unpack(decode(saved["links"][path]["extra"], None))
     for path, link in known.items():  # a link that is reset resets those inside it
         for param, row in rows[path].items():
             link.state[param] = row
     for group in optimizer.param_groups:  # options follow the parameters: those of the first that is known
-        names = (binding.names[param] for param in group["params"])
-        group.update(next((options[name] for name in names if name in options), {}))
-    optimizer._sync()
+        group.update(next((options[param] for param in group["params"] if param in options), {}))
+    optimizer._watch.sync(optimizer.param_groups, optimizer.modules)
     optimizer.current_step = int(saved["current_step"])
     optimizer.num_evaluations = int(saved["num_evaluations"])
     optimizer.should_terminate = bool(saved["should_terminate"])
@@ -185,12 +181,10 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], by_name: Mapping[str,
         missing = [path for path in there if path not in here]
         extra = [path for path in here if path not in there]
         found = f"the saved one has {', '.join(missing)}" if missing else f"only this one has {', '.join(extra)}"
-        raise ValueError(
-            f"the chains differ: {found}; build the same chain, or load with strict=False to take over the links that agree"
-        )
+        raise ValueError(f"the chains differ: {found}; strict=False takes over the links that agree")
     for name, shape in saved["shapes"].items():
-        own = tuple(by_name[name].shape) if name in by_name and shape is not None else None
-        if own is not None and own != tuple(shape):
+        if name in by_name and shape is not None and by_name[name].shape != tuple(shape):
+            own = tuple(by_name[name].shape)
             raise ValueError(f"parameter {name!r} has shape {own}, its saved state is for {tuple(shape)}")
 
 
@@ -203,26 +197,197 @@ def _make_stand_ins(known: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
                 stand_ins.tensors.append(torch.empty(0))
 
 
-def _read_options(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> dict[str, dict[str, Any]]:
+def _read_options(
+    optimizer: Optimizer, saved: Mapping[str, Any], by_name: Mapping[str, Tensor], strict: bool
+) -> dict[Tensor, dict[str, Any]]:
     """The saved settings of each parameter.
 
     Refused where parameters of one group here were saved with different ones, of which some would be lost.
     """
     links = [link for _, link in optimizer._links]
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[Tensor, dict[str, Any]] = {}
     for group in saved["param_groups"]:
         kept = decode(_groups.options(group), None)
         options = {key: value for key, value in kept.items() if strict or _groups.is_known(key, links)}
         _groups.check_keys(options, links)
-        out.update(dict.fromkeys(group["params"], options))
+        out.update({by_name[name]: options for name in group["params"] if name in by_name})
     for i, group in enumerate(optimizer.param_groups if strict else ()):
-        names = [name for param in group["params"] if (name := optimizer.binding.names[param]) in out]
-        for name in names:
-            one, other = out[names[0]], out[name]
+        first, *others = [param for param in group["params"] if param in out] or [None]
+        for param in others:
+            one, other = out[first], out[param]
             key = next((key for key in {**one, **other} if not same({key: one.get(key)}, {key: other.get(key)})), None)
             if key is not None:
                 raise ValueError(
-                    f"{names[0]!r} was saved with {key}={one.get(key)!r} and {name!r} with {other.get(key)!r}, and both are in "
-                    f"group {i} here; make the groups that were saved, or load with strict=False for the settings of the first"
+                    f"{optimizer.binding.names[first]!r} was saved with {key}={one.get(key)!r} and "
+                    f"{optimizer.binding.names[param]!r} with {other.get(key)!r}, and both are in group {i} here; make the "
+                    "groups that were saved, or load with strict=False for the settings of the first"
                 )
     return out
+
+
+# ---------------------------------------------------------------------- by position, as tools of torch take it apart
+
+# `torch.distributed.checkpoint` and FSDP1 keep of an optimizer's state what is under "state" by position of the parameter, and
+# the settings of groups. Tensors with the shape of their parameter are there, so that they are resharded like it; everything
+# else that links keep is in one entry of the first group, as bytes.
+#
+# Checkpoints are read into the tensors that an optimizer has. One that has none yet is stepped by torch, with gradients of
+# zeros, which moves nothing here. Chains that evaluate a closure can't be stepped so: all that they keep is bytes.
+
+REST = "moduli"
+SENT = "sent"  # which tensors torch's tools were given, by parameter
+NAMES = "param_names"
+TOOL = "torch.distributed.checkpoint.state_dict"
+
+
+def wants_portable(optimizer: Optimizer) -> bool:
+    """Whether tools of torch may ask: there are processes, or its checkpoints were imported."""
+    if optimizer.population is not None:
+        return False
+    distributed = torch.distributed
+    return TOOL in sys.modules or (distributed.is_available() and distributed.is_initialized())
+
+
+def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state by positions."""
+    params = optimizer.list_params()
+    names = [optimizer.binding.names[param] for param in params]
+    positions = {name: i for i, name in enumerate(names)}
+    state: dict[int, dict[str, Any]] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    sent: dict[str, dict[str, Any]] = {}
+    flat = optimizer.shards is not None and optimizer.shards.flat
+    resharded = flat or not optimizer._evaluated
+    for name, row in packed["state"].items():
+        i = positions.get(name)
+        for key, value in row.items():
+            if resharded and i is not None and isinstance(value, Tensor) and value.shape == params[i].shape:
+                state.setdefault(i, {})[key] = value
+                sent.setdefault(name, {})[key] = True
+            else:
+                rest.setdefault(name, {})[key] = map_tensors(value, make_whole)
+    if optimizer.shards is not None and flat:
+        rest, sent = join_rows(rest, optimizer.shards.group), {}  # a process gets those of which it holds something
+    else:
+        for i, param in enumerate(params):
+            if param.requires_grad:  # torch refuses a parameter without any tensor
+                state.setdefault(i, {REST: torch.zeros(1, device=param.device)})
+    buffer = io.BytesIO()
+    torch.save({**packed, "state": rest, SENT: sent}, buffer)
+    groups = [
+        {**group, "params": [positions[name] for name in group["params"]], NAMES: list(group["params"])}
+        for group in packed["param_groups"]
+    ]
+    groups[0][REST] = buffer.getvalue()
+    return {"state": state, "param_groups": groups}
+
+
+def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state by name, from one by positions or by the names that torch's checkpoints give parameters."""
+    groups = given["param_groups"]
+    carried = next(group[REST] for group in groups if REST in group)
+    saved: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
+    names = list(saved["shapes"])
+    listed = [key for group in groups for key in group["params"]]
+
+    def find(key: Any) -> Any:
+        if isinstance(key, int):
+            return names[key]
+        return key if key in saved["shapes"] or len(listed) != len(names) else names[listed.index(key)]
+
+    state = {name: dict(row) for name, row in saved["state"].items()}
+    for key, row in given["state"].items():
+        state.setdefault(find(key), {}).update((field, value) for field, value in row.items() if field != REST)
+    sent = saved.pop(SENT, {})
+    lost = [f"{name}: {field}" for name, row in sent.items() for field in row if field not in state.get(name, {})]
+    if lost:
+        raise ValueError(f"the state has no tensor for {', '.join(lost[:5])}; make a step before it is loaded")
+    kept = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
+    return {
+        **saved,
+        "state": state,
+        "param_groups": [{**group, "params": [find(key) for key in group["params"]]} for group in kept],
+    }
+
+
+# ---------------------------------------------------------------------- of an optimizer of torch
+
+
+# For each optimizer: settings by which its groups are recognised, and for each entry of its state the links that keep it,
+# with the name it has there.
+_ALGORITHMS: dict[str, tuple[set[str], dict[str, tuple[tuple[str, ...], str]]]] = {
+    "Adam": (
+        {"betas", "amsgrad"},
+        {key: (("Adam",), key) for key in ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")},
+    ),
+    "SGD": ({"dampening", "nesterov"}, {"momentum_buffer": (("HeavyBall", "NAG"), "exp_avg")}),
+    "Adagrad": (
+        {"lr_decay", "initial_accumulator_value"},
+        {"step": (("Adagrad",), "step"), "sum": (("Adagrad",), "accumulator")},
+    ),
+    "RMSprop": (
+        {"alpha", "centered"},
+        {
+            "step": (("RMSprop",), "step"),
+            "square_avg": (("RMSprop",), "exp_avg_sq"),
+            "grad_avg": (("RMSprop",), "exp_avg"),
+            "momentum_buffer": (("HeavyBall",), "exp_avg"),
+        },
+    ),
+}
+# Settings that have another name here.
+_RENAMED = {"alpha": "smoothing"}
+
+
+def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> dict[str, Any]:
+    """The saved state as this chain would have saved it; without what it has no place for, where that is asked for."""
+    saved = given["param_groups"]
+    found = next((name for name, (keys, _) in _ALGORITHMS.items() if all(keys <= set(group) for group in saved)), None)
+    if found is None:
+        raise ValueError(
+            f"this is neither the state of a moduli Optimizer nor that of torch's {', '.join(_ALGORITHMS)} (its groups have "
+            f"{', '.join(map(str, saved[0]))}); flatten_optimizer_state_dict drops what links keep"
+        )
+    entries = _ALGORITHMS[found][1]
+    named = {name: {kind for kinds, _ in own.values() for kind in kinds} for name, (_, own) in _ALGORITHMS.items()}
+    others = set().union(*named.values()) - named[found]
+    other = next((path for path, link in optimizer._links if type(link).__name__ in others), None)
+    if other is not None:
+        raise ValueError(f"the state is that of torch's {found}, which has no {other}")
+    packed = optimizer.named_state_dict()
+    order = [key for group in saved for key in group["params"]]
+    if len(order) != len(packed["shapes"]):
+        raise ValueError(f"the saved state is of {len(order)} parameters, here are {len(packed['shapes'])}")
+    names = dict(zip(order, packed["shapes"], strict=True))
+    state: dict[str, dict[str, Any]] = {}
+    shapes, dtypes, steps = packed["shapes"], {}, 0
+    for key, row in given["state"].items():
+        name = names[key]
+        into = state.setdefault(name, {})
+        for field, value in row.items():
+            if value is None or (field == "step" and "step" not in entries):
+                continue
+            kinds, own = entries.get(field, ((), field))
+            paths = [path for path, link in optimizer._links if type(link).__name__ in kinds]
+            if len(paths) != 1 and (paths or strict):
+                keeper = " or ".join(kinds) or "no link"
+                raise ValueError(
+                    f"torch's {found} has what {keeper} keeps here, but the chain has {len(paths)} of those"
+                )
+            for path in paths:
+                if field == "step":
+                    value = int(value)
+                    steps = max(steps, value)
+                else:
+                    dtypes[name], shapes[name] = str(value.dtype), tuple(value.shape)
+                    into.setdefault(f"{path}/step", 1)
+                into[f"{path}/{own}"] = value
+    known = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases, "initial_lr")}
+    groups = []
+    for group in saved:
+        options = {_RENAMED.get(key, key): value for key, value in group.items()}
+        kept = {key: value for key, value in options.items() if key in known}
+        groups.append({**kept, "params": [names[key] for key in group["params"]]})
+    links = {path: {"global": {}, "extra": encode(link._extra_pack(), path)} for path, link in optimizer._links}
+    read = {"state": state, "param_groups": groups, "links": links, "shapes": shapes, "dtypes": dtypes}
+    return {**packed, **read, "current_step": steps, "num_evaluations": steps, "should_terminate": False, "reasons": []}

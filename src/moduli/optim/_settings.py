@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import itertools
 import math
 import operator
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from .._torch import is_fake
-from ._arguments import Schedule, as_schedule
+from ._vectors import can_compare
 
 if TYPE_CHECKING:
     from .module import Module
@@ -21,29 +26,22 @@ if TYPE_CHECKING:
 _MISSING = object()
 
 
-def check_number(where: str, key: str, value: Any) -> None:
-    """Refuse a NaN, the one number that no setting can mean."""
-    numbers: Iterable[Any] = value if isinstance(value, tuple | list) else (value,)
-    for number in numbers:
-        bad = isinstance(number, float) and math.isnan(number)
-        if isinstance(number, Tensor) and number.is_floating_point() and number.numel() and not is_fake(number):
-            bad = bool(number.detach().isnan().any())
-        if bad:
-            raise ValueError(f"{where}: {key} is NaN; give a number")
-
-
-def check_members(where: str, settings: Mapping[str, Any], members: int | None) -> None:
-    """Refuse a tensor that is not one number for each member."""
+def check_values(where: str, settings: Mapping[str, Any], members: int | None) -> None:
+    """Refuse a NaN, the one number that no setting can mean, and a tensor that is not one number for each member."""
     for key, value in settings.items():
+        for number in value if isinstance(value, tuple | list) else (value,):
+            bad = isinstance(number, float) and math.isnan(number)
+            if isinstance(number, Tensor) and number.is_floating_point() and not is_fake(number):
+                bad = bool(number.detach().isnan().any())
+            if bad:
+                raise ValueError(f"{where}: {key} is NaN; give a number")
         if members is None or not is_per_member(value):
             continue
         if value.dtype is torch.bool:
             raise ValueError(f"{where}: {key} is a choice, not a number; make it once for all {members} members")
         if value.shape != (members,):
             found = f"{len(value)} numbers" if value.dim() == 1 else f"the shape {tuple(value.shape)}"
-            raise ValueError(
-                f"{where}: {key} has {found} for {members} members; give one for each member, or one number"
-            )
+            raise ValueError(f"{where}: {key} has {found} for {members} members; give one for each, or one")
 
 
 def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
@@ -55,9 +53,7 @@ def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
             continue
         new = value(step) if isinstance(value, Schedule) else value
         # In a step that is differentiated it stays a tensor, and so does one on a device: to read it is to wait.
-        if isinstance(new, Tensor) and not (
-            new.dim() or torch.is_grad_enabled() or new.device.type != "cpu" or is_fake(new)
-        ):
+        if isinstance(new, Tensor) and new.dim() == 0 and not torch.is_grad_enabled() and can_compare(new):
             new = new.item()
         if new is not value:
             changed = dict(resolved) if changed is None else changed
@@ -89,16 +85,6 @@ class Binding:
         return seen
 
 
-@dataclass(eq=False, slots=True)
-class _Resolved:
-    """The settings in force for the parameters of one group (and one local group of the link)."""
-
-    group: int
-    local: dict[str, Any] | None
-    values: dict[str, Any] = field(default_factory=dict)
-    defaults: dict[str, Any] = field(default_factory=dict)
-
-
 class Settings:
     """`link.settings`: maps a parameter to the settings in force for it.
 
@@ -119,12 +105,14 @@ class Settings:
         self.overrides: list[dict[str, Any]] = []
         self.binding: Binding | None = None
         self.shown: dict[Tensor, Mapping[str, Any]] = {}
-        self._resolved: dict[tuple[int, int], _Resolved] = {}
+        #: The settings in force by group of the optimizer and local group, with that local group.
+        self._resolved: dict[tuple[int, int], tuple[dict[str, Any], dict[str, Any] | None]] = {}
+        self._known: dict[str, Any] = {}
 
     def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
         if self.shown and param in self.shown:
             return self.shown[param]
-        found = current(self._resolve_for(param).values, 0 if self.binding is None else self.binding.step)
+        found = current(self.raw(param), 0 if self.binding is None else self.binding.step)
         i = None if self.binding is None else self.binding.member
         if i is not None and any(is_per_member(value) for value in found.values()):
             return {key: value[i].item() if is_per_member(value) else value for key, value in found.items()}
@@ -132,45 +120,39 @@ class Settings:
 
     def raw(self, param: Tensor) -> dict[str, Any]:
         """The same, with schedules not yet evaluated; parameters with equal settings share one dictionary."""
-        return self._resolve_for(param).values
-
-    def _resolve_for(self, param: Tensor) -> _Resolved:
         group, local = -1, self.local.get(param) if self.local else None
         if self.binding is not None:
             source = self.binding.source(param) if self.binding.sources else param
             group = self.binding.group_of.get(source, -1)
             if local is None and self.local and source is not param:
                 local = self.local.get(source)
+        # Defaults are public, and may be changed by hand. Every step asks, so this is written to run in C.
+        known, here = self._known, self.defaults
+        if known.keys() != here.keys() or not all(map(operator.is_, known.values(), here.values())):
+            self.refresh()
         key = (group, id(local))
-        known = self._resolved.get(key)
-        if known is None:
-            known = self._resolved[key] = _Resolved(group, local)
-            self._fill(known)
-        # They are public, and may be changed by hand. Every step asks, so this is written to run in C.
-        elif known.defaults.keys() != self.defaults.keys() or not all(
-            map(operator.is_, known.defaults.values(), self.defaults.values())
-        ):
-            self._fill(known)
-        return known
+        if key not in self._resolved:
+            self._resolved[key] = ({}, local)
+            self._fill(key)
+        return self._resolved[key][0]
 
     def are_per_member(self) -> bool:
         """Whether any of them is one number for each member of a population."""
         layers: list[dict[str, Any]] = [self.defaults, *self.overrides, *self.local.values()]
         return any(is_per_member(value) for layer in layers for value in layer.values())
 
-    def _fill(self, known: _Resolved) -> None:
+    def _fill(self, key: tuple[int, int]) -> None:
         # In place: a fused run holds the dictionary and sees the new numbers.
-        layer = self.overrides[known.group] if 0 <= known.group < len(self.overrides) else {}
-        known.defaults = dict(self.defaults)
-        fresh = {**self.defaults, **layer, **(known.local or {})}
-        for key in [key for key in known.values if key not in fresh]:
-            del known.values[key]
-        known.values.update(fresh)
+        values, local = self._resolved[key]
+        layer = self.overrides[key[0]] if 0 <= key[0] < len(self.overrides) else {}
+        values.clear()
+        values.update({**self.defaults, **layer, **(local or {})})
 
     def refresh(self) -> None:
         """Take over new values of the optimizer's groups; dictionaries stay the same objects."""
-        for known in self._resolved.values():
-            self._fill(known)
+        self._known = dict(self.defaults)
+        for key in self._resolved:
+            self._fill(key)
 
     def forget(self) -> None:
         """Resolve anew at the next use: who shares settings with whom may have changed."""
@@ -225,11 +207,11 @@ class LinkSettings:
         for group in groups:
             if "params" not in group:
                 raise ValueError(f"{name}: a group needs 'params', the parameters it is for")
-            for key, value in group.items():
-                if key != "params" and key not in self.defaults and key not in self.aliases:
+            own = {key: value for key, value in group.items() if key != "params"}
+            for key in own:
+                if key not in self.defaults and key not in self.aliases:
                     raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}")
-                check_number(name, key, value if key != "params" else 0)
-            check_members(name, group, None if binding is None else binding.members)
+            check_values(name, own, None if binding is None else binding.members)
         for group in groups:
             tensors = group.pop("params")
             for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
@@ -256,22 +238,16 @@ class LinkSettings:
         name = type(self).__name__
         first, *others = {id(raw): raw for raw in map(self.settings.raw, params)}.values()
         for key in self.fixed_settings:
-            changed = next(
-                (raw[key] for raw in (first, *others) if not same({key: raw[key]}, {key: self.defaults[key]})), _MISSING
-            )
-            if changed is not _MISSING:
-                raise ValueError(
-                    f"a group sets {key}={changed!r}, but {name} was made with {self.defaults[key]!r}, which can't be changed; "
-                    f"say {name}({key}={changed!r})"
-                )
+            for raw in (first, *others):
+                if not same({key: raw[key]}, {key: self.defaults[key]}):
+                    what = f"{name} was made with {self.defaults[key]!r}, which can't be changed"
+                    raise ValueError(f"a group sets {key}={raw[key]!r}, but {what}")
         whole = every or self.vector_state or self.shared_settings is True
         for key in tuple(self.defaults) if whole else self.shared_settings or ():  # type: ignore[union-attr]
             for other in others:
                 if key in first and not same({key: first[key]}, {key: other[key]}):
-                    raise ValueError(
-                        f"{name} has one value of {key} for all parameters that it sees, but groups give it "
-                        f"{first[key]!r} and {other[key]!r}; give one, or use m.Split to let it see some of them"
-                    )
+                    what = f"{name} has one value of {key} for all parameters that it sees"
+                    raise ValueError(f"{what}, but groups give it {first[key]!r} and {other[key]!r}; use m.Split")
 
     def resolve_aliases(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """Settings under their own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""
@@ -291,3 +267,143 @@ class LinkSettings:
             return cls(row[key] for row in rows)
         keys = ([key] if isinstance(key, str) else list(key)) + list(more)
         return [cls(row[name] for row in rows) for name in keys]
+
+
+# ---------------------------------------------------------------------- the arguments that a link is made with
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Schedule:
+    """A number that is a function of the step, counted from zero.
+
+    A function given for an argument that is a number (it has one as its default, or is annotated as one) becomes a schedule
+    by itself; any other function stays what it is. Say `Schedule(fn)` where a link does not tell.
+
+    Example:
+        >>> from moduli import m, optim
+        >>> optim.Schedule(lambda step: 0.1 / (step + 1))(1)
+        0.05
+        >>> isinstance(m.LR(lambda step: 0.1).defaults["lr"], optim.Schedule)
+        True
+    """
+
+    fn: Callable[[int], Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"a schedule is a function of the step, got {self.fn!r}")
+
+    def __call__(self, step: int) -> Any:
+        return self.fn(step)
+
+    def __repr__(self) -> str:
+        return repr(self.fn)
+
+
+def as_schedule(value: Any, default: Any) -> Any:
+    """A function given for a setting that is a number, as a schedule; anything else as it is."""
+    number = isinstance(default, float | int | Tensor | Schedule) and not isinstance(default, bool)
+    return Schedule(value) if number and _is_function(value) else value
+
+
+class LinkType(ABCMeta):
+    """Explains arguments that a link does not take, and makes schedules of functions where it takes numbers."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        # Tools look at the type's own call first, which takes anything.
+        known = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return known.replace(parameters=list(known.parameters.values())[1:])
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        schedules: dict[str, Schedule] = {}
+        if any(map(_is_function, args)) or any(map(_is_function, kwargs.values())):
+            args, kwargs, schedules = _make_schedules(cls, args, kwargs)
+        try:
+            link = super().__call__(*args, **kwargs)
+        except (TypeError, RuntimeError, ValueError) as error:
+            said = _explain(cls, args, kwargs, schedules, error)
+            if said is None:
+                raise
+            raise TypeError(said) from None
+        held = {id(value) for _, part in link.links() for value in part.defaults.values()} if schedules else ()
+        unused = [key for key, schedule in schedules.items() if id(schedule) not in held]
+        if unused:
+            raise TypeError(_refuse_schedules(cls, unused))
+        return link
+
+
+@cache
+def find_accepted(cls: type) -> dict[str, inspect.Parameter]:
+    """The arguments of a class by name, with those that it hands on to the classes it is made from."""
+    out: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__:
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        for parameter in parameters:
+            named = parameter.kind is parameter.KEYWORD_ONLY or (
+                not out and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            )
+            if named and not parameter.name.startswith("_"):
+                out.setdefault(parameter.name, parameter)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return out
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type | Tensor | Schedule) and not isinstance(type(value), LinkType)
+
+
+def _is_number(parameter: inspect.Parameter) -> bool:
+    """Whether an argument is declared a number, or at least no function."""
+    if isinstance(parameter.default, int | float):
+        return True
+    written = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
+    told = parameter.annotation is not parameter.empty
+    return told and any(word in written for word in ("float", "int", "Any", "Operand")) and "Callable" not in written
+
+
+def _make_schedules(
+    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Schedule]]:
+    known, made = find_accepted(cls), {}
+
+    def make(value: Any, parameter: inspect.Parameter | None) -> Any:
+        if parameter is not None and _is_function(value) and _is_number(parameter):
+            value = made[parameter.name] = Schedule(value)
+        return value
+
+    places = list(inspect.signature(cls).parameters.values())[: len(args)]
+    given = tuple(itertools.starmap(make, itertools.zip_longest(args, places)))
+    return given, {key: make(value, known.get(key)) for key, value in kwargs.items()}, made
+
+
+def _explain(
+    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], schedules: Mapping[str, Any], error: Exception
+) -> str | None:
+    """What a link that can't be made with these arguments says of them; None where the error says it."""
+    name, known, text = cls.__name__, list(find_accepted(cls)), str(error)
+    refused = [key for key in schedules if f" {key} is " in text]
+    if not refused and not isinstance(error, ValueError):
+        unknown = [key for key in kwargs if key not in known]
+        if unknown and ("unexpected keyword argument" in text or "required positional argument" in text):
+            return f"{name} has no setting {unknown[0]!r}{suggest(unknown[0], known)} (it takes {', '.join(known) or 'nothing'})"
+        if "positional argument" in text and "given" in text:
+            hint = f"its settings are keywords: {', '.join(known) or 'none'}"
+            if len(args) == 1 and type(args[0]) in (float, int) and "lr" not in known:
+                hint = f"a step size is a link of its own: {name}(), LR({args[0]!r}); {hint}"
+            return f"{name}({', '.join(map(repr, args))}): {hint}"
+        refused = list(schedules)
+    return _refuse_schedules(cls, refused) if refused else None
+
+
+def _refuse_schedules(cls: type, keys: Sequence[str]) -> str:
+    return f"{cls.__name__}: {' and '.join(keys)} can't be a function of the step; give a number"
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """The known name that is nearest to an unknown one, as a question; nothing where none is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -18,20 +18,16 @@ from torch import Tensor
 from .._torch import is_flat_shard
 from ..kernels import reducing_over
 from ..layout import cut, find_box, find_group, is_sharded, make_whole, map_tensors, piece_like, piece_of, show_pieces
-from ._closure import Evaluator, FormEvaluator, hold_gradients
+from ._closure import Evaluator, FormEvaluator, add_up
 from ._needs import Across, ChainError, keeps_graph
 from ._processes import Exchange, find_across
 
 if TYPE_CHECKING:
-    from .module import Module
-    from .objective import Objective
-    from .optimizer import Optimizer
+    from . import Module, Objective, Optimizer
 
 
 def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
     """Whether processes hold pieces of any of these parameters."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return False
     return any(is_sharded(param) or is_flat_shard(param) for group in groups for param in group["params"])
 
 
@@ -58,7 +54,10 @@ class ShardedParams:
         self.params: list[Any] = [param for group in optimizer.param_groups for param in group["params"]]
         self.flat = any(map(is_flat_shard, self.params))
         known = {} if before is None else dict(zip(before.params, before.locals, strict=True))
-        self.locals: list[Tensor] = [known[p] if p in known else _stand_in(p) for p in self.params]
+        for p in self.params:
+            if p not in known:
+                known[p] = torch.nn.Parameter(piece_of(p), requires_grad=p.requires_grad) if is_sharded(p) else p
+        self.locals: list[Tensor] = [known[p] for p in self.params]
         self.wholes: dict[int, Tensor] = {} if before is None else dict(before.wholes)
         self.places = {id(form): i for forms in (self.params, self.locals) for i, form in enumerate(forms)}
         self.places.update({id(whole): i for i, whole in self.wholes.items()})
@@ -127,7 +126,16 @@ class ShardedParams:
 
     def wrap(self, evaluator: Evaluator, leaves: list[Tensor]) -> Evaluator:
         """The evaluator that a step begins with: gradients arrive at parameters, and are wanted as those of local tensors."""
-        return _PieceEvaluator(evaluator, self, leaves)
+
+        def ask() -> Any:
+            if self.keeps_whole:
+                loss = evaluator.value()
+                show_pieces(self.modules)
+                return loss
+            # Only a backward pass is known to let go of whole parameters.
+            return evaluator.gradient(leaves, lambda loss: add_up(loss, None, False))
+
+        return FormEvaluator(evaluator, leaves, lambda: None, self.take_gradients, ask=ask)
 
     def counting(self, locals_: Sequence[Tensor]) -> Any:
         """A block in which reductions over these tensors are over all processes."""
@@ -192,34 +200,27 @@ class ShardedParams:
         """An objective over whole tensors; its evaluations move the pieces first."""
         inner = objective.clone(clone_updates=False)
         places = [self.places[id(param)] for param in objective.params]
-        exchange = self.exchange
 
-        def gather_tensors(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
-            if tensors is None:
-                return None
-            return list(
-                exchange.gather({i: t.detach() for i, t in zip(places, tensors, strict=True)}, everywhere=True).values()
-            )
+        def gather(tensors: Sequence[Tensor | None]) -> list[Any]:
+            held = {i: tensor.detach() for i, tensor in zip(places, tensors, strict=True) if tensor is not None}
+            found = self.exchange.gather(held, everywhere=True)
+            return [found.get(i) for i in places]
 
-        values = gather_tensors(objective.params) or []
-        inner.params = [self.keep_whole(i, value) for i, value in zip(places, values, strict=True)]
-        inner.grads, inner.updates = gather_tensors(objective.grads), gather_tensors(objective.updates)
+        def gather_gradients() -> None:
+            for whole, grad in zip(inner.params, gather([p.grad for p in objective.params]), strict=True):
+                whole.grad = grad
+
+        inner.params = list(map(self.keep_whole, places, gather(objective.params)))
+        inner.grads = None if objective.grads is None else gather(objective.grads)
+        inner.updates = None if objective.updates is None else gather(objective.updates)
         for i, param in enumerate(inner.params):
             param.grad = None if inner.grads is None else inner.grads[i]
         inner.shards, inner.parent, inner.matrices, inner.accepted = None, None, None, None
         inner._starts = {}
         inner.local = objective
         if objective.evaluator is not None:
-
-            def gather() -> None:
-                found = {i: p.grad for i, p in zip(places, objective.params, strict=True) if p.grad is not None}
-                grads = exchange.gather(found, everywhere=True)
-                for i in places:
-                    self.wholes[i].grad = grads.get(i)
-
-            inner.evaluator = FormEvaluator(
-                objective.evaluator, objective.params, lambda: self.push(inner.params), gather
-            )
+            push = partial(self.push, inner.params)
+            inner.evaluator = FormEvaluator(objective.evaluator, objective.params, push, gather_gradients)
         return inner
 
     def to_local(self, whole: Objective, local: Objective) -> Objective:
@@ -282,14 +283,11 @@ class ShardedParams:
             name, across = type(link).__name__, find_across(link)
             if keeps_graph(link.needs):
                 raise ChainError(
-                    f"{name} needs second derivatives, and a loss of parameters in pieces (DTensor, as fully_shard makes them) "
-                    "can be differentiated once. Train with DistributedDataParallel, or use a link that needs the gradient only"
+                    f"{name} needs second derivatives, and a loss of parameters in pieces (DTensor) can be differentiated "
+                    "once; train with DistributedDataParallel"
                 )
             if link.keeps_outside:
-                raise ChainError(
-                    f"{name} keeps what it learns outside of the optimizer, which can't be spread over processes; train with "
-                    "DistributedDataParallel"
-                )
+                raise ChainError(f"{name} keeps what it learns elsewhere, which can't be in pieces; use DDP")
             by_tensors = link.divides_params and callable(getattr(link, "filter", None))
             if self.flat and (by_tensors or across in (Across.MATRICES, Across.EVERYTHING)):
                 what = "chooses parameters by a function of tensors" if by_tensors else f"needs {across.value}"
@@ -297,32 +295,6 @@ class ShardedParams:
                     f"{name} {what}, but parameters here are pieces of the flat vectors of FSDP1 (FullyShardedDataParallel), "
                     "which have no shapes. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
                 )
-
-
-class _PieceEvaluator(FormEvaluator):
-    """A closure of parameters in pieces, of which modules keep whole ones after a forward without a backward."""
-
-    def __init__(self, inner: Evaluator, shards: ShardedParams, leaves: Sequence[Tensor]) -> None:
-        super().__init__(inner, leaves, lambda: None, shards.take_gradients)
-        self.shards = shards
-
-    def value(self) -> Any:
-        """The loss, gradients not asked for."""
-        with hold_gradients(self.leaves):
-            if self.shards.keeps_whole:
-                loss = self.inner.value()
-                show_pieces(self.shards.modules)
-                return loss
-            # Only a backward pass is known to let go of whole parameters.
-            return self.inner.gradient(
-                self.leaves, lambda loss: loss if isinstance(loss, Tensor) else torch.as_tensor(loss.data)
-            )
-
-
-def _stand_in(param: Any) -> Tensor:
-    if not is_sharded(param):
-        return param  # type: ignore[no-any-return]
-    return torch.nn.Parameter(piece_of(param), requires_grad=param.requires_grad)
 
 
 # ---------------------------------------------------------------------- saved
@@ -426,7 +398,6 @@ def _find_flat_group(model: torch.nn.Module | None, links: Sequence[Module]) -> 
         raise ChainError(f"FSDP1 {how} does not say which sums are over all parameters; use FSDP2 (fully_shard)")
     if not wrapped and any(link.across is Across.SUMS for link in links):
         raise ChainError(
-            "parameters of FSDP1 do not say which processes hold pieces of them, over which this chain sums; give the "
-            "optimizer the module itself"
+            "this chain sums over the processes of FSDP1, which only its module knows; give the module itself"
         )
     return next(iter(groups.values()), None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
+import itertools
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,7 @@ from ._needs import PASS_LOSS, ChainError, ClosureError, Need
 from .objective import Objective
 
 if TYPE_CHECKING:
-    from .module import Module
-    from .optimizer import Optimizer
+    from . import Module, Optimizer
 
 
 def make_step(
@@ -47,14 +47,8 @@ def make_step(
 
 def is_called_from(module: str) -> bool:
     """Whether one of the innermost calls is of a function of that module; tools of torch do not say who they are."""
-    frame = inspect.currentframe() if module in sys.modules else None
-    for _ in range(12):
-        if frame is None or frame.f_globals.get("__name__") == module:
-            break
-        frame = frame.f_back
-    else:
-        return False
-    return frame is not None
+    frames = itertools.islice(traceback.walk_stack(None), 12) if module in sys.modules else ()
+    return any(frame.f_globals.get("__name__") == module for frame, _ in frames)
 
 
 def _rehearse(optimizer: Optimizer, storage: dict[str, Any]) -> None:
@@ -93,33 +87,25 @@ def _make_step(
         params = form.begin(leaves, evaluated=evaluator is None)
         asked = None if evaluator is None else form.wrap(evaluator, leaves)
 
-    def make(params: list[Tensor]) -> Objective:
-        objective = Objective(
-            params,
-            asked,
-            loss,
-            optimizer.model if optimizer.population is None else optimizer.population,
-            optimizer.current_step,
-            modular=optimizer,
-            storage=storage,
-            needs=optimizer._needs,
-            members=optimizer.binding.members,
-            reduce=optimizer._reduce,
-        )
-        objective.tail = optimizer.modules[-1]
-        objective.blocks, objective.shards = rows if rows is not None and rows.blocks else None, optimizer.shards
-        objective.matrices = watch.matrices if params is leaves else None
-        return objective
-
-    objective = make(params)
+    objective = Objective(
+        params,
+        asked,
+        loss,
+        optimizer.model if optimizer.population is None else optimizer.population,
+        optimizer.current_step,
+        modular=optimizer,
+        storage=storage,
+        needs=optimizer._needs,
+        members=optimizer.binding.members,
+        reduce=optimizer._reduce,
+    )
+    objective.tail = optimizer.modules[-1]
+    objective.blocks, objective.shards = rows if rows is not None and rows.blocks else None, optimizer.shards
+    objective.matrices = watch.matrices if params is leaves else None
     try:
         return _step_objective(optimizer, objective)
     except OtherPresenceError:
-        again = make(form.begin(leaves, evaluated=True))
-        again.evaluator, again.loss = evaluator, again._value(asked.last)
-        again.loss_approx = again.loss
-        again.set_gradients(again._gradients())
-        return _step_objective(optimizer, again)
+        return _make_step(optimizer, evaluator, loss, storage)
 
 
 def run_links(objective: Objective, links: Sequence[Module], owner: Any) -> Objective:
@@ -130,11 +116,11 @@ def run_links(objective: Objective, links: Sequence[Module], owner: Any) -> Obje
         links: The links.
         owner: Lives as long as the links: fused runs are remembered there.
     """
-    if objective.differentiable:
-        return run_with_graph(objective, links)
     shards = objective.shards
-    for segment in _fusion.segments(owner, links):
-        if isinstance(segment, _fusion.FusedRun):
+    for segment in links if objective.differentiable else _fusion.segments(owner, links):
+        if objective.differentiable:
+            objective = _step_with_graph(objective, segment)
+        elif isinstance(segment, _fusion.FusedRun):
             objective = segment.step(objective)
         elif objective.members is not None:
             objective = _members.step(segment, objective)
@@ -143,9 +129,7 @@ def run_links(objective: Objective, links: Sequence[Module], owner: Any) -> Obje
         else:
             objective = segment.step(objective)
         if not isinstance(objective, Objective):
-            raise TypeError(
-                f"{segment!r} returned a {type(objective).__name__} from its step; apply must return the objective"
-            )
+            raise TypeError(f"{segment!r} returned a {type(objective).__name__}; apply must return the objective")
         if objective.stop:
             break
     if shards is not None and objective.local is not None:  # a reformulation has left it whole, and ends here
@@ -166,9 +150,7 @@ def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None
             return _step_objective(optimizer, objective)
     if optimizer.differentiable:
         if evaluator is None:
-            raise ClosureError(
-                f"a differentiable step computes the gradient itself, with its graph; pass the loss: {PASS_LOSS}"
-            )
+            raise ClosureError(f"a differentiable step computes the gradient itself: {PASS_LOSS}")
         objective.differentiable = True
         begin_graph(objective.params)
     elif evaluator is None:
@@ -177,8 +159,12 @@ def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None
             optimizer.current_step += 1
             optimizer.num_evaluations += 1
             return objective.loss
-    elif evaluator.fixed:
-        _take_last_evaluation(optimizer, objective)
+    elif evaluator.fixed and optimizer._carried is not None:
+        # The loss and gradient that the last step found where it ended, if the parameters are still there.
+        point, loss, grads = optimizer._carried
+        if len(point) == len(objective.params) and all(map(torch.equal, point, objective.params)):
+            objective.loss = objective.loss_approx = loss
+            objective.grads = grads
     rows = optimizer.rows
     try:
         last = run_links(objective, optimizer.modules, optimizer)
@@ -199,9 +185,10 @@ def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None
     optimizer.current_step += 1
     optimizer.num_evaluations += 1 if evaluator is None else evaluator.count
     last.apply_post_step_hooks(tuple(optimizer.modules))
-    if evaluator is not None and evaluator.start is not None and last.evaluator is not evaluator:
+    replaced = last.evaluator is not evaluator
+    if evaluator is not None and evaluator.start is not None and (replaced or objective.loss is None):
         return evaluator.start
-    if objective.loss is not None or last.evaluator is not evaluator:
+    if objective.loss is not None or replaced:
         return objective.loss
     return last.loss_approx if last.loss is None else last.loss
 
@@ -217,17 +204,6 @@ def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
     if optimizer.maximize:
         found = [None if grad is None else -grad for grad in found]
     objective.set_gradients(found)
-
-
-def _take_last_evaluation(optimizer: Optimizer, objective: Objective) -> None:
-    """Use the loss and gradient that the last step found where it ended, if the parameters are still there."""
-    if optimizer._carried is not None:
-        point, loss, grads = optimizer._carried
-        if [value.shape for value in point] == [param.shape for param in objective.params] and all(
-            map(torch.equal, point, objective.params)
-        ):
-            objective.loss = objective.loss_approx = loss
-            objective.grads = grads
 
 
 # ---------------------------------------------------------------------- steps that autograd sees through
@@ -265,24 +241,20 @@ def _renew(link: Module) -> None:
         part.global_state.update({key: copy_state(value) for key, value in part.global_state.items()})
 
 
-def run_with_graph(objective: Objective, links: Sequence[Module]) -> Objective:
-    """Each link in turn, on copies."""
+def _step_with_graph(objective: Objective, link: Module) -> Objective:
+    """The step of a link, on copies."""
     from .chain import Chain
 
-    for link in links:
-        if isinstance(link, Chain):
-            outer = objective.stop
-            objective = run_with_graph(objective, link.get_children_sequence())
-            objective.stop = outer
-            continue
-        _renew(link)
-        link.update(objective)
-        _renew(link)
-        objective.updates = [update.clone() for update in objective.get_updates()]
-        objective = link.apply(objective)
-        if objective.stop:
-            break
-    return objective
+    if isinstance(link, Chain):
+        outer = objective.stop
+        objective = run_links(objective, link.get_children_sequence(), None)
+        objective.stop = outer
+        return objective
+    _renew(link)
+    link.update(objective)
+    _renew(link)
+    objective.updates = [update.clone() for update in objective.get_updates()]
+    return link.apply(objective)
 
 
 def begin_graph(params: Iterable[Tensor]) -> None:

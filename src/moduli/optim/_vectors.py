@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._torch import is_fake
+
 
 def as_real(tensor: Tensor) -> Tensor:
     """A complex tensor as pairs of reals, the same memory; any other as it is."""
@@ -19,6 +21,11 @@ def restore_complex(tensor: Tensor, param: Tensor) -> Tensor:
     if param.is_complex() and not tensor.is_complex():
         return torch.view_as_complex(tensor.contiguous())
     return tensor
+
+
+def can_compare(tensor: Tensor) -> bool:
+    """Whether reading values costs no wait for a device."""
+    return tensor.device.type == "cpu" and not is_fake(tensor)
 
 
 def fill_zeros(found: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tensor]:
@@ -71,9 +78,7 @@ def sample_like(
         elif distribution == "rademacher":
             draw = torch.randint(0, 2, shape, device=param.device, generator=generator).to(work) * 2 - 1
         else:
-            raise ValueError(
-                f"distribution is {distribution!r}; it can be 'normal', 'uniform', 'rademacher' or 'sphere'"
-            )
+            raise ValueError(f"distribution is {distribution!r}, not 'normal', 'uniform', 'rademacher' or 'sphere'")
         if param.is_complex():
             draw = torch.view_as_complex(draw.contiguous()) / math.sqrt(2.0)
         out.append(draw.to(param.dtype) * scale)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._link_state import lend_state
 from ._needs import ChainError
 from ._settings import Binding
-from ._stepping import check_differentiable, copy_state, run_links, run_with_graph, wants_graph
+from ._stepping import check_differentiable, copy_state, run_links, wants_graph
 from .objective import Objective
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ def _pure_step(
     slopes: list[Tensor | None] = [grads[name] for name in names]  # type: ignore[index]
     kept = state.get("links", {})
     if list(kept) != [path for path, _ in links] or any(len(own["state"]) != len(given) for own in kept.values()):
-        raise ValueError(
-            f"the state is not one of {len(given)} parameters and these links; make it with functional.init"
-        )
+        raise ValueError(f"the state is not one of {len(given)} parameters and these links; make it with init")
     if wants_graph((*given, *slopes), [chain]):
         check_differentiable([chain])
     bindings = [link.settings.binding for _, link in links]
@@ -122,16 +120,15 @@ def _pure_step(
             objective = Objective(given, None, loss, current_step=state["step"])
             objective.differentiable = True
             objective.set_gradients(slopes)
-            updates = run_with_graph(objective, [chain]).get_updates()
+            updates = run_links(objective, [chain], None).get_updates()
             found = {
                 path: {"state": [dict(link.state[param]) for param in given], "global": dict(link.global_state)}
                 for path, link in links
             }
-            for path, link in links:
+            for _, link in links:
                 if len(link.state) != len(given):
                     raise ChainError(
-                        f"{type(link).__name__} (at {path or 'the top'}) keeps state for tensors other than the parameters, "
-                        "which a pure step can't carry; use an Optimizer"
+                        f"{type(link).__name__} keeps state of other tensors, which a pure step can't carry"
                     )
     finally:
         for (_, link), own in zip(links, bindings, strict=True):
@@ -225,10 +222,10 @@ def step_tensors(
     elif [id(p) for p in given] == [id(p) for p in objective.params]:
         inner = objective.clone(clone_updates=False)
     else:
-        step, members = objective.current_step, objective.members
         inner = Objective(
-            given, None, objective.loss, objective.model, step, modular=objective.modular, members=members
+            given, None, objective.loss, objective.model, objective.current_step, members=objective.members
         )
+        inner.modular = objective.modular
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:
@@ -241,8 +238,6 @@ def step_tensors(
         check_differentiable([link])
     with torch.set_grad_enabled(inner.differentiable):
         out = run_links(inner, [link], None)
-    for _, part in link.links():
-        part._settle()  # a chain made for this call is gone after it, and with it what its fused runs have counted
     if objective is not None:
         objective.should_terminate = out.should_terminate or objective.should_terminate
     return out.get_updates()

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ._arguments import LinkType
 from ._link_state import LinkState, ProjectedBuffer, StandIns, StateStore
 from ._needs import Across, ChainError, Need
 from ._plain_state import encode
-from ._settings import Settings, check_number
+from ._settings import LinkType, Settings, check_values
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
-    from .objective import Objective
-    from .optimizer import Optimizer
+    from . import Objective, Optimizer
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
@@ -84,15 +82,13 @@ class Module(LinkState, metaclass=LinkType):
         for key, value in self.defaults.items():
             if isinstance(value, Module):
                 raise TypeError(f"{type(self).__name__}: {key} is a link; pass links to set_child, not as a setting")
-            check_number(type(self).__name__, key, value)
+        check_values(type(self).__name__, self.defaults, None)
         self.settings = Settings(self.defaults)
         self.global_state: dict[str, Any] = {}
         self.children: dict[str, Module] = {}
         self._state = StateStore()
         self._projected: dict[str, list[str]] = {}
         self._stand_ins: dict[str, StandIns] = {}
-        # A weak reference: the run holds the link, and the two must not keep each other alive.
-        self._pending: weakref.WeakMethod[Callable[[], None]] | None = None
         self._owner: weakref.ref[Any] | None = None
         self._segments: Any = None
 
@@ -279,9 +275,8 @@ class Module(LinkState, metaclass=LinkType):
         """Takes what `_extra_pack` gave."""
 
     def __getstate__(self) -> dict[str, Any]:
-        self._settle()
         # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
-        return {**self.__dict__, "_pending": None, "_owner": None, "_segments": None}
+        return {**self.__dict__, "_seen_by": None, "_owner": None, "_segments": None}
 
 
 Chainable = Module | Sequence[Module]

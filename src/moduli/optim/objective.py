@@ -134,8 +134,7 @@ class Objective(Curvature):
     @property
     def closure(self) -> Callable[..., Tensor] | None:
         """The closure as `closure(backward=True)`, or None; assigning one replaces it for the links that follow."""
-        evaluator = self.evaluator
-        return None if evaluator is None else self.original_closure(evaluator.note_start)
+        return None if self.evaluator is None else self._make_closure(self.evaluator)
 
     @closure.setter
     def closure(self, value: Callable[..., Any] | None) -> None:

@@ -14,11 +14,10 @@ from torch import Tensor
 from .._torch import is_observed, keep_from_tracing
 from ..population import Population
 from . import _chain_checks, _groups, _members, _saved
-from ._foreign_state import make_portable, wants_portable
 from ._matrices import MemberMatrices
 from ._needs import ChainError, Need
 from ._processes import are_several, choose_reduction
-from ._settings import Binding
+from ._settings import Binding, is_per_member
 from ._shards import ShardedParams, are_in_pieces
 from ._stepping import detach_all, make_step
 from .chain import flatten
@@ -132,13 +131,13 @@ class Optimizer(torch.optim.Optimizer):
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._watch.shown, **({"differentiable": True} if differentiable else {})})
         self._built = True
-        self._name_params()
+        self._watch.name_params(self.param_groups)
         in_pieces = self.population is None and are_in_pieces(self.param_groups)
         _chain_checks.check_shares(links)
         self._reduce = choose_reduction(reduce, self, in_pieces)
         self._own_links()
         self._find_shards()
-        self._sync()
+        self._watch.sync(self.param_groups, self.modules)
         for link in links:
             link.attached(self)
         self.rows = None if self.population is None else MemberMatrices(self, self.population)
@@ -183,19 +182,20 @@ class Optimizer(torch.optim.Optimizer):
         shard = None if self.population is None else self.population.sharding
         for _, link in self._links:
             link.settings.binding, link._owner = self.binding, weakref.ref(self)
-            if shard is not None:
-                _members.take_share(link, shard)
+            for key, value in link.defaults.items():
+                if shard is not None and is_per_member(value) and len(value) == shard.total:
+                    link.defaults[key] = shard.own(value)
 
     def relink(self) -> None:
         """Take notice of links that were put into or taken out of other links; called by `Module.set_child`."""
         self._take_links()
         self._own_links()
-        self._watch.forget([link for _, link in self._links])
+        self._watch.forget()
         if self.rows is not None:
             self.rows.dissolve()
             self.rows.relink(self)
         self._find_shards()
-        self._sync()
+        self._watch.sync(self.param_groups, self.modules)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with settings of their own. State of what is there already stays.
@@ -210,28 +210,17 @@ class Optimizer(torch.optim.Optimizer):
         if not self._built:
             return
         try:
-            self._name_params()
-            self._sync()
+            self._watch.name_params(self.param_groups)
+            self._watch.sync(self.param_groups, self.modules)
             self._find_shards()
         except ValueError:
             self.param_groups.pop()
-            self._name_params()
+            self._watch.name_params(self.param_groups)
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients: to None, or to zeros in the tensors that are there."""
-        if not set_to_none and self.population is not None:
-            # Those of a population are columns of one matrix since the last step; torch wants to add to dense tensors.
-            self.population.zero_grad(set_to_none=False)
-        else:
-            _zero_grad(self, set_to_none)
-
-    def _name_params(self) -> None:
-        self._watch.name_params(self.param_groups, [link for _, link in self._links])
-
-    def _sync(self) -> None:
-        """Notice what users and schedulers wrote into the groups."""
-        self._watch.sync(self.param_groups, self.modules)
+        _zero_grad(self, set_to_none)
 
     # ------------------------------------------------------------------ stepping
 
@@ -340,8 +329,8 @@ class Optimizer(torch.optim.Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         packed = self.named_state_dict()
-        if wants_portable(self):
-            packed = make_portable(self, packed)
+        if _saved.wants_portable(self):
+            packed = _saved.make_portable(self, packed)
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, packed)
             packed = packed if changed is None else changed
@@ -377,7 +366,7 @@ class Optimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         if self.shards is not None:
             raise TypeError(
-                "an optimizer of parameters in pieces can't be copied or pickled; make another and load this one's state_dict()"
+                "an optimizer of parameters in pieces can't be copied; make another and load its state_dict()"
             )
         if self.rows is not None:
             self.rows.dissolve()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._curvature import can_compare
 from ._needs import Need
+from ._vectors import can_compare
 from .module import Chainable, Module
 
 if TYPE_CHECKING:
@@ -67,12 +67,7 @@ class Reformulation(Module):
     def _wrap_closure(self, objective: Objective) -> Callable[..., Tensor]:
         original = objective.clone(clone_updates=False)
         params = original.params
-
-        def note(loss: Tensor) -> None:
-            if objective.loss is None:
-                objective.loss = objective.loss_approx = loss  # what the step returns
-
-        plain = objective.original_closure(note)
+        plain: Any = objective.closure
 
         def evaluate(backward: bool = True) -> Tensor:
             before = [param.detach().clone() for param in params]

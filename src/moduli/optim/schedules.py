@@ -98,10 +98,7 @@ class WSD:
         if self.shape not in ("linear", "sqrt", "cosine"):
             raise ValueError(f"WSD: shape is {self.shape!r}; it can be 'linear', 'sqrt' or 'cosine'")
         if not 1 <= self._fall <= self.steps - self.warmup:
-            raise ValueError(
-                f"WSD: decay is {self._fall} of {self.steps} steps with {self.warmup} of warmup; "
-                f"give from 1 to {self.steps - self.warmup}"
-            )
+            raise ValueError(f"WSD: decay is {self._fall}; give from 1 to {self.steps - self.warmup} steps")
 
     @property
     def _fall(self) -> int:

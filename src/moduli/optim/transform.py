@@ -58,9 +58,7 @@ class Transform(Module):
     ) -> None:
         super().__init__(defaults)
         if not isinstance(update_freq, int) or update_freq < 1:
-            raise ValueError(
-                f"{type(self).__name__}: update_freq is {update_freq!r}; give a number of steps, at least 1"
-            )
+            raise ValueError(f"{type(self).__name__}: update_freq is {update_freq!r}; give at least 1")
         self.update_freq = update_freq
         self.set_child("inner", inner)
 
@@ -199,9 +197,7 @@ class TensorTransform(Transform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
     ) -> Tensor:
         """Transform one tensor (in place or not) and return it."""
-        raise TypeError(
-            f"{type(self).__name__} has neither single_tensor_apply nor multi_tensor_apply; override one of them"
-        )
+        raise TypeError(f"{type(self).__name__} has neither single_tensor_apply nor multi_tensor_apply")
 
     def multi_tensor_initialize(
         self, tensors: Tensors, params: Tensors, grads: Grads, loss: Loss, states: States, settings: Sequence[Setting]
