@@ -41,7 +41,7 @@ def test_construction_errors():
     w = parameter(1.0)
     with pytest.raises(ChainError, match="at least one link"):
         Optimizer([w])
-    with pytest.raises(TypeError, match=r"one tensor; give a list"):
+    with pytest.raises(TypeError, match=r"should be an iterable of Tensors"):
         Optimizer(w, Half())
     with pytest.raises(ValueError, match="empty parameter list"):
         Optimizer([], Half())

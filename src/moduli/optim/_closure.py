@@ -36,9 +36,6 @@ class Closure:
         self.of_model = _takes_model(fn)
         self.model: Any = None
 
-    def __repr__(self) -> str:
-        return f"closure({getattr(self.fn, '__name__', self.fn)!s}{', fixed=True' if self.fixed else ''})"
-
     def __call__(self, backward: bool = True) -> Any:
         if not backward:
             return run_without_graph(self.value).detach()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -107,16 +107,13 @@ class FusedRun:
         self._cohorts: list[_Cohort] = []
         self._params: list[Tensor] | None = None
         self._present: list[bool] | None = None
-        self._fused: dict[tuple[Any, ...], kernels.Fused] = {}
+        self._fused: dict[_Parts, tuple[kernels.Fused, list[str]]] = {}
         self._measures = links[0].finds_numbers()
         self._grads = any(link.uses_grad for link in links)
-        #: Set in the links by a step, until their states are shown to anyone.
+        #: Set in the links by a step, until their states are shown.
         self._token = object()
         #: Whether the states were ever shown after they were made: who holds one may change it at any time.
         self._exposed = False
-
-    def __repr__(self) -> str:
-        return f"FusedRun({' | '.join(type(link).__name__ for link in self.links)})"
 
     # ------------------------------------------------------------------ cohorts
 
@@ -271,14 +268,14 @@ class FusedRun:
             names, values, constants = _split(link, setting)
             parts.append((keys, (*names, "step") if link.counts else tuple(names), tuple(constants)))
             numbers += [*values, count + 1] if link.counts else values
-        key = CompositeParts(self._grads, updates is None, tuple(parts))
+        key: _Parts = (self._grads, updates is None, tuple(parts))
         bound = cohort.bound.get(key)
         if bound is None:
-            fused = self._fused.get(key)
-            if fused is None:
-                fused = self._fused[key] = kernels.fuse((run := Composite(self.links, key)), private=run.private)
-            every: list[Any] = [tensors for states in cohort.states for tensors in states]
-            bound = cohort.bound[key] = fused.bind(**dict(zip(key.name_states(), every, strict=True)))
+            if key not in self._fused:
+                run = Composite(self.links, key)
+                self._fused[key] = (kernels.fuse(run, private=run.private), run.private)
+            fused, private = self._fused[key]
+            bound = cohort.bound[key] = fused.bind(**dict(zip(private, chain(*cohort.states), strict=True)))
         if self._exposed:
             bound.distrust()
         whole = len(cohort.indices) == len(tensors)
@@ -332,34 +329,39 @@ def _split(link: TensorTransform, setting: Mapping[str, Any]) -> tuple[list[str]
 _seen_by = operator.attrgetter("_seen_by")
 
 
+# What decides a kernel: whether hooks read the gradient, whether the pass moves the parameters itself, and for each link the
+# names of its states and of its numbers, and its constants.
+_Parts = tuple[bool, bool, tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...]]
+
+
 class Composite:
     """The hooks of several links as one function of tensors and numbers, to be traced."""
 
-    def __init__(self, links: Sequence[TensorTransform], parts: CompositeParts) -> None:
+    def __init__(self, links: Sequence[TensorTransform], key: _Parts) -> None:
         self.links = links
-        self.parts = parts
+        self.grads, self.tail, self.parts = key
         # Where hooks find the state and settings of the symbol that they are shown as their parameter (`Module.shown`). Taken
         # here, because what runs while the hooks are traced is watched for changes, and the links' whole state is large.
         self.tables = [(link._state.shown, link.settings.shown) for link in links]
         self.__name__ = " | ".join(type(link).__name__ for link in links)
         names = ["param", "tensor"]
-        names += ["grad"] if parts.grads else []
-        names += [] if parts.tail else ["result"]
+        names += ["grad"] if self.grads else []
+        names += [] if self.tail else ["result"]
         #: What links remember is theirs: no graph holds it.
-        self.private = parts.name_states()
+        self.private = [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.parts) for i in range(len(states))]
         names += self.private
-        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(parts.links) for i in range(len(numbers))]
+        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(self.parts) for i in range(len(numbers))]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def __call__(self, *args: Any) -> None:
         values = iter(args)
         param, tensor = next(values), next(values).clone()
-        grad = next(values) if self.parts.grads else None
-        result = None if self.parts.tail else next(values)
-        remembered = [{key: next(values) for key in states} for states, _, _ in self.parts.links]
+        grad = next(values) if self.grads else None
+        result = None if self.tail else next(values)
+        remembered = [{key: next(values) for key in states} for states, _, _ in self.parts]
         for link, tables, given, (_, numbers, constants) in zip(
-            self.links, self.tables, remembered, self.parts.links, strict=True
+            self.links, self.tables, remembered, self.parts, strict=True
         ):
             setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
             state = dict(given)
@@ -386,19 +388,3 @@ class Composite:
             param.sub_(tensor)
         else:
             result.copy_(tensor)
-
-
-class CompositeParts(NamedTuple):
-    """What decides the kernel.
-
-    Whether hooks read the gradient, whether the pass moves the parameters itself, and for each link the names of its states
-    and of its numbers, and its constants.
-    """
-
-    grads: bool
-    tail: bool
-    links: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...]
-
-    def name_states(self) -> list[str]:
-        """The names of the roles that hold what links remember."""
-        return [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.links) for i in range(len(states))]

@@ -83,7 +83,7 @@ class LinkState(LinkSettings):
     global_state: dict[str, Any]
     _state: StateStore
     _projected: dict[str, list[str]]
-    #: Which fused run stepped it last, while nobody else has seen its state.
+    #: The token of the fused run that stepped it last; None once its state was shown.
     _seen_by: object = None
 
     @property

@@ -359,11 +359,10 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
     if len(order) != len(packed["shapes"]):
         raise ValueError(f"the saved state is of {len(order)} parameters, here are {len(packed['shapes'])}")
     names = dict(zip(order, packed["shapes"], strict=True))
-    state: dict[str, dict[str, Any]] = {}
-    shapes, dtypes, steps = packed["shapes"], {}, 0
+    packed.update(state={}, dtypes={}, current_step=0, should_terminate=False, reasons=[])
     for key, row in given["state"].items():
         name = names[key]
-        into = state.setdefault(name, {})
+        into = packed["state"].setdefault(name, {})
         for field, value in row.items():
             if value is None or (field == "step" and "step" not in entries):
                 continue
@@ -377,17 +376,16 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
             for path in paths:
                 if field == "step":
                     value = int(value)
-                    steps = max(steps, value)
+                    packed["current_step"] = max(packed["current_step"], value)
                 else:
-                    dtypes[name], shapes[name] = str(value.dtype), tuple(value.shape)
+                    packed["dtypes"][name], packed["shapes"][name] = str(value.dtype), tuple(value.shape)
                     into.setdefault(f"{path}/step", 1)
                 into[f"{path}/{own}"] = value
     known = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases, "initial_lr")}
-    groups = []
+    packed["param_groups"] = []
     for group in saved:
         options = {_RENAMED.get(key, key): value for key, value in group.items()}
         kept = {key: value for key, value in options.items() if key in known}
-        groups.append({**kept, "params": [names[key] for key in group["params"]]})
-    links = {path: {"global": {}, "extra": encode(link._extra_pack(), path)} for path, link in optimizer._links}
-    read = {"state": state, "param_groups": groups, "links": links, "shapes": shapes, "dtypes": dtypes}
-    return {**packed, **read, "current_step": steps, "num_evaluations": steps, "should_terminate": False, "reasons": []}
+        packed["param_groups"].append({**kept, "params": [names[key] for key in group["params"]]})
+    packed["links"] = {path: {**kept, "global": {}} for path, kept in packed["links"].items()}
+    return {**packed, "num_evaluations": packed["current_step"]}

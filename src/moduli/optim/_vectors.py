@@ -83,9 +83,7 @@ def sample_like(
             draw = torch.view_as_complex(draw.contiguous()) / math.sqrt(2.0)
         out.append(draw.to(param.dtype) * scale)
     if distribution == "sphere":
-        count = sum(param.numel() for param in params)
-        length = torch.stack([tensor.abs().double().square().sum() for tensor in out]).sum().sqrt() if out else None
-        if length is not None and float(length) > 0:
-            stretch = scale * math.sqrt(count) / float(length)
-            out = [tensor * stretch for tensor in out]
+        length = math.sqrt(sum(float(tensor.abs().double().square().sum()) for tensor in out))
+        stretch = scale * math.sqrt(sum(param.numel() for param in params)) / (length or 1.0)
+        out = [tensor * stretch for tensor in out]
     return out

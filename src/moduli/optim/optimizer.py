@@ -147,16 +147,11 @@ class Optimizer(torch.optim.Optimizer):
     def _parameters(self, params: Any) -> Any:
         if isinstance(params, torch.nn.Module):
             self.model = params
-            named = _groups.named_parameters(params)
-            if not named:
-                raise ValueError(f"{type(params).__name__} has no parameters to optimize")
-            return named
+            return _groups.named_parameters(params)
         if isinstance(params, Population):
             self.population = params
             self.binding.members = len(params)
             return list(params.named_parameters())
-        if isinstance(params, Tensor):
-            raise TypeError("params is one tensor; give a list of parameters: Optimizer([w], ...)")
         return params
 
     def _find_shards(self) -> None:

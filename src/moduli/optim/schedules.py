@@ -55,10 +55,8 @@ class Cosine:
 
     def __call__(self, step: int) -> float:
         """The value at a step, from zero."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        done = min((step - self.warmup) / (self.steps - self.warmup), 1.0)
-        return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+        fall = self.steps - self.warmup
+        return WSD(self.peak, self.steps, self.warmup, fall, self.floor, "cosine")(step)
 
 
 @dataclass(frozen=True)
