@@ -237,7 +237,7 @@ def test_chains_are_opened_and_lone_links_stay():
     link = Half()
     assert maybe_chain([link]) is link
     assert len(Optimizer([parameter(1.0)], chain, [Half()]).modules) == 5
-    with pytest.raises(TypeError, match=r"made of links, got Half; write Half\(\)"):
+    with pytest.raises(TypeError, match=r"made of links, got Half"):
         Chain(Half)
     with pytest.raises(TypeError, match="made of links, got int"):
         Chain(3)

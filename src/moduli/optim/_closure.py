@@ -109,16 +109,13 @@ def run_without_graph(ask: Callable[[], Any]) -> Any:
 
 
 def _kind(fn: Callable[..., Any]) -> str:
-    """How to ask for the value only: "keyword" or "position", or "no" where it can't be asked for."""
+    """How to ask for the value only: by the "keyword" `backward`, or "no" where it can't be asked for."""
     try:
-        parameters = list(inspect.signature(fn).parameters.values())
+        parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         return "no"
-    if any(parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return "keyword"
-    # A default that is no bool only keeps a value of the loop around it, `lambda x=x: ...`.
-    asks = [p for p in parameters if p.default is p.empty or isinstance(p.default, bool)]
-    return "position" if any(p.kind is not p.KEYWORD_ONLY for p in asks) else "no"
+    asks = any(parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return "keyword" if asks else "no"
 
 
 class Evaluator:
@@ -155,7 +152,7 @@ class Evaluator:
         self.count += 1
         if self.kind == "keyword":
             return self._call(self.source, backward=False)
-        return self._call(self.fn or self.source, *((False,) if self.kind == "position" else ()))
+        return self._call(self.fn or self.source)
 
     def value(self) -> Any:
         """The loss alone: no graph is made, but by a closure that can't be asked for that."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from ._closure import Evaluator, hold_gradients
 from ._needs import ClosureError
 from ._processes import reduce_derivatives
-from ._vectors import can_compare, from_vector, sample_like, to_vector
+from ._vectors import from_vector, sample_like, to_vector
 
 if TYPE_CHECKING:
     from .objective import Objective
@@ -116,7 +116,6 @@ class Moving:
         """
         original = cast("Objective", self).clone(clone_updates=False)
         params = original.params
-        start = [param.detach().clone() for param in params]
         versions = [param._version for param in params]
 
         def ask(backward: bool = True) -> Tensor:
@@ -126,11 +125,7 @@ class Moving:
                 value = original._value(raw)
             else:
                 loss = value = original.get_loss(backward=backward, at_x0=False)
-            # Where they were; on a device, never moved.
-            if evaluator.start is None and all(
-                torch.equal(param, before) if can_compare(param) else param._version == version
-                for param, before, version in zip(params, start, versions, strict=True)
-            ):
+            if evaluator.start is None and [param._version for param in params] == versions:
                 evaluator.start = value
             return loss
 

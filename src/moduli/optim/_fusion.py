@@ -230,10 +230,6 @@ class FusedRun:
         if tail:
             objective.skip_update = True
         else:
-            if objective.present is not None and objective.updates is None and updates is not None:
-                updates = [
-                    u if here else torch.zeros_like(u) for u, here in zip(updates, objective.present, strict=True)
-                ]
             objective.updates = updates
         return objective
 
@@ -244,14 +240,11 @@ class FusedRun:
         lists: list[Any] = [tensors, objective.params, grads]
         if any(cohort.params[0].is_complex() for cohort in self._cohorts):
             lists = [None if held is None else list(map(as_real, held)) for held in lists]
-
-        def bring(found: Mapping[str, Any], place: int) -> Any:
-            return map_tensors(found, partial(Tensor.to, device=self._cohorts[place].params[0].device))
-
         places = [cohort.indices for cohort in self._cohorts]
-        found = measure(self.links[0], objective, [settings[0] for settings in now], places, lists, bring)
-        for settings, first in zip(now, found, strict=True):
-            settings[0] = first
+        found = measure(self.links[0], objective, [settings[0] for settings in now], places, lists)
+        for cohort, settings, numbers in zip(self._cohorts, now, found, strict=True):
+            bring = partial(Tensor.to, device=cohort.params[0].device)
+            settings[0] = {**settings[0], **map_tensors(numbers, bring)}
 
     def _run(
         self,

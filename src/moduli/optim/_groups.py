@@ -167,10 +167,10 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int |
             continue
         if not is_known(key, links):
             every = sorted({key for link in links for key in (*link.defaults, *link.aliases)})
-            raise ValueError(
-                f"a parameter group sets {key!r}, which no link of the chain has{suggest(key, every)} "
-                f"(settings here: {', '.join(every) or 'none'}; 'adam.beta1' names the one of a single link)"
+            hint = (
+                f"{suggest(key, every)} (settings here: {', '.join(every) or 'none'}; 'adam.beta1' is that of one link)"
             )
+            raise ValueError(f"a parameter group sets {key!r}, which no link of the chain has{hint}")
         owners = [type(link).__name__ for link in links if is_known(key, [link])]
         check_values(f"a parameter group, for {' and '.join(dict.fromkeys(owners))}", {key: value}, members)
         for link in links:

@@ -231,8 +231,7 @@ def lend_state(
     try:
         for link, (rows, shared) in zip(links, kept, strict=True):
             link._state, link.global_state = StateStore(), shared
-            for param, row in rows.items():
-                link._state[param] = row
+            link._state.update(rows)
         yield
     finally:
         for link, (state, shared) in zip(links, before, strict=True):

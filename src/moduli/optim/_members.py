@@ -153,11 +153,8 @@ def batches(link: Module) -> bool:
     """
     parts = [part for _, part in link.links()]
     rows = [row for part in parts for row in (part.global_state, *part._state.values())]
-    return (
-        _fits(link)
-        and not any(part.settings.are_per_member() for part in parts)
-        and not any(isinstance(value, MemberValues) for row in rows for value in row.values())
-    )
+    ragged = any(isinstance(value, MemberValues) for row in rows for value in row.values())
+    return _fits(link) and not ragged and not any(part.settings.are_per_member() for part in parts)
 
 
 def _fits(link: Module) -> bool:
@@ -177,8 +174,7 @@ def step_each(link: Module, objective: Objective) -> Objective:
     params, count = objective.params, objective.members or 0
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     updates, grads = objective.get_updates(), objective.get_grads()
-    kept = [([dict(row) for row in part.state.values()], part.global_state) for part in parts]
-    keys = [list(part.state) for part in parts]
+    kept = [({key: dict(row) for key, row in part.state.items()}, part.global_state) for part in parts]
     done: list[Objective] = []
 
     def run(
@@ -187,36 +183,32 @@ def step_each(link: Module, objective: Objective) -> Objective:
         single = Single(rows, loss=given[2], current_step=objective.current_step, modular=objective.modular)
         single.present, single.updates, single.grads = objective.present, list(given[0]), list(given[1])
         here, there = dict(zip(params, rows, strict=True)), dict(zip(rows, params, strict=True))
-        lent = [
-            ({here.get(key, key): row for key, row in zip(own, states, strict=True)}, shared)
-            for own, (states, shared) in zip(keys, known, strict=True)
-        ]
+        lent = [({here.get(key, key): row for key, row in states.items()}, shared) for states, shared in known]
         with _stand_for(link, rows, params, i), lend_state(parts, lent):
             if link.vector_state:
                 link.follow(rows)
             done.append(link.step(single))
-            found[:] = [[there.get(key, key) for key in part.state] for part in parts]
-            made = [([dict(row) for row in part.state.values()], part.global_state) for part in parts]
+            states = [{there.get(key, key): dict(row) for key, row in part.state.items()} for part in parts]
+            made = [(own, part.global_state) for own, part in zip(states, parts, strict=True)]
         return list(done[-1].get_updates()), made
 
-    found: list[list[Tensor]] = []
     if batches(link):
         changes, made = _map_members(run, objective, updates, grads, losses, kept)
     else:
         each = []
         for i in range(count):
             given = [u[i].clone() for u in updates], [g[i] for g in grads], None if losses is None else losses[i]
-            known = [([take_member(row, i) for row in states], take_member(shared, i)) for states, shared in kept]
+            own = [{key: take_member(row, i) for key, row in states.items()} for states, _ in kept]
+            known = [(states, take_member(shared, i)) for states, (_, shared) in zip(own, kept, strict=True)]
             each.append(run(i, [param.detach()[i] for param in params], given, known))
         changes = [torch.stack(tensors) for tensors in zip(*(one[0] for one in each), strict=True)]
         made = []
-        for own in zip(*(one[1] for one in each), strict=True):  # a link's states and what it shares, of each member
-            states = [stack_members(rows) for rows in zip(*(one[0] for one in own), strict=True)]
-            made.append((states, stack_members([one[1] for one in own])))
+        for members in zip(*(one[1] for one in each), strict=True):  # a link's states and what it shares, of each
+            states = {key: stack_members([rows[key] for rows, _ in members]) for key in members[0][0]}
+            made.append((states, stack_members([shared for _, shared in members])))
     objective.updates = changes
-    for part, places, (states, shared) in zip(parts, found, made, strict=True):
-        for key, row in zip(places, states, strict=True):
-            part._state[key] = row
+    for part, (states, shared) in zip(parts, made, strict=True):
+        part._state.update(states)
         part.global_state.clear()
         part.global_state.update(shared)
     # N separate runs are over when the last one is.
@@ -304,13 +296,7 @@ def _unflatten(tensors: Sequence[Tensor], rest: Any) -> Any:
 
 def join_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The saved state of all members, from that of the members of each process."""
-
-    def join(value: Any) -> Any:
-        if any(shard.collect(_are_apart(value))):
-            raise TypeError("what members keep has another shape for each, which can't be saved from several processes")
-        return shard.join(value)
-
-    return _map_saved(optimizer, saved, join, shard.total)
+    return _map_saved(optimizer, shard, saved, shard.join, shard.total)
 
 
 def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,34 +305,25 @@ def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -
         return dict(saved)  # refused where it is read
     if saved.get("members") != shard.total:
         raise ValueError(f"the state is of {saved.get('members') or 'no'} members, here are {shard.total}")
-
-    def part(value: Any) -> Any:
-        if not _are_apart(value):
-            return shard.part(value)
-        here = {i - shard.start: item for i, item in value["items"].items() if shard.start <= i < shard.stop}
-        return {**value, "items": here}
-
-    return _map_saved(optimizer, saved, part, shard.stop - shard.start)
+    return _map_saved(optimizer, shard, saved, shard.part, shard.stop - shard.start)
 
 
-def _are_apart(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("__kind__") == "members"
-
-
-def _map_saved(optimizer: Optimizer, saved: Mapping[str, Any], act: Callable[[Any], Any], count: int) -> dict[str, Any]:
+def _map_saved(
+    optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any], act: Callable[[Any], Any], count: int
+) -> dict[str, Any]:
     """What is kept for members, joined or parted; not that of links that keep it for all members in every process."""
+    if any(shard.collect(_are_apart(saved["state"]) or _are_apart(saved["links"]))):
+        raise TypeError("what members keep has another shape for each, which several processes can't save or load")
     replicated = {path for path, link in optimizer._links if link.replicated}
-
-    def act_each(row: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: act(value) for key, value in row.items()}
-
     return {
         **saved,
-        "state": {name: act_each(row) for name, row in saved["state"].items()},
-        "links": {
-            path: kept if path in replicated else {name: act_each(row) for name, row in kept.items()}
-            for path, kept in saved["links"].items()
-        },
+        "state": act(saved["state"]),
+        "links": {path: kept if path in replicated else act(kept) for path, kept in saved["links"].items()},
         "members": count,
         "shapes": {name: (count, *shape[1:]) for name, shape in saved["shapes"].items()},
     }
+
+
+def _are_apart(value: Any) -> bool:
+    """Whether plain data has parts that are kept for each member by itself."""
+    return isinstance(value, dict) and (value.get("__kind__") == "members" or any(map(_are_apart, value.values())))

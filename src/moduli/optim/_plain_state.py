@@ -162,10 +162,8 @@ def match_names(shapes: Mapping[str, Any], here: Mapping[str, tuple[int, ...]]) 
     """
     if shapes and _are_positions(shapes) != _are_positions(here):  # no names are those of no parameters
         if [shape and tuple(shape) for shape in shapes.values()] != list(here.values()):
-            raise ValueError(
-                "the saved parameters and those here can't be told apart by name (one side has none), and their shapes "
-                f"differ in order: saved {list(shapes.values())}, here {list(here.values())}"
-            )
+            what = f"saved {list(shapes.values())}, here {list(here.values())}"
+            raise ValueError(f"only one side has names of parameters, and their shapes differ in order: {what}")
         return dict(zip(shapes, here, strict=True))
     new = {name: clean_name(name) for name in shapes}
     if not any(name in here for name in new.values()):

@@ -87,8 +87,7 @@ def choose_reduction(reduce: Any, optimizer: Optimizer, in_pieces: bool) -> Call
             return None
         if not in_pieces and not isinstance(optimizer.model, torch.nn.parallel.DistributedDataParallel):
             raise ChainError(
-                "this chain decides on the loss, on which processes may differ: give the wrapped module itself, or say "
-                "reduce='mean' (all processes train one model) or reduce=None (each trains its own)"
+                "processes may differ on the loss of this chain; give the wrapped module, or reduce='mean' or None"
             )
         reduce = "mean"
     chosen = reduce if callable(reduce) else OverProcesses(mean=reduce == "mean")

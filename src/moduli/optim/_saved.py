@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import sys
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 ALL = "@all"
+# What an optimizer itself remembers.
+_KEPT = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed")
 
 
 def _name_stand_ins(optimizer: Optimizer) -> dict[Tensor, str]:
@@ -70,11 +73,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
         "shapes": {binding.names[param]: None if is_flat_shard(param) else tuple(param.shape) for param in params},
         "dtypes": {binding.names[param]: str(param.dtype) for param in params},
         "order": [binding.names[param] for param in params if param.requires_grad],
-        **({"rehearsed": True} if optimizer.rehearsed else {}),
-        "current_step": optimizer.current_step,
-        "num_evaluations": optimizer.num_evaluations,
-        "should_terminate": optimizer.should_terminate,
-        "reasons": list(optimizer.reasons),
+        **{key: copy.copy(getattr(optimizer, key)) for key in _KEPT},
         "members": binding.members,
         "made_with": {
             "torch": str(torch.__version__),
@@ -155,12 +154,9 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     for group in optimizer.param_groups:  # options follow the parameters: those of the first that is known
         group.update(next((options[param] for param in group["params"] if param in options), {}))
     optimizer._watch.sync(optimizer.param_groups, optimizer.modules)
-    optimizer.current_step = int(saved["current_step"])
-    optimizer.num_evaluations = int(saved["num_evaluations"])
-    optimizer.should_terminate = bool(saved["should_terminate"])
-    optimizer.reasons = list(saved["reasons"])
+    for key in _KEPT:
+        setattr(optimizer, key, copy.copy(saved.get(key, False)))
     optimizer._carried = None
-    optimizer.rehearsed = bool(saved.get("rehearsed"))
     for text in dropped:
         warnings.warn(f"{text}, and is left out", stacklevel=4)
 
@@ -178,10 +174,8 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], by_name: Mapping[str,
         raise ValueError(f"the state is of {saved.get('members') or 'no'} members, here are {members or 'none'}")
     here, there = [path for path, _ in optimizer._links], list(saved["links"])
     if strict and here != there:
-        missing = [path for path in there if path not in here]
-        extra = [path for path in here if path not in there]
-        found = f"the saved one has {', '.join(missing)}" if missing else f"only this one has {', '.join(extra)}"
-        raise ValueError(f"the chains differ: {found}; strict=False takes over the links that agree")
+        what = f"the saved one has {', '.join(there)}, this one {', '.join(here)}"
+        raise ValueError(f"the chains differ: {what}; strict=False takes over the links that agree")
     for name, shape in saved["shapes"].items():
         if name in by_name and shape is not None and by_name[name].shape != tuple(shape):
             own = tuple(by_name[name].shape)
@@ -217,10 +211,10 @@ def _read_options(
             one, other = out[first], out[param]
             key = next((key for key in {**one, **other} if not same({key: one.get(key)}, {key: other.get(key)})), None)
             if key is not None:
+                a, b = (optimizer.binding.names[held] for held in (first, param))
+                what = f"{a!r} was saved with {key}={one.get(key)!r} and {b!r} with {other.get(key)!r}"
                 raise ValueError(
-                    f"{optimizer.binding.names[first]!r} was saved with {key}={one.get(key)!r} and "
-                    f"{optimizer.binding.names[param]!r} with {other.get(key)!r}, and both are in group {i} here; make the "
-                    "groups that were saved, or load with strict=False for the settings of the first"
+                    f"{what}, and both are in group {i} here; strict=False takes the settings of the first"
                 )
     return out
 
@@ -359,7 +353,7 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
     if len(order) != len(packed["shapes"]):
         raise ValueError(f"the saved state is of {len(order)} parameters, here are {len(packed['shapes'])}")
     names = dict(zip(order, packed["shapes"], strict=True))
-    packed.update(state={}, dtypes={}, current_step=0, should_terminate=False, reasons=[])
+    packed.update(state={}, dtypes={}, current_step=0, should_terminate=False, reasons=[], rehearsed=False)
     for key, row in given["state"].items():
         name = names[key]
         into = packed["state"].setdefault(name, {})

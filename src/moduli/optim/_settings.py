@@ -37,8 +37,6 @@ def check_values(where: str, settings: Mapping[str, Any], members: int | None) -
                 raise ValueError(f"{where}: {key} is NaN; give a number")
         if members is None or not is_per_member(value):
             continue
-        if value.dtype is torch.bool:
-            raise ValueError(f"{where}: {key} is a choice, not a number; make it once for all {members} members")
         if value.shape != (members,):
             found = f"{len(value)} numbers" if value.dim() == 1 else f"the shape {tuple(value.shape)}"
             raise ValueError(f"{where}: {key} has {found} for {members} members; give one for each, or one")
@@ -77,12 +75,9 @@ class Binding:
 
     def source(self, param: Tensor) -> Tensor:
         """The parameter that a stand-in (a concatenation, a projection) was made from; itself otherwise."""
-        if not self.sources:
-            return param
-        seen = param
-        while (found := self.sources.get(seen)) is not None:
-            seen = found
-        return seen
+        while param in self.sources:
+            param = self.sources[param]
+        return param
 
 
 class Settings:

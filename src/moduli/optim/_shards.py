@@ -283,18 +283,14 @@ class ShardedParams:
             name, across = type(link).__name__, find_across(link)
             if keeps_graph(link.needs):
                 raise ChainError(
-                    f"{name} needs second derivatives, and a loss of parameters in pieces (DTensor) can be differentiated "
-                    "once; train with DistributedDataParallel"
+                    f"{name} needs second derivatives, which parameters in pieces (DTensor) do not have; use DDP"
                 )
             if link.keeps_outside:
                 raise ChainError(f"{name} keeps what it learns elsewhere, which can't be in pieces; use DDP")
             by_tensors = link.divides_params and callable(getattr(link, "filter", None))
             if self.flat and (by_tensors or across in (Across.MATRICES, Across.EVERYTHING)):
                 what = "chooses parameters by a function of tensors" if by_tensors else f"needs {across.value}"
-                raise ChainError(
-                    f"{name} {what}, but parameters here are pieces of the flat vectors of FSDP1 (FullyShardedDataParallel), "
-                    "which have no shapes. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
-                )
+                raise ChainError(f"{name} {what}, but parameters of FSDP1 have no shapes. Use FSDP2: fully_shard(net)")
 
 
 # ---------------------------------------------------------------------- saved

@@ -27,8 +27,7 @@ def flatten(modules: Iterable[Any]) -> Iterator[Module]:
             yield from flatten(module)
         else:
             name = getattr(module, "__name__", type(module).__name__)
-            remedy = f"; write {name}()" if isinstance(module, type) and issubclass(module, Module) else ""
-            raise TypeError(f"a chain is made of links, got {name}{remedy}")
+            raise TypeError(f"a chain is made of links, got {name}")
 
 
 class Chain(Module):

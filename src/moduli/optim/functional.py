@@ -84,10 +84,8 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
         modules, params, grads, state = args
         return _pure_step(modules, params, grads, state, loss)
     objective, modules = args
-    if torch.is_grad_enabled():  # run by hand: links change things in place, which needs no graph
-        with torch.no_grad():
-            return step(objective, modules, owner=owner)
-    return run_links(objective, list(modules) if isinstance(modules, list | tuple) else [modules], owner)
+    with torch.no_grad():  # links change things in place, which needs no graph
+        return run_links(objective, list(modules) if isinstance(modules, list | tuple) else [modules], owner)
 
 
 def _pure_step(

@@ -132,11 +132,10 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(given, {**self._watch.shown, **({"differentiable": True} if differentiable else {})})
         self._built = True
         self._watch.name_params(self.param_groups)
-        in_pieces = self.population is None and are_in_pieces(self.param_groups)
         _chain_checks.check_shares(links)
-        self._reduce = choose_reduction(reduce, self, in_pieces)
-        self._own_links()
         self._find_shards()
+        self._reduce = choose_reduction(reduce, self, self.shards is not None)
+        self._own_links()
         self._watch.sync(self.param_groups, self.modules)
         for link in links:
             link.attached(self)

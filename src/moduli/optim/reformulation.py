@@ -98,14 +98,7 @@ class Reformulation(Module):
             return inner
         out = self.children["modules"].step(inner)
         objective.updates = out.get_updates()
-        objective.update_attrs_from_clone_(_flags(out))
+        # Its loss and gradient are of another function.
+        out.loss = out.loss_approx = out.grads = out._graph = out.accepted = None
+        objective.update_attrs_from_clone_(out)
         return objective
-
-
-def _flags(inner: Objective) -> Objective:
-    """Only what a reformulated objective may hand back: its loss and gradient are of another function."""
-    out = inner.clone(clone_updates=False)
-    out.loss = out.loss_approx = out.grads = None
-    out._graph = None
-    out.accepted = None
-    return out

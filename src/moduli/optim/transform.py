@@ -307,20 +307,16 @@ def gather_arguments(
     else:
         kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
         states, settings = [states[i] for i in kept], [settings[i] for i in kept]
-        if objective.members is not None:
-            settings = [_per_member(own, tensors[i], link.elementwise) for i, own in zip(kept, settings, strict=True)]
         if objective.differentiable:
             params = [param.clone() for param in params]
         real: Callable[[Tensor], Tensor] = as_real if link.elementwise else lambda tensor: tensor
         lists = [None if held is None else [real(held[i]) for i in kept] for held in (tensors, params, grads)]
     if link.measures:
-
-        def adapt(found: Setting, i: int) -> Setting:
-            return found if objective.members is None else _per_member(found, lists[0][i], False)  # type: ignore[index]
-
-        places = [[i] for i in range(len(kept))]
-        settings = measure(link, objective, settings, places, lists, adapt)
+        found = measure(link, objective, settings, [[i] for i in range(len(kept))], lists)
+        settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, found, strict=True)]
     seen, shown, slopes = lists
+    if objective.members is not None and not link.concat_params:
+        settings = [_per_member(own, tensor) for own, tensor in zip(settings, seen or [], strict=True)]
     return kept, HookArguments(seen or [], shown or [], slopes, loss, states, settings)
 
 
@@ -364,9 +360,8 @@ def measure(
     settings: Sequence[Setting],
     places: Sequence[Sequence[int]],
     lists: Sequence[list[Tensor] | None],
-    adapt: Callable[[Setting, int], Setting],
 ) -> list[Setting]:
-    """Settings, with what the link's `measure` finds over all tensors for which they are the same.
+    """For each setting what the link's `measure` finds over all tensors for which it is the same.
 
     Args:
         link: The link.
@@ -374,9 +369,8 @@ def measure(
         settings: For some tensors each.
         places: The positions of those tensors.
         lists: Update, parameters and gradient by position.
-        adapt: Makes of what was found what the tensors with a setting want.
     """
-    out = list(settings)
+    out: list[Setting] = [{} for _ in settings]
     for alike in _find_alike(settings):
         order = places[alike[0]] if len(alike) == 1 else sorted(i for k in alike for i in places[k])
         seen, params, grads = (
@@ -384,8 +378,8 @@ def measure(
         )
         with objective.counting(order):
             found = link.measure(seen or [], params or [], grads, [settings[alike[0]]] * len(order), objective.members)
-        for k in alike if found else ():
-            out[k] = {**settings[k], **adapt(found or {}, k)}
+        for k in alike:
+            out[k] = found or {}
     return out
 
 
@@ -401,11 +395,11 @@ def _find_alike(settings: Sequence[Setting]) -> list[list[int]]:
     return out
 
 
-def _per_member(setting: Setting, tensor: Tensor, pairs: bool) -> Setting:
-    """One number per member, to multiply a tensor whose first axis is the members (of pairs where it is complex)."""
+def _per_member(setting: Setting, tensor: Tensor) -> Setting:
+    """One number per member, to multiply a tensor whose first axis is the members."""
     if not any(is_per_member(value) for value in setting.values()):
         return setting
-    shape = (-1, *([1] * (tensor.dim() - 1 + (pairs and tensor.is_complex()))))
+    shape = (-1, *([1] * (tensor.dim() - 1)))
     wide = None if tensor.dtype in _HALVES else tensor.dtype.to_real()
     return {
         # Settings take the precision of the tensor, but are not rounded to half of it.
