@@ -24,9 +24,8 @@ from . import schedules as schedules
 from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
-from ._link_state import StandIns
+from ._link_state import MemberValues, StandIns, describe_params
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
-from ._plain_state import MemberValues, describe_params
 from ._settings import Schedule
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
 from .chain import Chain, flatten, maybe_chain

@@ -159,11 +159,7 @@ class Evaluator:
         if self.kind == "no":
             with torch.enable_grad():
                 return self._sign(self.ask())
-        before = self.count
-        try:
-            return self._sign(run_without_graph(self.ask))
-        finally:
-            self.count = before + 1  # finding out that it differentiates inside is no second evaluation
+        return self._sign(run_without_graph(self.ask))
 
     def graph(self) -> Any:
         """The loss with its graph."""
@@ -250,23 +246,18 @@ class FormEvaluator(Evaluator):
         leaves: The parameters that it differentiates with respect to.
         push: Brings the parameters to where the links have put their form.
         gather: Makes the gradients of the parameters those of their form.
-        fixed: Whether what is found at the end of a step may be handed to the next one.
-        ask: Evaluates the loss alone, where it is not the closure's own way.
+
+    Attributes:
+        ask_value: Evaluates the loss alone, where it is not the closure's own way.
     """
 
     def __init__(
-        self,
-        inner: Evaluator,
-        leaves: Sequence[Tensor],
-        push: Callable[[], object],
-        gather: Callable[[], object],
-        fixed: bool = False,
-        ask: Callable[[], Any] | None = None,
+        self, inner: Evaluator, leaves: Sequence[Tensor], push: Callable[[], object], gather: Callable[[], object]
     ) -> None:
         self.inner, self.leaves, self.push, self.gather = inner, leaves, push, gather
-        self._ask_value = ask or inner.value
+        self.ask_value: Callable[[], Any] = inner.value
         self.source, self.closure, self.fn = inner.source, inner.closure, inner.fn
-        self.fixed, self.kind = fixed, inner.kind
+        self.fixed, self.kind = False, inner.kind
 
     @property
     def count(self) -> int:  # type: ignore[override]
@@ -281,7 +272,7 @@ class FormEvaluator(Evaluator):
         """The loss, gradients not asked for."""
         self.push()
         with hold_gradients(self.leaves):
-            return self._ask_value()
+            return self.ask_value()
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """The loss; gradients are left in `.grad`, of parameters and of their form."""

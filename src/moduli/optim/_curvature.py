@@ -38,11 +38,7 @@ def _check(key: str, value: str, known: Iterable[str]) -> str:
 
 
 def _differentiate(
-    values: Sequence[Tensor],
-    params: Sequence[Tensor],
-    z: Sequence[Tensor] | None,
-    batch: tuple[int, ...] = (),
-    graph: bool = False,
+    values: Sequence[Tensor], params: Sequence[Tensor], z: Sequence[Tensor] | None, batch: int = 0, graph: bool = False
 ) -> list[Tensor]:
     """Derivative of <v, z>, or of one number; of several z, where a batch of them is given. Constants contribute nothing."""
     live = [i for i, value in enumerate(values) if value.requires_grad]
@@ -57,7 +53,8 @@ def _differentiate(
             allow_unused=True,
             is_grads_batched=bool(batch),
         )
-    return [p.new_zeros(*batch, *p.shape) if f is None else f for f, p in zip(found, params, strict=True)]
+    sizes = (batch,) if batch else ()
+    return [p.new_zeros(*sizes, *p.shape) if f is None else f for f, p in zip(found, params, strict=True)]
 
 
 class Moving:
@@ -116,7 +113,12 @@ class Moving:
         """
         original = cast("Objective", self).clone(clone_updates=False)
         params = original.params
-        versions = [param._version for param in params]
+        start, versions = [param.detach().clone() for param in params], [param._version for param in params]
+
+        def is_at_start() -> bool:
+            """Whether the parameters are where they were; on a device, whether they were never moved."""
+            here = all(map(can_compare, params))
+            return all(map(torch.equal, params, start)) if here else [param._version for param in params] == versions
 
         def ask(backward: bool = True) -> Tensor:
             if not backward and torch.is_grad_enabled() and evaluator.kind != "no":
@@ -125,7 +127,7 @@ class Moving:
                 value = original._value(raw)
             else:
                 loss = value = original.get_loss(backward=backward, at_x0=False)
-            if evaluator.start is None and [param._version for param in params] == versions:
+            if evaluator.start is None and is_at_start():
                 evaluator.start = value
             return loss
 
@@ -230,7 +232,7 @@ class Curvature(Moving):
             grads = self._get_graph_gradient(rgrad, at_x0)
             rows = [from_vector(column, self.params) for column in Z.unbind(1)]
             stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]
-            found = _differentiate(grads, self.params, stacked, (len(rows),))
+            found = _differentiate(grads, self.params, stacked, len(rows))
             columns = [f.detach().reshape(len(rows), p.numel()).T for f, p in zip(found, self.params, strict=True)]
             return reduce_derivatives(self.reduce, [torch.cat(columns)])[0], grads
         out, grad = [], rgrad
@@ -338,10 +340,10 @@ class Curvature(Moving):
                 flat, more = out[-1].reshape(-1), reached + 1 < order
                 if method == "batched_autograd":
                     eye = torch.eye(flat.numel(), dtype=flat.dtype, device=flat.device)
-                    found = _differentiate([flat], self.params, [eye], (len(flat),), more)
+                    found = _differentiate([flat], self.params, [eye], len(flat), more)
                     rows = torch.cat([tensor.reshape(len(flat), -1) for tensor in found], 1)
                 else:
-                    rows = torch.stack([to_vector(_differentiate([x], self.params, None, (), more)) for x in flat])
+                    rows = torch.stack([to_vector(_differentiate([x], self.params, None, 0, more)) for x in flat])
                 out.append(rows.reshape(*out[-1].shape, out[0].numel()))
         return (loss, out[0].detach(), *reduce_derivatives(self.reduce, [tensor.detach() for tensor in out[1:]]))
 

@@ -59,9 +59,7 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
         return links
     binding = getattr(owner, "binding", None) or owner.settings.binding
     over_members = binding is not None and binding.members is not None
-    key: list[Any] = [
-        (id(link), type(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links
-    ]
+    key: list[Any] = [(id(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links]
     if over_members:
         key += [link.settings.are_per_member() for link in links]
     known, before = getattr(owner, "_segments", None) or (None, ())
@@ -96,6 +94,10 @@ class _Cohort:
     scratch: list[Tensor] | None = None
     bound: dict[tuple[Any, ...], kernels.Bound] = field(default_factory=dict)
     last: kernels.Bound | None = None  # of them, by the last step
+
+
+# The update, which the links may write to where it is owned; the gradient, where they read it; and where the result goes.
+_Given = tuple[list[Tensor], list[Tensor] | None, list[Tensor] | None]
 
 
 class FusedRun:
@@ -200,12 +202,11 @@ class FusedRun:
         if binding is not None and not binding.fuse:
             return self._run_unfused(objective)
         tensors = objective.peek_updates()
-        grads = objective.get_grads() if self._grads else None
         if self._is_valid(objective):
-            return self._run_cohorts(objective, tensors, grads)
+            return self._run_cohorts(objective, tensors)
         with kernels.pause_collection():  # states and plans are made, which are kept
             built = self._build(objective, tensors)
-            return self._run_cohorts(objective, tensors, grads) if built else self._run_unfused(objective)
+            return self._run_cohorts(objective, tensors) if built else self._run_unfused(objective)
 
     def _run_unfused(self, objective: Objective) -> Objective:
         self._params = None
@@ -213,12 +214,11 @@ class FusedRun:
             objective = link.step(objective)
         return objective
 
-    def _run_cohorts(
-        self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None
-    ) -> Objective:
+    def _run_cohorts(self, objective: Objective, tensors: list[Tensor]) -> Objective:
+        grads = objective.get_grads() if self._grads else None
         now = [[current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts]
         if self._measures:
-            self._measure(objective, tensors, grads, now)
+            self._measure(objective, [tensors, objective.params, grads], now)
         every = (value for settings in now for setting in settings for value in setting.values())
         if objective.members is not None and any(map(is_per_member, every)):  # which a schedule has made
             return self._run_unfused(objective)
@@ -226,18 +226,15 @@ class FusedRun:
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
         for cohort, settings in zip(self._cohorts, now, strict=True):
-            self._run(cohort, objective, settings, tensors, grads, updates)
+            self._run(cohort, settings, objective.updates is not None, (tensors, grads, updates))
         if tail:
             objective.skip_update = True
         else:
             objective.updates = updates
         return objective
 
-    def _measure(
-        self, objective: Objective, tensors: Sequence[Tensor], grads: Any, now: list[list[Mapping[str, Any]]]
-    ) -> None:
+    def _measure(self, objective: Objective, lists: list[Any], now: list[list[Mapping[str, Any]]]) -> None:
         """Add to the settings what the first link finds over all tensors for which it has the same."""
-        lists: list[Any] = [tensors, objective.params, grads]
         if any(cohort.params[0].is_complex() for cohort in self._cohorts):
             lists = [None if held is None else list(map(as_real, held)) for held in lists]
         places = [cohort.indices for cohort in self._cohorts]
@@ -246,15 +243,8 @@ class FusedRun:
             bring = partial(Tensor.to, device=cohort.params[0].device)
             settings[0] = {**settings[0], **map_tensors(numbers, bring)}
 
-    def _run(
-        self,
-        cohort: _Cohort,
-        objective: Objective,
-        settings: Sequence[Mapping[str, Any]],
-        tensors: Sequence[Tensor],
-        grads: Sequence[Tensor] | None,
-        updates: list[Tensor] | None,
-    ) -> None:
+    def _run(self, cohort: _Cohort, settings: Sequence[Mapping[str, Any]], owned: bool, given: _Given) -> None:
+        tensors, grads, updates = given
         parts = []
         numbers: list[Any] = []
         for link, setting, keys, count in zip(self.links, settings, cohort.keys, cohort.counts, strict=True):
@@ -274,21 +264,18 @@ class FusedRun:
         whole = len(cohort.indices) == len(tensors)
         params: list[Tensor] = cohort.params
         chosen = tensors if whole and type(tensors) is list else [tensors[i] for i in cohort.indices]
-        args: list[Any] = []
-        if params[0].is_complex():
-            args += [[as_real(p.detach()) for p in params], [as_real(t) for t in chosen]]
-        else:
-            args += [params, chosen]
+        pairs = params[0].is_complex()
+        lists: list[Sequence[Tensor]] = [params, chosen]
         if self._grads and grads is not None:
-            args.append([as_real(grads[i]) for i in cohort.indices])
+            lists.append([grads[i] for i in cohort.indices])
         if updates is not None:
-            owned = objective.updates is not None
             if not owned and cohort.scratch is None:
                 cohort.scratch = [torch.empty_like(t) for t in chosen]
             into: Sequence[Tensor] = chosen if owned else cohort.scratch or []
-            args.append([as_real(t) for t in into] if params[0].is_complex() else list(into))
+            lists.append(list(into))
             for i, tensor in zip(cohort.indices, into, strict=True):
                 updates[i] = tensor
+        args: list[Any] = [list(map(as_real, held)) for held in lists] if pairs else lists
         cohort.last = bound
         bound(*args, *numbers)
         for k, link in enumerate(self.links):

@@ -167,10 +167,9 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int |
             continue
         if not is_known(key, links):
             every = sorted({key for link in links for key in (*link.defaults, *link.aliases)})
-            hint = (
-                f"{suggest(key, every)} (settings here: {', '.join(every) or 'none'}; 'adam.beta1' is that of one link)"
-            )
-            raise ValueError(f"a parameter group sets {key!r}, which no link of the chain has{hint}")
+            hint = f"settings here: {', '.join(every) or 'none'}; 'adam.beta1' is that of one link"
+            what = f"a parameter group sets {key!r}, which no link of the chain has{suggest(key, every)}"
+            raise ValueError(f"{what} ({hint})")
         owners = [type(link).__name__ for link in links if is_known(key, [link])]
         check_values(f"a parameter group, for {' and '.join(dict.fromkeys(owners))}", {key: value}, members)
         for link in links:
@@ -182,9 +181,9 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int |
 
 def is_known(key: str, links: Sequence[Module]) -> bool:
     """Whether a key may be in a group: a setting of a link, or something torch writes for itself."""
-    return key in _FOREIGN or any(
-        key in link.defaults or key in link.aliases or _address(key, link) in link.defaults for link in links
-    )
+    if key in _FOREIGN:
+        return True
+    return any(key in link.defaults or key in link.aliases or _address(key, link) in link.defaults for link in links)
 
 
 # ---------------------------------------------------------------------- what is written into groups, told to the links

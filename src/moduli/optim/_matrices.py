@@ -91,9 +91,7 @@ class MemberMatrices:
         for leaf, entry in zip(self.population.parameters(), self.population.layout, strict=True):
             found.setdefault(entry.group, []).append(leaf)
         blocks = [Block(leaves, group) for group, leaves in found.items()]
-        rows = [
-            (link, block, [link._state.get(leaf) for leaf in block.leaves]) for link in self.links for block in blocks
-        ]
+        rows = [(link, block, list(map(link._state.get, block.leaves))) for link in self.links for block in blocks]
         # Leaves that were trained for other numbers of steps can't share a matrix.
         self.apart = any(_describe_row(row) != _describe_row(each[0]) for _, _, each in rows for row in each)
         if self.apart:
@@ -163,7 +161,9 @@ class MemberMatrices:
             self.gather()
 
         held = [tensor for block in self.blocks for tensor in (*block.leaves, block.tensor)]
-        return FormEvaluator(evaluator, held, self.push, gather, evaluator.fixed)
+        form = FormEvaluator(evaluator, held, self.push, gather)
+        form.fixed = evaluator.fixed
+        return form
 
     # ------------------------------------------------------------------ links that need shapes
 

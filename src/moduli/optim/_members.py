@@ -13,10 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from .._torch import pytree
 from ..layout import map_tensors
-from ._link_state import lend_state
+from ._link_state import MemberValues, lend_state
 from ._needs import ChainError, Need
-from ._plain_state import MemberValues
-from ._settings import check_values, is_per_member
+from ._settings import Binding, check_values, is_per_member
 
 if TYPE_CHECKING:
     from ..population import Population, Shard
@@ -242,10 +241,7 @@ def _map_members(
 @contextmanager
 def _stand_for(link: Module, rows: Sequence[Tensor], params: Sequence[Tensor], member: int | None) -> Iterator[None]:
     """A block in which tensors of one member have the settings and the names of parameters."""
-    binding = link.settings.binding
-    if binding is None:
-        yield
-        return
+    binding = link.settings.binding or Binding()
     # A run is compiled for tensors that stay.
     fused, binding.fuse, binding.member = binding.fuse, False, member
     for row, param in zip(rows, params, strict=True):

@@ -141,12 +141,11 @@ class Exchange:
         me, boxes, every = self.rank, self.boxes, range(self.size)
 
         def comes_from(i: int, holder: int, reader: int) -> bool:
-            """Whether a process gets a piece from this holder: itself, where it has it, otherwise the holders in turn."""
+            """Whether a process gets a piece from this holder: itself, where it has it, otherwise the first that has."""
             if not everywhere and self.owners[i] != reader:
                 return False
             box = boxes[i][holder]
-            holders = [rank for rank in every if boxes[i][rank] == box]
-            return holder == (reader if boxes[i][reader] == box else holders[i % len(holders)])
+            return holder == (reader if boxes[i][reader] == box else boxes[i].index(box))
 
         sends = [[tensor for i, tensor in pieces.items() if comes_from(i, me, reader)] for reader in every]
         wanted = [[(i, boxes[i][holder]) for i in pieces if comes_from(i, holder, me)] for holder in every]

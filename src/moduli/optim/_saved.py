@@ -16,8 +16,7 @@ from torch import Tensor
 from .._torch import is_flat_shard
 from ..layout import make_whole, map_tensors
 from . import _groups
-from ._link_state import StandIns
-from ._plain_state import VECTOR, Vector, decode, encode, match_names
+from ._link_state import VECTOR, StandIns, Vector, decode, encode, match_names
 from ._settings import same
 from ._shards import find_key, join_owned, join_rows, pack_value, unpack_value
 
@@ -113,7 +112,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
         parts = saved["links"].get(path, {"global": {}})["global"].get(VECTOR)
         # That of stand-ins has no names: who shows them to it keeps their order.
         if link.vector_state and path in saved["links"] and not any(part.startswith("?:") for part in parts or ()):
-            vectors[path] = Vector(saved, parts, by_name, active, binding.members is not None)
+            vectors[path] = Vector(parts, saved["order"], by_name, active, binding.members is not None)
     rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in known}
     gone: set[str] = set()
     for name, entries in saved["state"].items():
@@ -307,25 +306,20 @@ def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- of an optimizer of torch
 
 
-# For each optimizer: settings by which its groups are recognised, and for each entry of its state the links that keep it,
-# with the name it has there.
-_ALGORITHMS: dict[str, tuple[set[str], dict[str, tuple[tuple[str, ...], str]]]] = {
+# For each optimizer: settings by which its groups are recognised, and the links that keep entries of its state, with the names
+# that these have there.
+_ALGORITHMS: dict[str, tuple[set[str], dict[str, dict[str, str]]]] = {
     "Adam": (
         {"betas", "amsgrad"},
-        {key: (("Adam",), key) for key in ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")},
+        {"Adam": {key: key for key in ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")}},
     ),
-    "SGD": ({"dampening", "nesterov"}, {"momentum_buffer": (("HeavyBall", "NAG"), "exp_avg")}),
-    "Adagrad": (
-        {"lr_decay", "initial_accumulator_value"},
-        {"step": (("Adagrad",), "step"), "sum": (("Adagrad",), "accumulator")},
-    ),
+    "SGD": ({"dampening", "nesterov"}, {key: {"momentum_buffer": "exp_avg"} for key in ("HeavyBall", "NAG")}),
+    "Adagrad": ({"lr_decay", "initial_accumulator_value"}, {"Adagrad": {"step": "step", "sum": "accumulator"}}),
     "RMSprop": (
         {"alpha", "centered"},
         {
-            "step": (("RMSprop",), "step"),
-            "square_avg": (("RMSprop",), "exp_avg_sq"),
-            "grad_avg": (("RMSprop",), "exp_avg"),
-            "momentum_buffer": (("HeavyBall",), "exp_avg"),
+            "RMSprop": {"step": "step", "square_avg": "exp_avg_sq", "grad_avg": "exp_avg"},
+            "HeavyBall": {"momentum_buffer": "exp_avg"},
         },
     ),
 }
@@ -338,13 +332,12 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
     saved = given["param_groups"]
     found = next((name for name, (keys, _) in _ALGORITHMS.items() if all(keys <= set(group) for group in saved)), None)
     if found is None:
+        known = ", ".join(_ALGORITHMS)
         raise ValueError(
-            f"this is neither the state of a moduli Optimizer nor that of torch's {', '.join(_ALGORITHMS)} (its groups have "
-            f"{', '.join(map(str, saved[0]))}); flatten_optimizer_state_dict drops what links keep"
+            f"this is neither the state of a moduli Optimizer nor of torch's {known}; flatten_optimizer_state_dict loses it"
         )
-    entries = _ALGORITHMS[found][1]
-    named = {name: {kind for kinds, _ in own.values() for kind in kinds} for name, (_, own) in _ALGORITHMS.items()}
-    others = set().union(*named.values()) - named[found]
+    kinds = _ALGORITHMS[found][1]
+    others = {kind for _, own in _ALGORITHMS.values() for kind in own} - set(kinds)
     other = next((path for path, link in optimizer._links if type(link).__name__ in others), None)
     if other is not None:
         raise ValueError(f"the state is that of torch's {found}, which has no {other}")
@@ -358,23 +351,21 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
         name = names[key]
         into = packed["state"].setdefault(name, {})
         for field, value in row.items():
-            if value is None or (field == "step" and "step" not in entries):
+            keepers = [kind for kind, own in kinds.items() if field in own]
+            takers = [(path, type(link).__name__) for path, link in optimizer._links if type(link).__name__ in keepers]
+            if value is None or (field == "step" and not keepers):
                 continue
-            kinds, own = entries.get(field, ((), field))
-            paths = [path for path, link in optimizer._links if type(link).__name__ in kinds]
-            if len(paths) != 1 and (paths or strict):
-                keeper = " or ".join(kinds) or "no link"
-                raise ValueError(
-                    f"torch's {found} has what {keeper} keeps here, but the chain has {len(paths)} of those"
-                )
-            for path in paths:
+            if len(takers) != 1 and (takers or strict):
+                what = " or ".join(keepers) or "no link"
+                raise ValueError(f"the state has what {what} keeps here, but the chain has {len(takers)} of those")
+            for path, kind in takers:
                 if field == "step":
                     value = int(value)
                     packed["current_step"] = max(packed["current_step"], value)
                 else:
                     packed["dtypes"][name], packed["shapes"][name] = str(value.dtype), tuple(value.shape)
                     into.setdefault(f"{path}/step", 1)
-                into[f"{path}/{own}"] = value
+                into[f"{path}/{kinds[kind][field]}"] = value
     known = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases, "initial_lr")}
     packed["param_groups"] = []
     for group in saved:

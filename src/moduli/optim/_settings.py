@@ -37,6 +37,8 @@ def check_values(where: str, settings: Mapping[str, Any], members: int | None) -
                 raise ValueError(f"{where}: {key} is NaN; give a number")
         if members is None or not is_per_member(value):
             continue
+        if value.dtype is torch.bool:
+            raise ValueError(f"{where}: {key} is a choice, not a number; make it once for all {members} members")
         if value.shape != (members,):
             found = f"{len(value)} numbers" if value.dim() == 1 else f"the shape {tuple(value.shape)}"
             raise ValueError(f"{where}: {key} has {found} for {members} members; give one for each, or one")

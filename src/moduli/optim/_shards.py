@@ -135,7 +135,9 @@ class ShardedParams:
             # Only a backward pass is known to let go of whole parameters.
             return evaluator.gradient(leaves, lambda loss: add_up(loss, None, False))
 
-        return FormEvaluator(evaluator, leaves, lambda: None, self.take_gradients, ask=ask)
+        form = FormEvaluator(evaluator, leaves, lambda: None, self.take_gradients)
+        form.ask_value = ask
+        return form
 
     def counting(self, locals_: Sequence[Tensor]) -> Any:
         """A block in which reductions over these tensors are over all processes."""

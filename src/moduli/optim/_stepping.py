@@ -1,4 +1,7 @@
-"""One step: an objective is made, threaded through the links, and the parameters move by minus the update."""
+"""One step: an objective is made, threaded through the links, and the parameters move by minus the update.
+
+Before it, when an optimizer is built, each link has to be used once and to find what it needs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from ..layout import map_tensors
 from . import _fusion, _members
 from ._closure import Evaluator, FormEvaluator, negate_gradients
 from ._matrices import OtherPresenceError
-from ._needs import PASS_LOSS, ChainError, ClosureError, Need
+from ._needs import PASS_LOSS, Across, ChainError, ClosureError, Need
+from ._processes import find_across
 from .objective import Objective
 
 if TYPE_CHECKING:
@@ -274,3 +278,102 @@ def detach_all(params: Iterable[Tensor], links: Iterable[Module]) -> None:
     for top in links:
         with torch.no_grad():
             _renew(top)
+
+
+# ---------------------------------------------------------------------- what is asked of a chain before, and the chain as text
+
+
+def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
+    """All links with their paths; each may be used once, in one optimizer."""
+    out: list[tuple[str, Module]] = []
+    seen: dict[int, str] = {}
+    for i, top in enumerate(optimizer.modules):
+        for path, link in top.links():
+            here = f"{i}.{type(top).__name__}" + (f"/{path}" if path else "")
+            name = type(link).__name__
+            if id(link) in seen:
+                raise ChainError(f"the same {name} is used twice, at {seen[id(link)]} and {here}; make two")
+            owner = None if link._owner is None else link._owner()
+            if owner is not None and owner is not optimizer:
+                raise ChainError(f"{name} at {here} already belongs to another optimizer; make a new {name}(...)")
+            seen[id(link)] = here
+            out.append((here, link))
+    return out
+
+
+def check_chain(optimizer: Optimizer) -> None:
+    """Refuse links that can't work here: by themselves, without a population, or with this one."""
+    links, population = optimizer._links, optimizer.population
+    for _, link in links:
+        link.check()
+    if Need.MEMBERS in optimizer._needs and population is None:
+        name = next(type(link).__name__ for _, link in links if Need.MEMBERS in link.needs)
+        raise ChainError(f"{name} moves the members of a population; give the optimizer a population")
+    if population is not None:
+        for top in optimizer.modules:
+            _members.check(top)
+        for path, link in links:
+            _members.check_link(path, link, len(population), population.sharding)
+
+
+def check_shares(links: Sequence[Module]) -> None:
+    """Refuse links that need all parameters where torch's ZeroRedundancyOptimizer gives each process some of them."""
+    for link in links if is_called_from("torch.distributed.optim.zero_redundancy_optimizer") else ():
+        across = find_across(link)
+        if across in (Across.SUMS, Across.EVERYTHING):
+            name = type(link).__name__
+            raise ChainError(
+                f"{name} needs {across.value}, which ZeroRedundancyOptimizer can't give; use FSDP2 (fully_shard)"
+            )
+
+
+def check_capturable(links: Sequence[Module]) -> None:
+    """Refuse what a captured graph would repeat with the numbers of the step at which it was captured."""
+    from .chain import Chain
+
+    for link in links:
+        changes = getattr(link, "counts", False) or any(callable(value) for value in link.defaults.values())
+        if changes or not getattr(link, "elementwise", isinstance(link, Chain)):
+            name = type(link).__name__
+            raise ChainError(f"{name} counts or decides in Python, and a captured graph would repeat one step of it")
+
+
+def check_graph(optimizer: Optimizer) -> None:
+    """Refuse what autograd can't see through."""
+    if optimizer.maximize:
+        raise ValueError("a differentiable step descends; negate the loss in the closure instead of maximize=True")
+    check_differentiable(optimizer.modules)
+    if optimizer.population is not None:
+        raise ChainError("a population's members share one storage, which can't be differentiated through")
+
+
+def _needs(link: Module) -> str:
+    wanted = sorted(need.value for need in link.all_needs())
+    return f"needs {', '.join(wanted)}" if wanted else "needs nothing"
+
+
+def explain(optimizer: Optimizer) -> str:
+    """The chain, what each link needs, what runs as one pass, and why the rest does not."""
+    params = optimizer.list_params()
+    numbers = sum(param.numel() for param in params)
+    lines = [f"{len(params)} parameter{'s' * (len(params) != 1)}, {numbers:,} numbers"]
+    if optimizer.binding.members is not None:
+        lines[0] += f", {optimizer.binding.members} members"
+    width = max(len(type(link).__name__) for link in optimizer.modules)
+    over = None if optimizer.rows is None else optimizer.rows.describe()
+    fusing, where = optimizer.binding.fuse, "" if over is None else f" over {over}"
+    for segment in _fusion.segments(optimizer, optimizer.modules):
+        if isinstance(segment, _fusion.FusedRun):
+            last = [cohort.last.explain() for cohort in segment._cohorts if fusing and cohort.last is not None]
+            forms = [each for each in last if each is not None]
+            names = ", ".join(sorted({each.form for each in forms}))
+            how = f"one pass{where}{f' ({names})' if names else ''}" if fusing else f"one by one{where} (fuse=False)"
+            lines.append(f"{how}{', which also moves the parameters' if fusing and segment.tail else ''}:")
+            lines += [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in segment.links]
+            lines += dict.fromkeys(f"  {line}" for each in forms for line in each.slow)
+        else:
+            apart = "" if over is None else f", {_members.describe(segment, over)}"
+            why = _fusion.explain_unfused(segment, over is not None)
+            lines.append(f"{type(segment).__name__:<{width + 2}}  {_needs(segment)}; on its own{apart}: {why}")
+            lines += [f"  {path}, inside it" for path, _ in segment.links() if path]
+    return "\n".join(lines)

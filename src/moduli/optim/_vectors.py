@@ -43,12 +43,8 @@ def to_vector(tensors: Sequence[Tensor]) -> Tensor:
 def from_vector(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """The vector cut into pieces with the shapes (and dtypes) of these tensors; pieces are views where possible."""
     sizes = [tensor.numel() for tensor in like]
-    if vector.numel() != sum(sizes):
-        raise ValueError(f"a vector of {vector.numel()} elements does not fit tensors of {sum(sizes)}")
-    return [
-        (piece if piece.dtype is tensor.dtype else piece.to(tensor.dtype)).view(tensor.shape)
-        for piece, tensor in zip(torch.split(vector, sizes), like, strict=True)
-    ]
+    pieces = zip(torch.split(vector, sizes), like, strict=True)
+    return [piece.to(tensor.dtype).view(tensor.shape) for piece, tensor in pieces]
 
 
 def sample_like(

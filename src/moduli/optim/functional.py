@@ -220,10 +220,8 @@ def step_tensors(
     elif [id(p) for p in given] == [id(p) for p in objective.params]:
         inner = objective.clone(clone_updates=False)
     else:
-        inner = Objective(
-            given, None, objective.loss, objective.model, objective.current_step, members=objective.members
-        )
-        inner.modular = objective.modular
+        inner = Objective(given, None, objective.loss, objective.model, objective.current_step)
+        inner.modular, inner.members = objective.modular, objective.members
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:

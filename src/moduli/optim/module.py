@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ._link_state import LinkState, ProjectedBuffer, StandIns, StateStore
+from ._link_state import LinkState, ProjectedBuffer, StandIns, StateStore, encode
 from ._needs import Across, ChainError, Need
-from ._plain_state import encode
 from ._settings import LinkType, Settings, check_values
 
 if TYPE_CHECKING:
@@ -154,14 +153,12 @@ class Module(LinkState, metaclass=LinkType):
 
     def inner_step(self, key: str, objective: Objective, must_exist: bool = True) -> Objective:
         """Pass the objective to a child and return it."""
-        child = self._child(key, must_exist)
-        return objective if child is None else child.step(objective)
+        return self._child(key).step(objective) if must_exist or key in self.children else objective
 
-    def _child(self, key: str, must_exist: bool) -> Module | None:
-        child = self.children.get(key)
-        if child is None and must_exist:
+    def _child(self, key: str) -> Module:
+        if key not in self.children:
             raise KeyError(f"{type(self).__name__} has no child {key!r}; it has {', '.join(self.children) or 'none'}")
-        return child
+        return self.children[key]
 
     def inner_step_tensors(
         self,
@@ -194,9 +191,9 @@ class Module(LinkState, metaclass=LinkType):
         """
         from .functional import step_tensors
 
-        child = self._child(key, must_exist)
-        if child is None:
+        if not must_exist and key not in self.children:
             return tensors
+        child = self._child(key)
         if objective is not None and len(tensors) < len(objective.params):
             child.check_shared(objective.params, every=True)
         if params is not None:
@@ -210,23 +207,18 @@ class Module(LinkState, metaclass=LinkType):
         self, key: str, buff: ProjectedBuffer | Sequence[ProjectedBuffer], params: Sequence[Tensor] | None = None
     ) -> list[list[Tensor]]:
         """The buffers of a child (and of its children) that must follow a change of basis, one list per parameter."""
-        child = self._child(key, must_exist=True)
         kinds = [buff] if isinstance(buff, str) else list(buff)
         if params is None:
-            stand_ins = self._stand_ins.get(key)
-            params = stand_ins.tensors if stand_ins is not None else []
+            params = self._stand_ins[key].tensors if key in self._stand_ins else []
         out: list[list[Tensor]] = []
-        if child is not None:
-            for _, link in child.links():
-                link.on_get_projected_buffers()
-                for name in (name for kind in kinds for name in link._projected.get(kind, ())):
-                    rows = [link.state[param].get(name) for param in params]
-                    if any(row is None for row in rows):
-                        continue
-                    if all(isinstance(row, deque | list) for row in rows):
-                        out += [list(parts) for parts in zip(*rows, strict=False)]
-                    else:
-                        out.append(rows)  # type: ignore[arg-type]
+        for _, link in self._child(key).links():
+            link.on_get_projected_buffers()
+            for name in (name for kind in kinds for name in link._projected.get(kind, ())):
+                rows: list[Any] = [link.state[param].get(name) for param in params]
+                if any(row is None for row in rows):
+                    continue
+                lists = all(isinstance(row, deque | list) for row in rows)
+                out += [list(parts) for parts in zip(*rows, strict=False)] if lists else [rows]
         return out
 
     def on_get_projected_buffers(self) -> None:

@@ -173,7 +173,7 @@ class Objective(Curvature):
         # Sparse gradients are those of matrices (embeddings), so vectors need not be asked: asking costs 0.07 us each.
         asked = found if self.matrices is None else [found[i] for i in self.matrices]
         if asked and set(map(_layout, asked)) != _STRIDED:
-            found = [_dense(grad) for grad in found]  # type: ignore[arg-type]
+            found = [grad.to_dense() for grad in found]  # type: ignore[union-attr]
         self.grads = found  # type: ignore[assignment]
 
     def get_loss(
@@ -257,7 +257,7 @@ class Objective(Curvature):
             loss = self._evaluate_elsewhere(True, graph)
             if graph:
                 return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
-            return loss, list(map(_dense, fill_zeros(self._gradients(), self.params)))
+            return loss, [grad.to_dense() for grad in fill_zeros(self._gradients(), self.params)]
         if self.grads is None or (graph and self._graph is None):
             self._evaluate(True, graph)
         if create_graph and self._graph is not None:
@@ -348,10 +348,6 @@ class Objective(Curvature):
         """Call the hooks that links registered."""
         for hook in self.post_step_hooks:
             hook(self, modules)
-
-
-def _dense(grad: Tensor) -> Tensor:
-    return grad if grad.layout is torch.strided else grad.to_dense()
 
 
 def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

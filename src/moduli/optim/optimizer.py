@@ -13,13 +13,12 @@ from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
 from ..population import Population
-from . import _chain_checks, _groups, _members, _saved
+from . import _groups, _members, _saved, _stepping
 from ._matrices import MemberMatrices
 from ._needs import ChainError, Need
 from ._processes import are_several, choose_reduction
 from ._settings import Binding, is_per_member
 from ._shards import ShardedParams, are_in_pieces
-from ._stepping import detach_all, make_step
 from .chain import flatten
 from .module import Chainable, Module
 
@@ -108,7 +107,12 @@ class Optimizer(torch.optim.Optimizer):
         self.shards: ShardedParams | None = None
         #: Whether links have the state of a step that moved nothing, which torch's checkpoints ask for.
         self.rehearsed = False
-        given = self._parameters(params)
+        given = params
+        if isinstance(params, torch.nn.Module):
+            self.model, given = params, _groups.named_parameters(params)
+        elif isinstance(params, Population):
+            self.population, given = params, list(params.named_parameters())
+            self.binding.members = len(params)
         if groups:
             given = _groups.make_groups(given, groups)
         self._segments: Any = None
@@ -122,9 +126,9 @@ class Optimizer(torch.optim.Optimizer):
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
         if capturable:
-            _chain_checks.check_capturable(links)
+            _stepping.check_capturable(links)
         if differentiable:
-            _chain_checks.check_graph(self)
+            _stepping.check_graph(self)
         self._watch = _groups.GroupWatch(links, self.binding)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         self._built = False
@@ -132,7 +136,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(given, {**self._watch.shown, **({"differentiable": True} if differentiable else {})})
         self._built = True
         self._watch.name_params(self.param_groups)
-        _chain_checks.check_shares(links)
+        _stepping.check_shares(links)
         self._find_shards()
         self._reduce = choose_reduction(reduce, self, self.shards is not None)
         self._own_links()
@@ -142,16 +146,6 @@ class Optimizer(torch.optim.Optimizer):
         self.rows = None if self.population is None else MemberMatrices(self, self.population)
 
     # ------------------------------------------------------------------ building
-
-    def _parameters(self, params: Any) -> Any:
-        if isinstance(params, torch.nn.Module):
-            self.model = params
-            return _groups.named_parameters(params)
-        if isinstance(params, Population):
-            self.population = params
-            self.binding.members = len(params)
-            return list(params.named_parameters())
-        return params
 
     def _find_shards(self) -> None:
         """Take notice of parameters that are in pieces."""
@@ -166,10 +160,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_links(self) -> None:
         """Know the links anew; each is used once, and has to find what it needs."""
-        self._links = _chain_checks.claim_links(self)
+        self._links = _stepping.claim_links(self)
         self._needs: frozenset[Need] = frozenset().union(*(link.all_needs() for link in self.modules))
         self._evaluated = [need for need in self._needs if need.evaluates]
-        _chain_checks.check_chain(self)
+        _stepping.check_chain(self)
 
     def _own_links(self) -> None:
         """Have the links know this optimizer; of settings for all members they keep those of the members here."""
@@ -247,13 +241,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _run_step(self, closure: Any = None, loss: Tensor | None = None, **kwargs: Any) -> Tensor | None:
         with torch.set_grad_enabled(self.differentiable):
-            return make_step(self, closure, loss, kwargs)
+            return _stepping.make_step(self, closure, loss, kwargs)
 
     _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_run_step)
 
     def detach_(self) -> None:
         """Forget how the parameters and what links remember came about; the values stay (see `differentiable`)."""
-        detach_all(self.list_params(), self.modules)
+        _stepping.detach_all(self.list_params(), self.modules)
 
     # ------------------------------------------------------------------ looking and saving
 
@@ -296,7 +290,7 @@ class Optimizer(torch.optim.Optimizer):
               Adam  needs the gradient
               LR    needs the gradient
         """
-        return _chain_checks.explain(self)
+        return _stepping.explain(self)
 
     def link(self, name: str) -> Module:
         """The link with this class name or path ("1.Adam"); a ValueError where there is none or several."""
@@ -372,11 +366,11 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         if not self.differentiable:
             self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
-        self._links = _chain_checks.claim_links(self)
+        self._links = _stepping.claim_links(self)
         self._own_links()
         if self.population is not None:
             _members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
             self.rows = MemberMatrices(self, self.population)
 
 
-keep_from_tracing(make_step, Optimizer.zero_grad, Optimizer.add_param_group)
+keep_from_tracing(_stepping.make_step, Optimizer.zero_grad, Optimizer.add_param_group)

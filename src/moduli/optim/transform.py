@@ -387,11 +387,12 @@ def _find_alike(settings: Sequence[Setting]) -> list[list[int]]:
     """The positions of settings, those of equal ones together."""
     out: list[list[int]] = []
     for i, setting in enumerate(settings):
-        known = next((alike for alike in out if same(setting, settings[alike[0]])), None)
-        if known is None:
-            out.append([i])
+        for alike in out:
+            if same(setting, settings[alike[0]]):
+                alike.append(i)
+                break
         else:
-            known.append(i)
+            out.append([i])
     return out
 
 
