@@ -12,7 +12,7 @@ from torch import Tensor
 from ._closure import Evaluator, hold_gradients
 from ._needs import ClosureError
 from ._processes import reduce_derivatives
-from ._vectors import from_vector, sample_like, to_vector
+from ._vectors import can_compare, from_vector, sample_like, to_vector
 
 if TYPE_CHECKING:
     from .objective import Objective

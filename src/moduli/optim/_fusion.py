@@ -258,7 +258,8 @@ class FusedRun:
                 run = Composite(self.links, key)
                 self._fused[key] = (kernels.fuse(run, private=run.private), run.private)
             fused, private = self._fused[key]
-            bound = cohort.bound[key] = fused.bind(**dict(zip(private, chain(*cohort.states), strict=True)))
+            states: dict[str, Any] = dict(zip(private, chain(*cohort.states), strict=True))
+            bound = cohort.bound[key] = fused.bind(**states)
         if self._exposed:
             bound.distrust()
         whole = len(cohort.indices) == len(tensors)

@@ -332,9 +332,9 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
     saved = given["param_groups"]
     found = next((name for name, (keys, _) in _ALGORITHMS.items() if all(keys <= set(group) for group in saved)), None)
     if found is None:
-        known = ", ".join(_ALGORITHMS)
         raise ValueError(
-            f"this is neither the state of a moduli Optimizer nor of torch's {known}; flatten_optimizer_state_dict loses it"
+            f"this is neither the state of a moduli Optimizer nor of torch's {', '.join(_ALGORITHMS)}, nor one that "
+            "flatten_optimizer_state_dict has left whole"
         )
     kinds = _ALGORITHMS[found][1]
     others = {kind for _, own in _ALGORITHMS.values() for kind in own} - set(kinds)
