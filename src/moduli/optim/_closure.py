@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -29,8 +29,6 @@ class Closure:
     """
 
     def __init__(self, fn: Callable[..., Any], *, fixed: bool = False) -> None:
-        if not callable(fn):
-            raise TypeError(f"closure takes a function that returns the loss, got a {type(fn).__name__}: {PASS_LOSS}")
         self.fn = fn
         self.fixed = fixed
         self.of_model = _takes_model(fn)
@@ -57,7 +55,7 @@ def _takes_model(fn: Callable[..., Any]) -> bool:
     """Whether a function needs one argument; `lambda x=x: ...` needs none, it only keeps a value of the loop."""
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):
+    except ValueError:  # a builtin function that does not say
         return False
     for given in ((), (None,)):
         with suppress(TypeError):
@@ -112,7 +110,7 @@ def _kind(fn: Callable[..., Any]) -> str:
     """How to ask for the value only: by the "keyword" `backward`, or "no" where it can't be asked for."""
     try:
         parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
+    except ValueError:  # a builtin function that does not say
         return "no"
     asks = any(parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return "keyword" if asks else "no"
@@ -124,8 +122,6 @@ class Evaluator:
     start: Tensor | None = None  # the loss where the step began, where a link has put another closure in its place
 
     def __init__(self, source: Callable[..., Any], negated: bool = False) -> None:
-        if not callable(source):
-            raise TypeError(f"step takes a closure, got a {type(source).__name__}; pass a function: {PASS_LOSS}")
         self.source = source
         self.closure = source if isinstance(source, Closure) else None
         self.fn = source.value if isinstance(source, Closure) else None
@@ -134,17 +130,14 @@ class Evaluator:
         self.count = 0
         self.negated = negated
         self.turned = False  # whether gradients have the sign that links want, and not the user's
-        self.autocast: tuple[str, torch.dtype] | None = None
+        self.scope: Callable[[], Any] = nullcontext
 
     def _sign(self, loss: Any) -> Any:
         return -loss if self.negated and loss is not None else loss
 
     def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluations run under the autocast that the step was called in; links do not."""
-        if self.autocast is None:
-            return fn(*args, **kwargs)
-        device, dtype = self.autocast
-        with torch.autocast(device, dtype=dtype):
+        with self.scope():
             return fn(*args, **kwargs)
 
     def ask(self) -> Any:

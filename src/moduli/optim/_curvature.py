@@ -157,7 +157,7 @@ class Curvature(Moving):
     get_loss: Callable[..., Tensor]
     get_grads: Callable[..., list[Tensor]]
     get_loss_grads: Callable[..., tuple[Tensor | None, list[Tensor]]]
-    reduce: Callable[[Tensor], Tensor] | None
+    reduce: Callable[[Tensor], Tensor] | None = None
 
     def get_residuals(self) -> Tensor:
         """The vector of residuals that the closure returns, with its graph; the loss is half its squared norm."""
@@ -269,9 +269,7 @@ class Curvature(Moving):
             retain_graph: Kept for compatibility.
         """
         if isinstance(distribution, str):
-            if n_samples is None or n_samples < 1:
-                raise ValueError(f"n_samples is {n_samples}; draw at least one vector")
-            draws = [sample_like(self.params, distribution, variance, generator) for _ in range(n_samples)]
+            draws = [sample_like(self.params, distribution, variance, generator) for _ in range(n_samples or 1)]
         else:
             draws = [list(z) for z in distribution]
         Z = torch.stack([to_vector(z) for z in draws], 1)
@@ -328,8 +326,6 @@ class Curvature(Moving):
             at_x0: Whether the parameters are at the start of the step.
             method: "autograd" differentiates element by element, "batched_autograd" all elements at once.
         """
-        if order < 0:
-            raise ValueError(f"order is {order}; it starts at 0, the loss itself")
         _check("method", method, _METHODS[:2])
         if order == 0:
             return (self.get_loss(backward=False, at_x0=at_x0),)

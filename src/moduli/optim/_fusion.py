@@ -36,21 +36,19 @@ def explain_unfused(link: Module, over_members: bool = False) -> str | None:
     """Why a link can't be part of a fused run; None where it can."""
     if not isinstance(link, TensorTransform):
         return "it works on the objective, not on tensors"
-    if not link.elementwise:
-        return "its hooks are not declared pointwise"
-    if link.concat_params:
-        return "it works on one vector of all parameters"
-    if link.children:
-        return f"it has inner links ({', '.join(link.children)})"
-    if link.update_freq != 1:
-        return f"it learns at every {link.update_freq}th step only"
-    if link.uses_loss:
-        return "it uses the loss"
-    # One number per member is no scalar of a kernel.
-    if over_members and (link.finds_numbers() or link.settings.are_per_member()):
-        return "a number differs between members"
     name = link.find_override()
-    return None if name is None else f"it overrides {name}"
+    # One number per member is no scalar of a kernel.
+    differs = over_members and (link.finds_numbers() or link.settings.are_per_member())
+    reasons = {
+        "its hooks are not declared pointwise": not link.elementwise,
+        "it works on one vector of all parameters": link.concat_params,
+        f"it has inner links ({', '.join(link.children)})": bool(link.children),
+        f"it learns at every {link.update_freq}th step only": link.update_freq != 1,
+        "it uses the loss": link.uses_loss,
+        "a number differs between members": differs,
+        f"it overrides {name}": name is not None,
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
 def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
@@ -93,7 +91,6 @@ class _Cohort:
     states: list[list[list[Tensor]]]
     scratch: list[Tensor] | None = None
     bound: dict[tuple[Any, ...], kernels.Bound] = field(default_factory=dict)
-    last: kernels.Bound | None = None  # of them, by the last step
 
 
 # The update, which the links may write to where it is owned; the gradient, where they read it; and where the result goes.
@@ -176,10 +173,8 @@ class FusedRun:
         for positions in groups.values():
             firsts = [rows[positions[0]] for rows in every_row]
             keys = [tuple(key for key, value in row.items() if isinstance(value, Tensor)) for row in firsts]
-            states = [
-                [[rows[position][key] for position in positions] for key in own]
-                for rows, own in zip(every_row, keys, strict=True)
-            ]
+            pairs = zip(every_row, keys, strict=True)
+            states = [[[rows[position][key] for position in positions] for key in own] for rows, own in pairs]
             self._cohorts.append(
                 _Cohort(
                     [kept[position] for position in positions],
@@ -277,7 +272,6 @@ class FusedRun:
             for i, tensor in zip(cohort.indices, into, strict=True):
                 updates[i] = tensor
         args: list[Any] = [list(map(as_real, held)) for held in lists] if pairs else lists
-        cohort.last = bound
         bound(*args, *numbers)
         for k, link in enumerate(self.links):
             link._seen_by = self._token
@@ -341,9 +335,8 @@ class Composite:
         grad = next(values) if self.grads else None
         result = None if self.tail else next(values)
         remembered = [{key: next(values) for key in states} for states, _, _ in self.parts]
-        for link, tables, given, (_, numbers, constants) in zip(
-            self.links, self.tables, remembered, self.parts, strict=True
-        ):
+        every = zip(self.links, self.tables, remembered, self.parts, strict=True)
+        for link, tables, given, (_, numbers, constants) in every:
             setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
             state = dict(given)
             if link.counts:

@@ -29,8 +29,6 @@ _FOREIGN = {
     "base_momentum",
     "max_momentum",
     "swa_lr",
-    "step_size_up",
-    "step_size_down",
     "foreach",
     "fused",
 }

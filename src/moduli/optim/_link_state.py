@@ -175,8 +175,7 @@ class LinkState(LinkSettings):
         key = f"generator/{torch.device(device or 'cpu')}/{seed}"
         if key not in self.global_state:
             self.global_state[key] = torch.Generator(device or "cpu").manual_seed(seed)
-        found: torch.Generator = self.global_state[key]
-        return found
+        return self.global_state[key]  # type: ignore[no-any-return]
 
     def add_projected_keys(self, kind: ProjectedBuffer, *keys: str) -> None:
         """Declare that these buffers transform like a gradient, its square, its cube or a covariance."""

@@ -43,6 +43,8 @@ class MemberMatrices:
 
     def __init__(self, optimizer: Optimizer, population: Population) -> None:
         self.population = population
+        #: Lets autograd and members know that there are new values.
+        self.push = population._mark_changed
         self.binding = optimizer.binding
         self.blocks: list[Block] = []
         self.apart = False
@@ -129,10 +131,6 @@ class MemberMatrices:
                 columns = {name: blocks[param].column(value, i) for name, value in row.items()}
                 yield leaf, map_tensors(columns, Tensor.contiguous)
 
-    def push(self) -> None:
-        """Let autograd and members know that there are new values."""
-        self.population._mark_changed()
-
     def gather(self) -> None:
         """Make the gradients of the leaves those of the blocks."""
         for block in self.blocks:
@@ -197,10 +195,8 @@ class MemberMatrices:
         """The matrices of the last step, in words."""
         if not self._are_alike([leaf for leaf in self.population.parameters() if leaf.requires_grad]):
             return "parameters stacked over members"
-        if not self.blocks:
-            return "the matrix of all members"
-        sizes = ", ".join(f"{len(self.population)} x {sum(block.sizes):,}" for block in self.blocks)
-        return f"{len(self.blocks)} matri{'x' if len(self.blocks) == 1 else 'ces'} of {sizes}"
+        sizes = [f"{len(matrix)} x {matrix.shape[1]:,}" for matrix in self.population.matrices]
+        return f"{len(sizes)} matri{'x' if len(sizes) == 1 else 'ces'} of {', '.join(sizes)}"
 
     def find_state(self, store: Any, key: Any) -> Any:
         """What a link keeps for a leaf (or its name), to read: columns of what it keeps for a block."""
@@ -229,8 +225,6 @@ class Block:
         sizes: How many columns each has.
         group: Which matrix of the population it is.
     """
-
-    __slots__ = ("group", "leaves", "sizes", "tensor")
 
     def __init__(self, leaves: list[Tensor], group: int) -> None:
         self.leaves = leaves

@@ -52,10 +52,7 @@ def step(link: Module, objective: Objective) -> Objective:
         return link.step(objective)
     if matrices is not None:
         matrices.to_leaves(objective)
-    if lifts(link):
-        out = link.step(objective)
-    else:
-        out = step_each(link, objective)
+    out = link.step(objective) if lifts(link) else step_each(link, objective)
     if matrices is not None and out.blocks is None:
         matrices.to_matrices(out)
     return out
@@ -290,21 +287,16 @@ def _unflatten(tensors: Sequence[Tensor], rest: Any) -> Any:
 # ---------------------------------------------------------------------- saved
 
 
-def join_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved state of all members, from that of the members of each process."""
-    return _map_saved(optimizer, shard, saved, shard.join, shard.total)
-
-
 def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Of the saved state of all members, that of those here."""
     if "shapes" not in saved:
         return dict(saved)  # refused where it is read
     if saved.get("members") != shard.total:
         raise ValueError(f"the state is of {saved.get('members') or 'no'} members, here are {shard.total}")
-    return _map_saved(optimizer, shard, saved, shard.part, shard.stop - shard.start)
+    return map_saved(optimizer, shard, saved, shard.part, shard.stop - shard.start)
 
 
-def _map_saved(
+def map_saved(
     optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any], act: Callable[[Any], Any], count: int
 ) -> dict[str, Any]:
     """What is kept for members, joined or parted; not that of links that keep it for all members in every process."""

@@ -86,9 +86,7 @@ def choose_reduction(reduce: Any, optimizer: Optimizer, in_pieces: bool) -> Call
         if not any(need.evaluates for link in links for need in link.all_needs()):
             return None
         if not in_pieces and not isinstance(optimizer.model, torch.nn.parallel.DistributedDataParallel):
-            raise ChainError(
-                "processes may differ on the loss of this chain; give the wrapped module, or reduce='mean' or None"
-            )
+            raise ChainError("processes may differ on this loss; give the wrapped module, or reduce='mean' or None")
         reduce = "mean"
     chosen = reduce if callable(reduce) else OverProcesses(mean=reduce == "mean")
     for link in links:

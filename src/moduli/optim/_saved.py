@@ -55,10 +55,8 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
             for key, value in row.items():
                 shown = value if shards is None else pack_value(shards, param, value)
                 into[f"{path}/{key}"] = encode(shown, f"{path}: state {key!r}")
-        links[path] = {
-            "global": encode(link.global_state, f"{path}: global state"),
-            "extra": encode(link._extra_pack(), f"{path}: extra"),
-        }
+        shared = encode(link.global_state, f"{path}: global state")
+        links[path] = {"global": shared, "extra": encode(link._extra_pack(), f"{path}: extra")}
     groups = []
     for group in optimizer.param_groups:
         kept = {key: value for key, value in _groups.options(group).items() if not callable(value)}
@@ -244,8 +242,7 @@ def wants_portable(optimizer: Optimizer) -> bool:
 def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, Any]:
     """The saved state by positions."""
     params = optimizer.list_params()
-    names = [optimizer.binding.names[param] for param in params]
-    positions = {name: i for i, name in enumerate(names)}
+    positions = {name: i for i, name in enumerate(packed["shapes"])}
     state: dict[int, dict[str, Any]] = {}
     rest: dict[str, dict[str, Any]] = {}
     sent: dict[str, dict[str, Any]] = {}
@@ -296,11 +293,8 @@ def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
     if lost:
         raise ValueError(f"the state has no tensor for {', '.join(lost[:5])}; make a step before it is loaded")
     kept = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
-    return {
-        **saved,
-        "state": state,
-        "param_groups": [{**group, "params": [find(key) for key in group["params"]]} for group in kept],
-    }
+    read = [{**group, "params": [find(key) for key in group["params"]]} for group in kept]
+    return {**saved, "state": state, "param_groups": read}
 
 
 # ---------------------------------------------------------------------- of an optimizer of torch
@@ -333,8 +327,7 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
     found = next((name for name, (keys, _) in _ALGORITHMS.items() if all(keys <= set(group) for group in saved)), None)
     if found is None:
         raise ValueError(
-            f"this is neither the state of a moduli Optimizer nor of torch's {', '.join(_ALGORITHMS)}, nor one that "
-            "flatten_optimizer_state_dict has left whole"
+            f"neither the state of a moduli Optimizer nor of torch's {', '.join(_ALGORITHMS)} (flatten_optimizer_state_dict?)"
         )
     kinds = _ALGORITHMS[found][1]
     others = {kind for _, own in _ALGORITHMS.values() for kind in own} - set(kinds)

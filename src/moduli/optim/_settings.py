@@ -339,10 +339,8 @@ def find_accepted(cls: type) -> dict[str, inspect.Parameter]:
             continue
         parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
         for parameter in parameters:
-            named = parameter.kind is parameter.KEYWORD_ONLY or (
-                not out and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            )
-            if named and not parameter.name.startswith("_"):
+            first = not out and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if (first or parameter.kind is parameter.KEYWORD_ONLY) and not parameter.name.startswith("_"):
                 out.setdefault(parameter.name, parameter)
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
             break
@@ -357,9 +355,8 @@ def _is_number(parameter: inspect.Parameter) -> bool:
     """Whether an argument is declared a number, or at least no function."""
     if isinstance(parameter.default, int | float):
         return True
-    written = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
-    told = parameter.annotation is not parameter.empty
-    return told and any(word in written for word in ("float", "int", "Any", "Operand")) and "Callable" not in written
+    written = str(parameter.annotation)
+    return any(word in written for word in ("float", "int", "Any", "Operand")) and "Callable" not in written
 
 
 def _make_schedules(

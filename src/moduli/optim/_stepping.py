@@ -10,6 +10,7 @@ import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,9 +65,8 @@ def _rehearse(optimizer: Optimizer, storage: dict[str, Any]) -> None:
     try:
         _make_step(optimizer, None, None, storage)
     finally:
-        with torch.no_grad():
-            for param, value in zip(params, before, strict=True):
-                param.copy_(value)
+        for param, value in zip(params, before, strict=True):
+            param.copy_(value)
         optimizer.current_step = optimizer.num_evaluations = 0
     optimizer.rehearsed = True
 
@@ -91,17 +91,12 @@ def _make_step(
         params = form.begin(leaves, evaluated=evaluator is None)
         asked = None if evaluator is None else form.wrap(evaluator, leaves)
 
-    objective = Objective(
-        params,
-        asked,
-        loss,
-        optimizer.model if optimizer.population is None else optimizer.population,
-        optimizer.current_step,
-        modular=optimizer,
-        storage=storage,
-        needs=optimizer._needs,
-        members=optimizer.binding.members,
-        reduce=optimizer._reduce,
+    model = optimizer.model if optimizer.population is None else optimizer.population
+    objective = Objective(params, asked, loss, model, optimizer.current_step, modular=optimizer, storage=storage)
+    objective.needs, objective.members, objective.reduce = (
+        optimizer._needs,
+        optimizer.binding.members,
+        optimizer._reduce,
     )
     objective.tail = optimizer.modules[-1]
     objective.blocks, objective.shards = rows if rows is not None and rows.blocks else None, optimizer.shards
@@ -149,16 +144,28 @@ def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None
     if torch.is_autocast_enabled(device):  # for the closure, not for what links compute
         if evaluator is not None:
             inner = evaluator.inner if isinstance(evaluator, FormEvaluator) else evaluator
-            inner.autocast = (device, torch.get_autocast_dtype(device))
+            inner.scope = partial(torch.autocast, device, dtype=torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
             return _step_objective(optimizer, objective)
     if optimizer.differentiable:
         if evaluator is None:
             raise ClosureError(f"a differentiable step computes the gradient itself: {PASS_LOSS}")
         objective.differentiable = True
-        begin_graph(objective.params)
+        for param in objective.params:
+            if param.is_leaf and param.requires_grad:  # made part of a graph, so that a step can write into it
+                origin = param.detach().clone().requires_grad_()
+                param.requires_grad_(False)
+                param.copy_(origin)
     elif evaluator is None:
-        _take_gradients(optimizer, objective)
+        for need in optimizer._evaluated:
+            if not (need is Need.LOSS and objective.loss is not None):
+                name = next(type(link).__name__ for _, link in optimizer._links if need in link.all_needs())
+                known = " (or step(loss=loss))" if need is Need.LOSS else ""
+                raise ClosureError(f"{name} needs {need.value}, so step needs a closure{known}: {PASS_LOSS}")
+        found = objective._gradients()
+        if optimizer.maximize:
+            found = [None if grad is None else -grad for grad in found]
+        objective.set_gradients(found)
         if objective.present is not None and not any(objective.present):
             optimizer.current_step += 1
             optimizer.num_evaluations += 1
@@ -197,19 +204,6 @@ def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None
     return last.loss_approx if last.loss is None else last.loss
 
 
-def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
-    """Take what is in `.grad`; links that need more are refused."""
-    for need in optimizer._evaluated:
-        if not (need is Need.LOSS and objective.loss is not None):
-            name = next(type(link).__name__ for _, link in optimizer._links if need in link.all_needs())
-            known = " (or step(loss=loss))" if need is Need.LOSS else ""
-            raise ClosureError(f"{name} needs {need.value}, so step needs a closure{known}: {PASS_LOSS}")
-    found = objective._gradients()
-    if optimizer.maximize:
-        found = [None if grad is None else -grad for grad in found]
-    objective.set_gradients(found)
-
-
 # ---------------------------------------------------------------------- steps that autograd sees through
 
 # Links work in place. So that the graphs of earlier steps keep their values, a link is run on copies (which are part of the
@@ -218,10 +212,9 @@ def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
 
 def wants_graph(tensors: Iterable[Any], links: Iterable[Module] = ()) -> bool:
     """Whether anything that goes into a step is differentiated: a tensor, or a setting given as one."""
-    if not torch.is_grad_enabled():
-        return False
     settings = [value for top in links for _, link in top.links() for value in link.defaults.values()]
-    return any(isinstance(value, Tensor) and value.requires_grad for value in (*tensors, *settings))
+    held = any(isinstance(value, Tensor) and value.requires_grad for value in (*tensors, *settings))
+    return held and torch.is_grad_enabled()
 
 
 def check_differentiable(links: Iterable[Module]) -> None:
@@ -259,15 +252,6 @@ def _step_with_graph(objective: Objective, link: Module) -> Objective:
     _renew(link)
     objective.updates = [update.clone() for update in objective.get_updates()]
     return link.apply(objective)
-
-
-def begin_graph(params: Iterable[Tensor]) -> None:
-    """Make leaves part of a graph, so that a step can write into them; values and objects stay the same."""
-    for param in params:
-        if param.is_leaf and param.requires_grad:
-            origin = param.detach().clone().requires_grad_()
-            param.requires_grad_(False)
-            param.copy_(origin)
 
 
 def detach_all(params: Iterable[Tensor], links: Iterable[Module]) -> None:
@@ -321,10 +305,7 @@ def check_shares(links: Sequence[Module]) -> None:
     for link in links if is_called_from("torch.distributed.optim.zero_redundancy_optimizer") else ():
         across = find_across(link)
         if across in (Across.SUMS, Across.EVERYTHING):
-            name = type(link).__name__
-            raise ChainError(
-                f"{name} needs {across.value}, which ZeroRedundancyOptimizer can't give; use FSDP2 (fully_shard)"
-            )
+            raise ChainError(f"{type(link).__name__} needs {across.value}, which ZeroRedundancyOptimizer can't give")
 
 
 def check_capturable(links: Sequence[Module]) -> None:
@@ -364,8 +345,8 @@ def explain(optimizer: Optimizer) -> str:
     fusing, where = optimizer.binding.fuse, "" if over is None else f" over {over}"
     for segment in _fusion.segments(optimizer, optimizer.modules):
         if isinstance(segment, _fusion.FusedRun):
-            last = [cohort.last.explain() for cohort in segment._cohorts if fusing and cohort.last is not None]
-            forms = [each for each in last if each is not None]
+            told = [bound.explain() for cohort in segment._cohorts for bound in cohort.bound.values() if fusing]
+            forms = [each for each in told if each is not None]
             names = ", ".join(sorted({each.form for each in forms}))
             how = f"one pass{where}{f' ({names})' if names else ''}" if fusing else f"one by one{where} (fuse=False)"
             lines.append(f"{how}{', which also moves the parameters' if fusing and segment.tail else ''}:")

@@ -56,9 +56,7 @@ class Chain(Module):
     def update(self, objective: Objective) -> None:
         """Every link learns, each from what the links before it make of the update; the update stays as it was."""
         links = self.get_children_sequence()
-        if len(links) == 1:
-            links[0].update(objective)
-        elif links:
+        if links:
             probe = objective.clone(clone_updates=True)
             probe.post_step_hooks = []
             moves = any(Need.CLOSURE in link.all_needs() for link in links[:-1])

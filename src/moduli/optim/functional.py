@@ -36,11 +36,8 @@ def init(modules: Chainable, params: Sequence[Tensor] | Mapping[str, Tensor]) ->
     """
     from .chain import maybe_chain
 
-    count = len(params)
-    links: dict[str, Any] = {
-        path: {"state": [{} for _ in range(count)], "global": {}} for path, _ in maybe_chain(modules).links()
-    }
-    return {"step": 0, "links": links}
+    paths = [path for path, _ in maybe_chain(modules).links()]
+    return {"step": 0, "links": {path: {"state": [{} for _ in params], "global": {}} for path in paths}}
 
 
 @overload
@@ -131,10 +128,8 @@ def _pure_step(
     finally:
         for (_, link), own in zip(links, bindings, strict=True):
             link.settings.binding = own
-    moved = [
-        param if grad is None else param - update.to(param.dtype)
-        for param, grad, update in zip(given, slopes, updates, strict=True)
-    ]
+    every = zip(given, slopes, updates, strict=True)
+    moved = [param if grad is None else param - update.to(param.dtype) for param, grad, update in every]
     new: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
     return new, {"step": state["step"] + 1, "links": found}
 

@@ -28,7 +28,6 @@ __all__ = ["Objective"]
 _grad = operator.attrgetter("grad")
 _layout = operator.attrgetter("layout")
 _STRIDED = {torch.strided}
-_HERE: AbstractContextManager[None] = nullcontext()
 
 
 class Objective(Curvature):
@@ -47,9 +46,9 @@ class Objective(Curvature):
         storage: Extra arguments of `Optimizer.step`.
         needs: What the chain needs, so that the first evaluation gives all of it.
         members: The number of members, where the parameters are those of a population.
-        reduce: Makes one loss of those of several processes.
 
     Attributes:
+        reduce: Makes one loss of those of several processes.
         updates: The update, one tensor per parameter, or None while no link has touched it.
         grads: The gradient, or None while it is not evaluated.
         loss: The loss, detached, or None.
@@ -100,7 +99,6 @@ class Objective(Curvature):
         *,
         needs: frozenset[Need] = frozenset(),
         members: int | None = None,
-        reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.params = params if type(params) is list else list(params)
         self.evaluator = closure if isinstance(closure, Evaluator) or closure is None else Evaluator(closure)
@@ -112,7 +110,6 @@ class Objective(Curvature):
         self.modular = modular
         self.needs = needs
         self.members = members
-        self.reduce = reduce
         self.loss: Tensor | None = None if loss is None else torch.as_tensor(loss).detach()
         self.loss_approx: Tensor | None = self.loss
         self.post_step_hooks: list[Callable[[Objective, Sequence[Any]], None]] = []
@@ -307,7 +304,7 @@ class Objective(Curvature):
 
     def counting(self, positions: Sequence[int]) -> AbstractContextManager[None]:
         """A block in which reductions of `moduli.kernels` over tensors of these parameters are over all processes."""
-        return _HERE if self.shards is None else self.shards.counting([self.params[i] for i in positions])
+        return nullcontext() if self.shards is None else self.shards.counting([self.params[i] for i in positions])
 
     def clone(self, clone_updates: bool, parent: Objective | None = None) -> Objective:
         """A copy for a link that drives others: same parameters and caches, own update and flags."""

@@ -328,7 +328,7 @@ class Optimizer(torch.optim.Optimizer):
         """What `state_dict` gives where there is one process: by name, also where tools of torch want positions."""
         packed = _saved.pack(self)
         shard = None if self.population is None else self.population.sharding
-        return packed if shard is None else _members.join_members(self, shard, packed)
+        return packed if shard is None else _members.map_saved(self, shard, packed, shard.join, shard.total)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.

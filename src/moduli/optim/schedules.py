@@ -55,8 +55,7 @@ class Cosine:
 
     def __call__(self, step: int) -> float:
         """The value at a step, from zero."""
-        fall = self.steps - self.warmup
-        return WSD(self.peak, self.steps, self.warmup, fall, self.floor, "cosine")(step)
+        return WSD(self.peak, self.steps, self.warmup, self.steps - self.warmup, self.floor, "cosine")(step)
 
 
 @dataclass(frozen=True)

@@ -373,9 +373,8 @@ def measure(
     out: list[Setting] = [{} for _ in settings]
     for alike in _find_alike(settings):
         order = places[alike[0]] if len(alike) == 1 else sorted(i for k in alike for i in places[k])
-        seen, params, grads = (
-            held if held is None or len(order) == len(held) else [held[i] for i in order] for held in lists
-        )
+        chosen = [held if held is None or len(order) == len(held) else [held[i] for i in order] for held in lists]
+        seen, params, grads = chosen
         with objective.counting(order):
             found = link.measure(seen or [], params or [], grads, [settings[alike[0]]] * len(order), objective.members)
         for k in alike:
