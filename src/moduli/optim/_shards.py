@@ -354,10 +354,9 @@ def join_owned(shards: ShardedParams, saved: dict[str, Any], paths: Mapping[Modu
     owned = [paths[link] for link, form in shards.forms.items() if form is Across.MATRICES]
     if not owned:
         return saved
-    own = {
-        name: {key: value for key, value in row.items() if key.rpartition("/")[0] in owned}
-        for name, row in saved["state"].items()
-    }
+    own: dict[str, dict[str, Any]] = {}
+    for name, row in saved["state"].items():
+        own[name] = {key: value for key, value in row.items() if key.rpartition("/")[0] in owned}
     learnt = {key.rpartition("/")[0] for row in own.values() for key in row}
     shared = join_rows({path: saved["links"][path] for path in learnt}, shards.group)
     state = dict(saved["state"])
