@@ -382,9 +382,9 @@ def _explain(
     refused = [key for key in schedules if f" {key} is " in text]
     if not refused and not isinstance(error, ValueError):
         unknown = [key for key in kwargs if key not in known]
-        if unknown and ("unexpected keyword argument" in text or "required positional argument" in text):
+        if unknown and ("unexpected keyword argument" in text or "missing" in text):
             return f"{name} has no setting {unknown[0]!r}{suggest(unknown[0], known)} (it takes {', '.join(known) or 'nothing'})"
-        if "positional argument" in text and "given" in text:
+        if "positional argument" in text and ("given" in text or "too many" in text):
             hint = f"its settings are keywords: {', '.join(known) or 'none'}"
             if len(args) == 1 and type(args[0]) in (float, int) and "lr" not in known:
                 hint = f"a step size is a link of its own: {name}(), LR({args[0]!r}); {hint}"
