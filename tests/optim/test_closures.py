@@ -207,5 +207,5 @@ def test_a_loss_that_differentiates_inside_keeps_its_value():
     for _ in range(10):
         last = opt.step(mo.closure(loss))
     assert last < first
-    assert evaluations == 2
+    assert evaluations == 3  # one of them was begun without grad mode, which such a loss needs
     assert mo.closure(loss)(False) == loss()
