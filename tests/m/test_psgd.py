@@ -1,6 +1,7 @@
 """PSGD: preconditioners that whiten, or become the inverse of the Hessian's absolute value."""
 
 import itertools
+from typing import get_args
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ import torch
 import moduli as mo
 from moduli import m, optim
 from moduli.m.adaptive import _kron, _lra
+from moduli.m.adaptive._psgd import Geometry
 
-GEOMETRIES = _kron.GEOMETRIES
+GEOMETRIES = get_args(Geometry)
 
 
 def _drawn(shape, seed=0):

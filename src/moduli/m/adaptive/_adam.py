@@ -99,7 +99,20 @@ def correct_bias(size: Any, t: Any, setting: Any) -> tuple[Any, Any]:
     return size / (1 - setting["beta1"] ** t), (1 - setting["beta2"] ** t) ** -0.5
 
 
-class Adamax(BufferTransform):
+class _Moments(BufferTransform):
+    """A pointwise link with running means of updates and of their squares, or the like."""
+
+    elementwise = True
+    counts = True
+    aliases = {"betas": ("beta1", "beta2")}
+    ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
+
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    eps: Any = 1e-8
+
+
+class Adamax(_Moments):
     r"""Divides a running mean of the update by its decaying largest magnitude.
 
     $m_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad n_t = \max(\beta_2 n_{t-1},\ |u_t| + \epsilon),\quad
@@ -122,15 +135,7 @@ class Adamax(BufferTransform):
         D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, Algorithm 2.
     """
 
-    elementwise = True
-    counts = True
-    aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad", "exp_inf": None}
-    ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
-
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 1e-8
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
@@ -210,7 +215,7 @@ def _momentum(t: Any, setting: Any) -> Any:
     return setting["beta1"] * (1 - 0.5 * 0.96 ** (t * setting["momentum_decay"]))
 
 
-class RAdam(BufferTransform):
+class RAdam(_Moments):
     r"""Adam that is momentum until the second moment has seen enough, and rectified from then on.
 
     With $\rho_\infty = \frac{2}{1-\beta_2} - 1$ and $\rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}$: where
@@ -234,15 +239,8 @@ class RAdam(BufferTransform):
         L. Liu et al., "On the variance of the adaptive learning rate and beyond", ICLR 2020, Algorithm 2.
     """
 
-    elementwise = True
-    counts = True
-    aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
-    ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("eps",)}
-
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 1e-8
+    ranges = {check.positive: ("eps",)}
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2 = setting["beta2"]
@@ -261,7 +259,7 @@ class RAdam(BufferTransform):
         return state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) * (scaled + (1 - known))
 
 
-class AdaBelief(BufferTransform):
+class AdaBelief(_Moments):
     r"""Adam with the variance of the update around its running mean in place of the second moment.
 
     $m_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad s_t = \beta_2 s_{t-1} + (1-\beta_2)(u_t - m_t)^2 + \epsilon,\quad
@@ -287,14 +285,8 @@ class AdaBelief(BufferTransform):
         Algorithm 2.
     """
 
-    elementwise = True
-    counts = True
-    aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad", "exp_avg_var": "grad_sq"}
-    ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
     eps: Any = 1e-16
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:

@@ -16,6 +16,7 @@ from ...optim import Chainable
 from .. import _checks as check
 from .._measures import rise
 from .._transforms import BufferTransform
+from ._adam import _Moments
 
 
 class Adan(BufferTransform):
@@ -153,7 +154,7 @@ class AdEMAMix(BufferTransform):
         return mixed / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
 
 
-class ADOPT(BufferTransform):
+class ADOPT(_Moments):
     r"""Divides the update by the second moment of the steps *before* it, then takes the running mean.
 
     $c_t = (t-1)^{1/4},\quad m_t = \beta_1 m_{t-1} + (1-\beta_1)\,\operatorname{clip}\!\left(
@@ -181,14 +182,10 @@ class ADOPT(BufferTransform):
         Algorithm 2.
     """
 
-    elementwise = True
-    counts = True
     static = ("clip",)
-    aliases = {"betas": ("beta1", "beta2")}
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
-    ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("eps",)}
+    ranges = {check.positive: ("eps",)}
 
-    beta1: Any = 0.9
     beta2: Any = 0.9999
     eps: Any = 1e-6
     clip: bool = True

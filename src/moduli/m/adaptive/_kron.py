@@ -10,8 +10,6 @@ from torch import Tensor
 from .._measures import read
 from ._axes import covariance, merge_shape, multiply, work
 
-GEOMETRIES = ("Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ")
-
 # The longest step of a rotation towards a symmetric factor; second order, so it must be small.
 _ROTATION = 0.125
 

@@ -18,7 +18,6 @@ from .._transforms import MatrixTransform
 from ._axes import work
 
 Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
-METHODS = ("newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh")
 
 # One quintic for every iteration: steep at zero, and singular values end between 0.7 and 1.2 (Jordan et al.).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -260,9 +259,6 @@ class MuonAdjustLR(MatrixTransform):
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = as_matrix(tensor, setting["flatten"], setting["channel_first"])
         return tensor if x is None else tensor * (0.2 * setting["alpha"] * max(x.shape[-2:]) ** 0.5)
-
-
-BALLS = ("spectral", "sign", "column", "row", "rms")
 
 
 class LMO(MatrixTransform):

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, Need, Objective, Transform
+from ...optim import Across, Need, Objective
 from .. import _checks as check
-from .._declared import DeclaredLink
 from .._measures import divide, dot, larger, norm, read, smaller
 from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
-from .._vectors import flat, mask_absent, unflat
+from .._vectors import VectorLink, flat, gather_update
 from ._adam import correct_bias
 from ._axes import work
 
@@ -201,7 +200,7 @@ class DAdaptAdam(ListTransform):
         return out.to(tensor.dtype)
 
 
-class AdaptiveHeavyBall(DeclaredLink, Transform):
+class AdaptiveHeavyBall(VectorLink):
     r"""Heavy ball whose step size and momentum follow from the value of the optimum.
 
     $h_t = \frac{2(f_t - f^*)}{\|u_t\|^2},\quad m_t = \frac{-(f_t - f^*)\langle u_t, u_{t-1}\rangle}{(f_{t-1} - f^*)\|u_t\|^2 +
@@ -231,15 +230,13 @@ class AdaptiveHeavyBall(DeclaredLink, Transform):
 
     shared_settings = ("f_star",)
     needs = frozenset({Need.GRADIENT, Need.LOSS})
-    vector_state = True
 
     f_star: float = 0.0
 
-    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
+    def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Step size and momentum from this point and the last."""
-        state = states[0]
-        x, u = flat(objective.params), flat(mask_absent(objective.peek_updates(), objective.present))
-        gap = read(objective.get_loss(backward=True).double()) - settings[0]["f_star"]
+        x, u = flat(objective.params), gather_update(objective)
+        gap = read(objective.get_loss(backward=True).double()) - setting["f_star"]
         square = read(torch.dot(u, u))
         state["h"], state["m"], state["moved"] = divide(2 * gap, square, 0.0), 0.0, torch.zeros_like(x)
         if "x" in state:
@@ -249,13 +246,10 @@ class AdaptiveHeavyBall(DeclaredLink, Transform):
             state["moved"] = x - state["x"]
         state["x"], state["u"], state["gap"] = x.clone(), u.clone(), gap
 
-    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
+    def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Along the update, and on along the last step."""
-        state = states[0]
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        out = (1 + state["m"]) * state["h"] * u - state["m"] * state["moved"].to(u.dtype)
-        objective.updates = unflat(out, objective.params)
-        return objective
+        out: Tensor = (1 + state["m"]) * state["h"] * u - state["m"] * state["moved"].to(u.dtype)
+        return out
 
     def reset_for_online(self) -> None:
         """Forgets the last point."""

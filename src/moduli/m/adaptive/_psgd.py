@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ...optim import Chainable, as_real, restore_complex
 from .. import _checks as check
+from .._declared import DeclaredLink, Ranges
 from .._transforms import BufferTransform
 from . import _kron, _lra
 from ._axes import work
@@ -16,28 +17,33 @@ from ._axes import work
 Geometry = Literal["Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ"]
 
 
-class _PSGDWhiten(BufferTransform):
-    """What the two have in common."""
+class _PSGDFit(DeclaredLink):
+    """What all links of the family have in common: how the preconditioner is fitted."""
 
-    counts = True
-    ranges = {
+    ranges: ClassVar[Ranges] = {
         check.at_least_one: ("max_dim", "rank"),
-        check.positive: ("lr_preconditioner", "grad_clip_max_amp"),
+        check.positive: ("lr_preconditioner", "h", "grad_clip_max_amp", "grad_clip_max_norm"),
         check.non_negative: ("max_skew", "damping"),
         check.fraction: ("betaL",),
         check.probability: ("update_probability", "balance_probability"),
         check.allow(check.positive, None): ("init_scale",),
-        check.one_of(*_kron.GEOMETRIES): ("dQ",),
     }
 
     init_scale: float | None = None
     lr_preconditioner: float = 0.1
     betaL: float = 0.9
     damping: float = 1e-9
-    grad_clip_max_amp: float = float("inf")
     update_probability: float = 1.0
     inner: Chainable | None = None
     seed: int | None = None
+
+
+class _PSGDWhiten(_PSGDFit, BufferTransform):
+    """What the two have in common."""
+
+    counts = True
+
+    grad_clip_max_amp: float = float("inf")
 
 
 class PSGDKronWhiten(_PSGDWhiten):

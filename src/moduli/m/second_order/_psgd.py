@@ -8,37 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective, sample_like
-from .. import _checks as check
+from ...optim import Objective, sample_like
 from .._vectors import VectorLink, flat, mask_absent, refuse_complex
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
-from ..adaptive._psgd import Geometry
+from ..adaptive._psgd import Geometry, _PSGDFit
 from ._newton import _SecondOrderLink
 
 
-class _PSGDNewton(_SecondOrderLink):
+class _PSGDNewton(_PSGDFit, _SecondOrderLink):
     """What the three have in common: pairs of random vectors and their products with the Hessian."""
 
     shared_settings = ("damping", "update_probability")
-    ranges = {
-        check.positive: ("lr_preconditioner", "h", "grad_clip_max_amp", "grad_clip_max_norm"),
-        check.fraction: ("betaL",),
-        check.probability: ("update_probability", "balance_probability"),
-        check.allow(check.positive, None): ("init_scale",),
-        check.one_of(*_kron.GEOMETRIES): ("dQ",),
-    }
 
-    init_scale: float | None = None
-    lr_preconditioner: float = 0.1
-    betaL: float = 0.9
-    damping: float = 1e-9
-    update_probability: float = 1.0
     hvp_method: str = "autograd"
     h: float = 1e-3
     distribution: str = "normal"
-    inner: Chainable | None = None
-    seed: int | None = None
 
     def pairs(self, objective: Objective, setting: Any) -> tuple[list[Tensor], list[Tensor]] | None:
         """Random vectors and their products, with a little noise; None where it is not the turn."""
