@@ -121,7 +121,7 @@ def test_the_population_does_not_keep_members_alive():
     gc.disable()
     try:
         member = pop[0]
-        assert len(pop._members._alive) == 1
+        assert len(pop._members) == 1
         del member
         assert not pop._members
     finally:

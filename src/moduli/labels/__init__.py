@@ -24,8 +24,6 @@ from ._assign import diagonal as diagonal
 from ._assign import index_add as index_add
 from ._assign import one_hot as one_hot
 from ._axes import Axes as Axes
-from ._axes import drop_axis as drop_axis
-from ._axes import put_in_front as put_in_front
 from ._concat import cat as cat
 from ._concat import chunk as chunk
 from ._concat import flatten as flatten
@@ -43,8 +41,6 @@ from ._factories import rand as rand
 from ._factories import randn as randn
 from ._factories import tensor as tensor
 from ._factories import zeros as zeros
-from ._groupby import Groups as Groups
-from ._groupby import groupby as groupby
 from ._join import join as join
 from ._like import arange as arange
 from ._like import empty_like as empty_like
@@ -157,6 +153,8 @@ from ._reduce import prod as prod
 from ._reduce import std as std
 from ._reduce import sum as sum
 from ._reduce import var as var
+from ._select import Groups as Groups
+from ._select import groupby as groupby
 from ._select import interp as interp
 from ._select import isel as isel
 from ._select import sel as sel

@@ -8,10 +8,9 @@ import torch
 
 from ._axes import Axes, DimLike, as_pair, cache_by_axes, intern_pairs
 from ._elementwise import as_number
-from ._gather import Gather, gather
 from ._index import get
 from ._matrix import order_of
-from ._pairing import align_to_fixed
+from ._pairing import Gather, align_to_fixed, gather
 from ._space import Space, freeze
 from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
@@ -29,12 +28,8 @@ def _setitem(self: Tensor, key: Any, value: Any) -> None:
 
 
 def _fit_value(value: Any, target: Tensor) -> Any:
-    if (
-        not isinstance(value, (Tensor, torch.Tensor))
-        and not hasattr(value, "__array__")
-        and not isinstance(value, (list, tuple))
-    ):
-        return as_number(value) if not isinstance(value, (int, float, complex, bool)) else value
+    if not isinstance(value, (Tensor, list, tuple)) and not hasattr(value, "__array__"):
+        return as_number(value)
     value = as_tensor(value)
     return align_to_fixed(target._axes, value._axes, value._data, "a value", target._data)
 
@@ -210,29 +205,12 @@ def _embed_axes(axes: Axes, name: str | None) -> Axes:
 
 
 def _diagonal_rule(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    _offset_free(offset)
+    if offset:
+        raise TypeError("an offset diagonal pairs entries with different labels; take it from t.data")
     return diagonal(input, dim1, dim2)
 
 
-def _diag_embed_rule(input: Tensor, offset: int = 0) -> Tensor:
-    _offset_free(offset)
-    return diag_embed(input)
-
-
-def _offset_free(offset: int) -> None:
-    if offset:
-        raise TypeError("an offset diagonal pairs entries with different labels; take it from t.data")
-
-
-def _one_hot_rule(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    return one_hot(tensor, int(tensor._data.max()) + 1 if num_classes < 0 else num_classes)
-
-
-RULES.update(
-    {
-        torch.diagonal: _diagonal_rule,
-        torch.diag_embed: _diag_embed_rule,
-        torch.index_add: index_add,
-        torch.nn.functional.one_hot: _one_hot_rule,
-    }
+RULES.update({torch.diagonal: _diagonal_rule, torch.diag_embed: diag_embed})
+RULES[torch.nn.functional.one_hot] = lambda tensor, num_classes=-1: one_hot(
+    tensor, int(tensor._data.max()) + 1 if num_classes < 0 else num_classes
 )

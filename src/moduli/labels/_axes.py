@@ -288,18 +288,6 @@ def cache_by_axes(function: Callable[Concatenate[Axes, P], R]) -> Callable[Conca
     return look_up  # type: ignore[return-value]
 
 
-@cache_by_axes
-def drop_axis(axes: Axes, at: int) -> Axes:
-    """The axes without the one at a position."""
-    return axes.drop(at)
-
-
-@cache_by_axes
-def put_in_front(axes: Axes, name: str, space: Space | None) -> Axes:
-    """The axes after a new one."""
-    return intern_pairs([(name, space), *axes.pairs()])
-
-
 @final
 class UnfitAxes(Axes):
     """The axes of a tensor whose data no longer has them: made when a transform changed the rank behind our back."""

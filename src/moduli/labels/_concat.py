@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, drop_axis, intern_pairs
-from ._gather import Gather, gather
+from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, intern_pairs
 from ._join import policy
-from ._pairing import PairingPlan, align_all, current_plan, pair
+from ._pairing import Gather, PairingPlan, align_all, current_plan, gather, pair
 from ._space import Space, freeze
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
 
@@ -77,11 +76,10 @@ def _end_to_end(spaces: Sequence[Space | None], called: str) -> Space | None:
             f"{called} has labels in some of the tensors to be joined and none in others; "
             "label all of them, or none (t.relabel(axis, None))"
         )
-    labels = list(itertools.chain.from_iterable(with_labels))
-    if len(set(labels)) != len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
-        raise ValueError(f"label {twice!r} of {called} occurs in more than one of the tensors to be joined")
-    return Space(labels)
+    try:
+        return Space(itertools.chain.from_iterable(with_labels))
+    except ValueError as error:
+        raise ValueError(f"the labels of {called} can't be put end to end: {error}") from None
 
 
 def stack(
@@ -148,19 +146,14 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
         [('a', 'b'), ('c',)]
     """
     at = t._axes.axis(dim)
-    size = t._data.shape[at]
-    if isinstance(sizes, int):
-        if sizes <= 0:
-            raise ValueError(f"the size of a piece is positive, got {sizes}")
-        cuts = [min(sizes, size - start) for start in range(0, size, sizes)] or [0]
-    else:
-        cuts = [int(each) for each in sizes]
-        if sum(cuts) != size or min(cuts, default=0) < 0:
-            raise ValueError(f"{t._axes.describe(at)} has size {size}, but the pieces {cuts} add up to {sum(cuts)}")
-    pieces = t._data.split(cuts, at)  # type: ignore[no-untyped-call]
+    try:
+        pieces = t._data.split(sizes if isinstance(sizes, int) else list(sizes), at)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise ValueError(f"{t._axes.describe(at)} can't be split into pieces of {sizes}: {error}") from None
     if t._axes.spaces[at] is None:
         return tuple(wrap(piece, t._axes) for piece in pieces)
-    return tuple(wrap(piece, axes) for piece, axes in zip(pieces, _pieces(t._axes, at, tuple(cuts)), strict=True))
+    axes = _pieces(t._axes, at, tuple(piece.shape[at] for piece in pieces))
+    return tuple(wrap(piece, its) for piece, its in zip(pieces, axes, strict=True))
 
 
 @method
@@ -177,8 +170,6 @@ def chunk(t: Tensor, count: int, dim: DimLike = 0) -> tuple[Tensor, ...]:
         >>> [len(piece) for piece in mo.zeros(5).chunk(2)]
         [3, 2]
     """
-    if count <= 0:
-        raise ValueError(f"the number of pieces is positive, got {count}")
     at = t._axes.axis(dim)
     size = t._data.shape[at]
     return split(t, -(-size // count), at) if size else split(t, [0] * count, at)
@@ -198,7 +189,7 @@ def unbind(t: Tensor, dim: DimLike = 0) -> tuple[Tensor, ...]:
         [1.0, 2.0]
     """
     at = t._axes.axis(dim)
-    axes = drop_axis(t._axes, at)
+    axes = t._axes.run(Axes.drop, at)
     return tuple(wrap(piece, axes) for piece in t._data.unbind(at))
 
 
@@ -334,24 +325,9 @@ def _factor_axis(
     return at, tuple(len(space) for space in spaces), order, axes.put(at, *map(as_pair, spaces))
 
 
-def _stack_rule(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    return stack(tensors, dim=dim)
-
-
 def _flatten_rule(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     first, last = input._axes.axis(start_dim), input._axes.axis(end_dim)
     return flatten(input, tuple(range(first, last + 1)))
 
 
-RULES.update(
-    {
-        torch.cat: cat,
-        torch.concat: cat,
-        torch.concatenate: cat,
-        torch.stack: _stack_rule,
-        torch.split: split,
-        torch.chunk: chunk,
-        torch.unbind: unbind,
-        torch.flatten: _flatten_rule,
-    }
-)
+RULES.update({torch.stack: lambda tensors, dim=0: stack(tensors, dim=dim), torch.flatten: _flatten_rule})

@@ -17,8 +17,7 @@ import torch
 
 from ._axes import Axes, Pair, as_pair, cache_by_axes, intern_pairs, make_unnamed
 from ._errors import UnknownLabelError
-from ._gather import Gather, gather
-from ._pairing import align_all, align_to_fixed, pair
+from ._pairing import Gather, align_all, align_to_fixed, gather, pair
 from ._space import BROADCAST, Space
 from ._tensor import Tensor, finish
 

@@ -312,14 +312,10 @@ def _rule(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
     return rule
 
 
-def _torch_svd(t: Tensor, full_matrices: bool = True) -> SVD:
-    return svd(t, full_matrices)
-
-
 for _function in (eigh, eigvalsh, eig, eigvals, cholesky, inv, det, slogdet, matrix_exp):
     RULES[getattr(torch.linalg, _function.__name__)] = _rule(_function)
 RULES[torch.linalg.svdvals] = _rule(svdvals, driver=None)
-RULES[torch.linalg.svd] = _rule(_torch_svd, driver=None)
+RULES[torch.linalg.svd] = _rule(lambda t, full_matrices=True: svd(t, full_matrices), driver=None)
 RULES[torch.linalg.qr] = _rule(qr, mode="reduced")
 RULES[torch.linalg.solve] = _rule(solve, left=True)
 RULES[torch.linalg.pinv] = _rule(pinv, hermitian=False)

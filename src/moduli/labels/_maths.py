@@ -12,7 +12,7 @@ import torch
 from ._elementwise import as_number, elementwise, register
 from ._errors import OwnTransposeError
 from ._join import join as scope
-from ._tensor import RULES, Tensor, as_tensor, finish, method
+from ._tensor import Tensor, as_tensor, finish, method
 
 
 class Unary(Protocol):
@@ -337,19 +337,4 @@ def _agree(a: Any, b: Any, compare: Callable[[Tensor, Any], Tensor]) -> bool:
     return same.shape.numel() == a._data.numel() and same.ndim == a._data.ndim and bool(same.all())
 
 
-def _where_rule(condition: Any, input: Any = None, other: Any = None) -> Tensor:
-    if input is None or other is None:
-        raise TypeError(
-            "torch.where of a labelled condition needs both alternatives; for positions use t.data.nonzero()"
-        )
-    return where(condition, input, other)
-
-
-register(torch.real, real)
-register(torch.imag, imag)
-register(torch.clamp, clamp)
-register(torch.clip, clamp)
-register(torch.where, _where_rule)
-register(torch.isclose, isclose)
-RULES[torch.allclose] = allclose
-RULES[torch.equal] = equal
+register(torch.where, lambda condition, input, other: where(condition, input, other))

@@ -9,9 +9,9 @@ import torch
 import xarray
 
 from ._axes import DimLike, DimsLike
-from ._groupby import Groups
 from ._linalg import QR, SVD, Eigen
 from ._rank import Ranked
+from ._select import Groups
 from ._solve import Slogdet
 from ._space import Space
 from ._tensor import Tensor

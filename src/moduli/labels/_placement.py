@@ -218,16 +218,7 @@ def _converter(name: str, dtype: torch.dtype) -> Any:
         return finish(t._data.to(dtype), t._axes)
 
     convert.__name__ = convert.__qualname__ = name
-    convert.__doc__ = f"""The tensor as `{dtype}`.
-
-    Args:
-        t: The tensor.
-
-    Example:
-        >>> import moduli as mo
-        >>> mo.ones(2).{name}().dtype
-        {dtype}
-    """
+    convert.__doc__ = f"The tensor as `{dtype}`."
     return method(convert)
 
 

@@ -10,9 +10,8 @@ from typing import Any, Final
 import torch
 
 from ._axes import SCALAR, Axes, DimsLike, as_key, cache_by_axes, intern_pairs, split_names
-from ._gather import gather
 from ._join import policy
-from ._pairing import Check, Meeting, Moves, check_sizes, pair_axes, pair_labels
+from ._pairing import Check, Meeting, Moves, check_sizes, gather, pair_axes, pair_labels
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 _new: Final = object.__new__
@@ -357,6 +356,4 @@ def _exchange(self: Any, other: Any) -> Any:
 
 Tensor.__matmul__ = _matmul  # type: ignore[method-assign]
 Tensor.__rmatmul__ = _exchange  # type: ignore[method-assign]
-RULES.update({torch.einsum: _einsum_rule, torch.outer: outer, torch.Tensor.__rmatmul__: lambda x, y: matmul(y, x)})
-for _known in (torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__):
-    RULES[_known] = matmul
+RULES[torch.einsum] = _einsum_rule

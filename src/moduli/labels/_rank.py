@@ -11,7 +11,7 @@ import torch
 from ._axes import SCALAR, Axes, DimLike, DimsLike, as_key, cache_by_axes, intern
 from ._reduce import amax, amin, reduce_axes
 from ._space import Space
-from ._tensor import RULES, Tensor, finish, method, wrap
+from ._tensor import Tensor, finish, method, wrap
 
 
 class Ranked(NamedTuple):
@@ -347,7 +347,3 @@ def _roll_axis(axes: Axes, shift: int, dim: DimLike) -> tuple[int, Axes]:
     cut = -shift % len(space)
     labels: list[Hashable] = [*space.labels[cut:], *space.labels[:cut]]
     return at, axes.put(at, (space.name, space if space.broadcast else Space(labels)))
-
-
-RULES[torch.flip] = flip
-RULES[torch.roll] = roll

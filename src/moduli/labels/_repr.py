@@ -7,7 +7,7 @@ only the axes are printed. It must not be slow either: of a long axis only the e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,8 +48,8 @@ def text(t: Tensor) -> str:
     if not _fits(data, axes):
         return _format_unfit(data, axes)
     if data.ndim == 0:
-        shown = _format_values(data, ())
-        return f"Tensor({', '.join(['...' if shown is None else shown, *extras])})"
+        cells = _cells(data.reshape(1, 1), (0,), (0,))
+        return f"Tensor({', '.join(['...' if cells is None else _strip_zeros(cells[0][0]), *extras])})"
     if data.ndim == 1:
         inside = _line(data, axes)
         if inside is not None:
@@ -143,42 +143,22 @@ def _extras(data: torch.Tensor) -> list[str]:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _has_values(data: torch.Tensor) -> bool:
-    return type(data) in (torch.Tensor, torch.nn.Parameter) and not data.is_meta and not is_wrapped(data)
-
-
-def _format_values(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> Any:
-    """The values at the ends of the axes as text, nested as the axes are, with None for a gap; None for no values."""
-    if not _has_values(data):
+def _cells(table: torch.Tensor, rows: Sequence[int | None], columns: Sequence[int | None]) -> list[list[str]] | None:
+    """The values at the ends of two axes as text, with dots for a gap, which is None; None for no values."""
+    if type(table) is not torch.Tensor or table.is_meta or is_wrapped(table):
         return None
     try:
         # What is looked at must not be recorded by a tracer that happens to be active.
-        values = run_outside(_values_at, data, positions)
+        values = run_outside(_values_at, table, *([at for at in each if at is not None] for each in (rows, columns)))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
-    words = [_format_number(values[0])] if not positions else _format_numbers(values)
-    return _nest(words, positions)
+    words = iter(_format_numbers(values))
+    return [["..." if None in (row, column) else next(words) for column in columns] for row in rows]
 
 
 @torch.no_grad()
-def _values_at(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> list[Any]:
-    part = data.detach()
-    for axis, kept in enumerate(positions):
-        if None in kept:
-            index = torch.tensor([at for at in kept if at is not None], device=part.device)
-            part = part.index_select(axis, index)
-    return part.reshape(-1).tolist()
-
-
-def _nest(words: list[str], positions: tuple[tuple[int | None, ...], ...]) -> Any:
-    """Cut a flat list into nested ones, with a gap marked by None."""
-    if not positions:
-        return words[0]
-    kept = positions[0]
-    present = sum(at is not None for at in kept)
-    each = len(words) // present if present else 0
-    parts = iter(_nest(words[i * each : (i + 1) * each], positions[1:]) for i in range(present))
-    return [None if at is None else next(parts) for at in kept]
+def _values_at(table: torch.Tensor, rows: list[int], columns: list[int]) -> list[Any]:
+    return table.detach()[rows][:, columns].reshape(-1).tolist()
 
 
 def _line(data: torch.Tensor, axes: Axes) -> str | None:
@@ -187,10 +167,10 @@ def _line(data: torch.Tensor, axes: Axes) -> str | None:
     labelled = space is not None and not space.broadcast
     for most in (10, 6, 4):
         positions = _ends(data.shape[0], most)
-        shown = _format_values(data, (positions,))
-        if shown is None:
+        grid = _cells(data.unsqueeze(0), (0,), positions)
+        if grid is None:
             return None
-        cells = ["..." if cell is None else cell for cell in shown]
+        cells = grid[0]
         if labelled and cells:
             words = _words(space, positions)
             cells = ["..." if w == c == "..." else f"{w}={c}" for w, c in zip(words, cells, strict=True)]
@@ -208,10 +188,9 @@ def _grid(data: torch.Tensor, axes: Axes, most: int) -> tuple[list[str], list[st
     """The labels of the rows, of the columns, and the cells of a table; a vector is one row."""
     table = data if data.ndim == 2 else data.unsqueeze(0)
     rows, columns = _ends(table.shape[0], _MOST), _ends(table.shape[1], most)
-    shown = _format_values(table, (rows, columns))
-    if shown is None:
+    cells = _cells(table, rows, columns)
+    if cells is None:
         return None
-    cells = [["..."] * len(columns) if row is None else ["..." if c is None else c for c in row] for row in shown]
     return _words(axes.spaces[0], rows) if data.ndim == 2 else [""], _words(axes.spaces[-1], columns), cells
 
 
@@ -235,7 +214,7 @@ def _table(data: torch.Tensor, axes: Axes) -> str | None:
 
 def _brackets(data: torch.Tensor) -> str | None:
     """More than two axes: nested brackets as torch prints them."""
-    if not _has_values(data):
+    if type(data) not in (torch.Tensor, torch.nn.Parameter) or data.is_meta or is_wrapped(data):
         return None
     shown = run_outside(str, data.detach())
     return shown[len("tensor(") : shown.rindex("]") + 1].replace("\n       ", "\n")
@@ -278,14 +257,12 @@ def html(t: Tensor) -> str:
 
 
 def _html_table(rows: list[str], columns: list[str], cells: list[list[str]]) -> str:
-    def row(tag: str, style: str) -> Callable[[str], str]:
-        return lambda word: f'<{tag} style="{style}">{escape(word)}</{tag}>'
+    def row(heads: list[str], values: list[str]) -> str:
+        made = [f'<th style="{_HEAD}">{escape(word)}</th>' for word in heads]
+        made += [f'<td style="{_CELL}">{escape(word)}</td>' for word in values]
+        return f"<tr>{''.join(made)}</tr>"
 
-    head, cell = row("th", _HEAD), row("td", _CELL)
-    lines = ["<tr>" + head("") + "".join(map(head, columns)) + "</tr>"]
-    lines += [
-        "<tr>" + head(label) + "".join(map(cell, values)) + "</tr>" for label, values in zip(rows, cells, strict=True)
-    ]
+    lines = [row(["", *columns], []), *(row([label], values) for label, values in zip(rows, cells, strict=True))]
     return '<table style="border-collapse:collapse;margin:4px 0">' + "".join(lines) + "</table>"
 
 
@@ -303,12 +280,9 @@ def _format_numbers(values: Sequence[Any]) -> list[str]:
     return [str(value) for value in values]
 
 
-def _format_number(value: Any) -> str:
-    """One value on its own, without the zeros that only align it with others."""
-    text = _format_numbers([value])[0]
-    if isinstance(value, float) and "." in text and "e" not in text:
-        return text.rstrip("0")
-    return text
+def _strip_zeros(word: str) -> str:
+    """One real number on its own, without the zeros that only align it with others."""
+    return word.rstrip("0") if "." in word and "e" not in word and not word.endswith("j") else word
 
 
 def _floats(values: list[float]) -> list[str]:

@@ -8,18 +8,40 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from . import _assign, _concat, _maths, _shape, _solve
 from . import _rank as rank
 from . import _reduce as reduce
 from ._axes import SCALAR, Axes, DimLike, DimsLike, cache_by_axes
 from ._elementwise import elementwise, register
 from ._pairing import align
-from ._products import matmul
+from ._products import matmul, outer
 from ._tensor import RULES, Tensor, as_tensor, finish
+
+# -- functions that are called as torch's are ---------------------------------------------------------------------------
 
 for _name in ("sum", "mean", "prod", "amin", "amax", "any", "all", "logsumexp", "nansum", "nanmean", "count_nonzero"):
     register(getattr(torch, _name), getattr(reduce, _name))
-for _name in ("argmax", "argmin", "sort", "argsort", "topk", "cumsum", "cumprod"):
+for _name in ("argmax", "argmin", "sort", "argsort", "topk", "cumsum", "cumprod", "flip", "roll"):
     register(getattr(torch, _name), getattr(rank, _name))
+for _name in ("permute", "transpose", "movedim", "unsqueeze", "squeeze"):
+    register(getattr(torch, _name), getattr(_shape, _name))
+for _name in ("cat", "split", "chunk", "unbind"):
+    register(getattr(torch, _name), getattr(_concat, _name))
+for _name in ("real", "imag", "clamp", "isclose", "allclose", "equal"):
+    register(getattr(torch, _name), getattr(_maths, _name))
+_OTHERWISE: tuple[tuple[Callable[..., Any], ...], ...] = (
+    (_concat.cat, torch.concat, torch.concatenate),
+    (_shape.transpose, torch.swapaxes),
+    (_maths.clamp, torch.clip),
+    (_solve.adjoint, torch.adjoint),
+    (_assign.index_add, torch.index_add),
+    (outer, torch.outer),
+    (matmul, torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__),
+)
+for _ours, *_known in _OTHERWISE:
+    RULES.update(dict.fromkeys(_known, _ours))
+RULES[torch.t] = lambda input: input.T if input.ndim == 2 else input
+RULES[torch.Tensor.__rmatmul__] = lambda x, y: matmul(y, x)
 
 
 def _spread(ours: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, axes_of, cache_by_axes, intern, intern_pairs, split_names
 from ._pairing import PairingPlan, apply_step, pair, reorder
 from ._space import BROADCAST, Space, freeze
-from ._tensor import RULES, Tensor, finish, method, wrap
+from ._tensor import Tensor, finish, method, wrap
 
 
 @method
@@ -206,16 +204,10 @@ def transpose(t: Tensor, dim0: DimLike, dim1: DimLike) -> Tensor:
         >>> mo.zeros(2, 3).rename("a b").transpose("a", "b").names
         ('b', 'a')
     """
-    order, axes = _exchange_axes(t._axes, dim0, dim1)
-    return wrap(reorder(t._data, order), axes)
-
-
-@cache_by_axes
-def _exchange_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[tuple[int, ...], Axes]:
-    order = list(range(axes.ndim))
-    a, b = axes.axis(dim0), axes.axis(dim1)
+    order = list(range(t._axes.ndim))
+    a, b = t._axes.axis(dim0), t._axes.axis(dim1)
     order[a], order[b] = b, a
-    return tuple(order), axes.take(order)
+    return permute(t, tuple(order))
 
 
 @method
@@ -232,8 +224,8 @@ def h(t: Tensor, dim0: DimLike = -2, dim1: DimLike = -1) -> Tensor:
         >>> mo.tensor([[1 + 2j]], "row column").h().item()
         (1-2j)
     """
-    order, axes = _exchange_axes(t._axes, dim0, dim1)
-    return wrap(t._data.permute(order).conj(), axes)
+    exchanged = transpose(t, dim0, dim1)
+    return wrap(exchanged._data.conj(), exchanged._axes)
 
 
 @method
@@ -250,16 +242,10 @@ def movedim(t: Tensor, source: DimLike, destination: int) -> Tensor:
         >>> mo.zeros(2, 3, 4).rename("a b c").movedim("c", 0).names
         ('c', 'a', 'b')
     """
-    order, axes = _move_axis(t._axes, source, destination)
-    return wrap(reorder(t._data, order), axes)
-
-
-@cache_by_axes
-def _move_axis(axes: Axes, source: DimLike, destination: int) -> tuple[tuple[int, ...], Axes]:
-    at, to = axes.axis(source), axes.axis(destination)
-    order = [i for i in range(axes.ndim) if i != at]
+    at, to = t._axes.axis(source), t._axes.axis(destination)
+    order = [i for i in range(t._axes.ndim) if i != at]
     order.insert(to, at)
-    return tuple(order), axes.take(order)
+    return permute(t, tuple(order))
 
 
 # -- axes of size one --------------------------------------------------------------------------------------------------
@@ -279,15 +265,8 @@ def unsqueeze(t: Tensor, dim: int, name: str | None = None) -> Tensor:
         >>> mo.zeros(3).unsqueeze(0).dims
         (BROADCAST, Space(3))
     """
-    at, axes = _insert_axis(t._axes, dim, name)
+    at, axes = t._axes.run(Axes.insert, dim, (name, BROADCAST))
     return wrap(t._data.unsqueeze(at), axes)
-
-
-@cache_by_axes
-def _insert_axis(axes: Axes, dim: int, name: str | None) -> tuple[int, Axes]:
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise TypeError(f"the place of a new axis is a position, not {dim!r}; the name is the second argument")
-    return axes.insert(dim, (name, BROADCAST))
 
 
 @method
@@ -326,18 +305,3 @@ def _squeeze_axes(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
     else:
         gone = axes.axes(dim)
     return gone, axes.drop(*gone)
-
-
-# -- rules for torch's own functions -----------------------------------------------------------------------------------
-
-RULES.update(
-    {
-        torch.permute: permute,
-        torch.transpose: transpose,
-        torch.swapaxes: transpose,
-        torch.movedim: movedim,
-        torch.unsqueeze: unsqueeze,
-        torch.squeeze: squeeze,
-        torch.t: lambda input: input.T if input.ndim == 2 else input,
-    }
-)

@@ -8,11 +8,10 @@ import torch
 
 from ._assign import diagonal
 from ._axes import Axes, cache_by_axes, intern_pairs
-from ._gather import gather, index_of
 from ._join import policy
 from ._matrix import NEVER, as_floating, check_matrix, check_square, decompose, plan_matrix, round_to
-from ._pairing import Check, Moves, PairingPlan, align_all, check_sizes, pair, pair_labels
-from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
+from ._pairing import Check, Moves, PairingPlan, align_all, check_sizes, gather, index_of, pair, pair_labels
+from ._tensor import Tensor, _in_transform, as_tensor, finish, method, wrap
 
 
 class Slogdet(NamedTuple):
@@ -341,8 +340,6 @@ def _rectangular(axes: Axes, what: str) -> str:
 
 Tensor.mH = property(adjoint)  # type: ignore[assignment, method-assign]
 Tensor.mT = property(transpose_labels)  # type: ignore[assignment, method-assign]
-
-RULES[torch.adjoint] = adjoint
 
 
 # -- orthonormal columns -----------------------------------------------------------------------------------------------

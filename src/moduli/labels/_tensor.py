@@ -293,7 +293,7 @@ class Tensor(Methods):
     def __reduce__(self) -> tuple[Any, ...]:
         if type(self) is Tensor:
             return wrap, (self._data, self._axes)
-        return wrap_as, (type(self), self._data, self._axes), getattr(self, "__dict__", None)
+        return wrap, (self._data, self._axes, type(self)), getattr(self, "__dict__", None)
 
     # -- NumPy and torch -------------------------------------------------------------------------------------------
 
@@ -409,16 +409,8 @@ def method(function: F) -> F:
     return function
 
 
-def wrap(data: torch.Tensor, axes: Axes) -> Tensor:
-    """A Tensor from parts that are known to fit. Nothing is checked."""
-    made = _new(Tensor)
-    made._data = data
-    made._axes = axes
-    return made
-
-
-def wrap_as(cls: type[Tensor], data: torch.Tensor, axes: Axes) -> Tensor:
-    """A Tensor of a user's class, whose `__init__` is not run."""
+def wrap(data: torch.Tensor, axes: Axes, cls: type[Tensor] = Tensor) -> Tensor:
+    """A Tensor, perhaps of a user's class, from parts that are known to fit. Nothing is checked, no `__init__` is run."""
     made = _new(cls)
     made._data = data
     made._axes = axes
@@ -427,7 +419,7 @@ def wrap_as(cls: type[Tensor], data: torch.Tensor, axes: Axes) -> Tensor:
 
 def wrap_like(t: Tensor, data: torch.Tensor, axes: Axes) -> Tensor:
     """`wrap` with the class of another Tensor, and what its instances hold besides data and axes."""
-    made = wrap_as(type(t), data, axes)
+    made = wrap(data, axes, type(t))
     if hasattr(t, "__dict__"):
         made.__dict__.update(t.__dict__)
     return made

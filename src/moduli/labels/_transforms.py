@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from .._torch import batch_axis, mark_constant, pytree, register_collate, transform_level
-from ._axes import Axes, UnfitAxes, cache_by_axes, drop_axis, intern_pairs, make_unnamed, put_in_front
+from ._axes import Axes, UnfitAxes, cache_by_axes, intern_pairs, make_unnamed
 from ._concat import stack
-from ._gather import gather
-from ._pairing import Check, Moves, check_sizes, pair_labels
+from ._pairing import Check, Moves, check_sizes, gather, pair_labels
 from ._space import Space
 from ._tensor import Tensor, as_tensor, wrap
 
@@ -61,7 +60,7 @@ def _fit_leaf_axes(leaf: torch.Tensor, axes: Axes, shape: tuple[int, ...], level
     if leaf.ndim == axes.ndim - 1:
         taken = _find_taken_axis(leaf, shape, level)
         if taken is not None and tuple(leaf.shape) == shape[:taken] + shape[taken + 1 :]:
-            return drop_axis(axes, taken)
+            return axes.run(Axes.drop, taken)
     return UnfitAxes.of(axes)
 
 
@@ -176,7 +175,8 @@ def vmap(
         )(*data)
         out_spec, out_axes = returned[-1]
         labelled = [
-            wrap(result, put_in_front(axes, over, space)) for result, axes in zip(results, out_axes, strict=True)
+            wrap(result, axes.run(Axes.insert, 0, (over, space))[1])
+            for result, axes in zip(results, out_axes, strict=True)
         ]
         return pytree.tree_unflatten(labelled, out_spec)
 

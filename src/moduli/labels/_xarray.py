@@ -107,22 +107,15 @@ def _array(t: Tensor, name: str | None, prefix: str) -> xarray.DataArray:
 
 def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
     module = _xarray()
-    spaces: dict[str | None, tuple[str, Space]] = {}
     for variable, t in tensors.items():
         if not isinstance(t, Tensor):
             raise TypeError(f"a dataset is made of labelled tensors, but {variable!r} is a {type(t).__name__}")
-        for space in t.dims:
-            # xarray would join labels that differ, and fill the rest with NaN.
-            first, known = spaces.setdefault(space.name, (variable, space))
-            if space.name is not None and known != space:
-                raise ValueError(
-                    f"the axis {space.name!r} is {known!r} in {first!r} and {space!r} in {variable!r}, but in a dataset a "
-                    "name stands for one axis; rename one of them, or select the same labels"
-                )
-    arrays = {variable: _array(t, None, f"{variable}_axis_") for variable, t in tensors.items()}
+    arrays = [_array(t, variable, f"{variable}_axis_") for variable, t in tensors.items()]
     told = [t._axes.told.dataset if isinstance(t._axes.told, _Told) else None for t in tensors.values()]
     attrs = told[0] if told and all(each == told[0] for each in told) else None
-    made: xarray.Dataset = module.Dataset(arrays, attrs=copy.deepcopy(attrs))
+    # Labels that differ are refused; joined, the rest would be NaN.
+    made: xarray.Dataset = module.merge(arrays, join="exact", compat="broadcast_equals")
+    made.attrs = copy.deepcopy(attrs or {})
     return made
 
 

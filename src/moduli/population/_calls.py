@@ -14,6 +14,14 @@ from ._core import Core, allocate
 from ._evaluator import forward
 from ._rule import Call, EvaluationPlan, read_call
 
+# How torch says that an operation has no batching rule, or asks for the values of a batch.
+_UNBATCHED = (
+    "vmap:",
+    "Batching rule not implemented",
+    "Cannot access data pointer of Tensor that doesn't have storage",
+)
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
 
 class Calls(Core):
     """How members are evaluated."""
@@ -183,17 +191,60 @@ class Calls(Core):
         return torch.cat(losses), self._make_alike(values, self._count, copies)
 
     def _evaluate(self, call: Call, gradients: bool = False) -> Any:
-        """What a call returns, or the losses and gradients."""
+        """What a call returns, or the losses and gradients; in a loop where `torch.vmap` turns out to be unable to follow.
+
+        What a call does to buffers is taken back where it fails.
+
+        Raises:
+            MemoryError: If there is not enough memory.
+        """
         self._check_members()
         plan = self._evaluator.plan(call, self._count)
-        buffers = list(self._buffers.values())
+        may_loop = call.vectorize == "auto" and call.randomness != "error" and plan.form != "loop"
+        state = torch.get_rng_state() if may_loop else None
+        kept = self._copy_buffers()
 
-        def act(how: EvaluationPlan) -> Any:
-            if gradients:
-                return self._differentiate(call, how)
-            return self._evaluator.run(call, how, [*self._read_leaves(), *buffers], 0, self._count)
+        def call_or_undo(how: EvaluationPlan) -> Any:
+            try:
+                if gradients:
+                    return self._differentiate(call, how)
+                tensors = [*self._read_leaves(), *self._buffers.values()]
+                return self._evaluator.run(call, how, tensors, 0, self._count)
+            except BaseException:
+                with torch.no_grad():
+                    for name, before in kept.items():
+                        self._buffers[name].copy_(before)
+                raise
 
-        return self._evaluator.attempt(act, plan, call, self._count, buffers)
+        try:
+            try:
+                return call_or_undo(plan)
+            except RuntimeError as error:
+                if state is None or not _says(error, _UNBATCHED):
+                    raise
+                why = str(error).splitlines()[0].removeprefix("vmap: ")
+            # Draw what a loop from the start would have drawn.
+            torch.set_rng_state(state)
+            reason = f"loop: torch.vmap cannot follow the model ({why})"
+            made = call_or_undo(EvaluationPlan("loop", 0, reason))
+            # That a function other than the model's own cannot be followed says nothing about the next one.
+            if call.fn is forward:
+                self._evaluator.refused = reason
+            return made
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _says(error, _OUT_OF_MEMORY):
+                raise
+            size = 1 if plan.form == "loop" else plan.block or self._count
+            remedy = f"give a chunk_size below {size}" if size > 1 else "use smaller batches (chunk_size is 1 already)"
+            raise MemoryError(
+                f"evaluating {size} of {self._count} members at a time takes more memory than there is; {remedy}. "
+                "Nothing was changed"
+            ) from error
+
+
+def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
+    message = str(error)
+    return any(phrase in message for phrase in phrases)
 
 
 def _one_each(made: Any, count: int) -> Tensor:

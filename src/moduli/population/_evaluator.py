@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,6 @@ from moduli.particles import StructureError
 
 from ._rule import Call, EvaluationPlan, Kind, Outputs, choose, kind_of
 from ._stacked import Stacked
-
-Made = TypeVar("Made")
-
-# How torch says that an operation has no batching rule, or asks for the values of a batch.
-_UNBATCHED = (
-    "vmap:",
-    "Batching rule not implemented",
-    "Cannot access data pointer of Tensor that doesn't have storage",
-)
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -67,64 +57,6 @@ class PopulationEvaluator:
         if self.refused is not None and call.fn is forward and call.vectorize == "auto":
             return EvaluationPlan("loop", 0, self.refused)
         return choose(self.kind, self.layout, count, call)
-
-    def attempt(
-        self,
-        act: Callable[[EvaluationPlan], Made],
-        plan: EvaluationPlan,
-        call: Call,
-        count: int,
-        buffers: Sequence[Tensor],
-    ) -> Made:
-        """Evaluate according to a plan, or in a loop where `torch.vmap` turns out to be unable to follow.
-
-        Args:
-            act: Evaluates.
-            plan: How.
-            call: What is evaluated.
-            count: How many members.
-            buffers: What a call does to them is taken back where it fails.
-
-        Raises:
-            MemoryError: If there is not enough memory.
-        """
-        may_loop = call.vectorize == "auto" and call.randomness != "error" and plan.form != "loop"
-        state = torch.get_rng_state() if may_loop else None
-        kept = [buffer.clone() for buffer in buffers]
-
-        def call_or_undo(how: EvaluationPlan) -> Made:
-            try:
-                return act(how)
-            except BaseException:
-                with torch.no_grad():
-                    for buffer, before in zip(buffers, kept, strict=True):
-                        buffer.copy_(before)
-                raise
-
-        try:
-            try:
-                return call_or_undo(plan)
-            except RuntimeError as error:
-                if state is None or not _says(error, _UNBATCHED):
-                    raise
-                why = str(error).splitlines()[0].removeprefix("vmap: ")
-            # Draw what a loop from the start would have drawn.
-            torch.set_rng_state(state)
-            reason = f"loop: torch.vmap cannot follow the model ({why})"
-            made = call_or_undo(EvaluationPlan("loop", 0, reason))
-            # That a function other than the model's own cannot be followed says nothing about the next one.
-            if call.fn is forward:
-                self.refused = reason
-            return made
-        except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _says(error, _OUT_OF_MEMORY):
-                raise
-            size = 1 if plan.form == "loop" else plan.block or count
-            remedy = f"give a chunk_size below {size}" if size > 1 else "use smaller batches (chunk_size is 1 already)"
-            raise MemoryError(
-                f"evaluating {size} of {count} members at a time takes more memory than there is; {remedy}. "
-                "Nothing was changed"
-            ) from error
 
     def run(self, call: Call, plan: EvaluationPlan, tensors: Sequence[Tensor], first: int, count: int) -> Any:
         """Call `fn(model, *args, **kwargs)` for some members and stack what it returns.
@@ -305,8 +237,3 @@ def _no_shortcuts() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
-    message = str(error)
-    return any(phrase in message for phrase in phrases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -28,21 +29,14 @@ class Indexing(Core):
         self._check_members()
         if isinstance(index, slice):
             return self._part(index)
-        if isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and not _is_bool(index)):
-            return self._member(int(index))
-        if hasattr(index, "__index__") and not isinstance(index, Tensor):
-            return self._member(int(index.__index__()))
+        if hasattr(index, "__index__") and not (isinstance(index, Tensor) and (index.dim() or _is_bool(index))):
+            return self._member(operator.index(index))
         return self._take_members(self._indices(index))
 
     def _member(self, index: int) -> nn.Module:
         place = index + self._count if index < 0 else index
         if not 0 <= place < self._count:
             raise IndexError(f"member {index} of a population of {self._count}")
-        if self._parent is not None:
-            offset = self._offset()
-            if offset is not None:
-                whole: Any = self._parent
-                return whole._member(offset[0] + place * offset[1])  # type: ignore[no-any-return]
         known = self._members.get(place)
         if known is not None:
             return known
@@ -68,16 +62,6 @@ class Indexing(Core):
             member = build(self.template, self._evaluator.entries, parameters, buffers)
         self._members.add(place, member, parameters, list(buffers.values()))
         return member
-
-    def _offset(self) -> tuple[int, int] | None:
-        """Where the rows of this part are in its parent: the first one, and the step."""
-        parent = self._parent
-        if parent is None or not self._values.matrices:
-            return None
-        ours, theirs = self._values.matrices[0], parent._values.matrices[0]
-        if theirs.stride(0) == 0 or ours.numel() == 0:
-            return None
-        return (ours.storage_offset() - theirs.storage_offset()) // theirs.stride(0), ours.stride(0) // theirs.stride(0)
 
     def _part(self, index: slice) -> Self:
         start, stop, step = index.indices(self._count)

@@ -8,10 +8,12 @@ tree), otherwise when the population is used next.
 from __future__ import annotations
 
 import copy
+import functools
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,48 +33,33 @@ _REMEDY = (
 _held: weakref.WeakKeyDictionary[nn.Module, MemberTensors] = weakref.WeakKeyDictionary()
 # Of each module of each live member its index, and the buffers, by id: a class may define equality and have no hash.
 _guards: dict[int, tuple[int, dict[str, Any]]] = {}
-_installed = False
 
 
-class MemberTensors:
-    """What a member holds: views of its row."""
+class MemberTensors(NamedTuple):
+    """What a member holds: views of its row, where its parameters are, and its structure."""
 
-    def __init__(self, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
-        self.parameters = parameters
-        self.buffers = buffers
-        self.note_places(member)
-
-    def note_places(self, member: nn.Module) -> None:
-        """Note what the member looks like, and where its parameters are."""
-        self.structure = read(member).structure
-        self.places = [(parameter.data_ptr(), parameter.dtype) for parameter in self.parameters]
+    parameters: list[Any]
+    buffers: list[Any]
+    places: list[tuple[int, torch.dtype]]
+    structure: Any
 
 
-class Members:
-    """The live members of one population, each at most once."""
-
-    def __init__(self) -> None:
-        self._alive: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
-
-    def __bool__(self) -> bool:
-        return bool(self._alive)
-
-    def get(self, index: int) -> nn.Module | None:
-        """The member of that number, if a program still holds it."""
-        return self._alive.get(index)
+class Members(weakref.WeakValueDictionary[int, nn.Module]):
+    """The live members of one population by index, each as long as a program holds it."""
 
     def add(self, index: int, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
-        """Remember a member as long as a program holds it."""
+        """Remember a member."""
         _install()
         for module in member.modules():
             _guards[id(module)] = (index, dict(module._buffers))
             weakref.finalize(module, _guards.pop, id(module), None)
-        self._alive[index] = member
-        _held[member] = MemberTensors(member, parameters, buffers)
+        self[index] = member
+        places = [(parameter.data_ptr(), parameter.dtype) for parameter in parameters]
+        _held[member] = MemberTensors(parameters, buffers, places, read(member).structure)
 
-    def items(self) -> Iterator[tuple[int, nn.Module, MemberTensors]]:
+    def visit(self) -> Iterator[tuple[int, nn.Module, MemberTensors]]:
         """Index, module and tensors of each live member."""
-        for index, member in list(self._alive.items()):
+        for index, member in list(self.items()):
             yield index, member, _held[member]
 
     def check(self) -> None:
@@ -81,7 +68,7 @@ class Members:
         Raises:
             StructureError: If one was. One that was edited is no member any more.
         """
-        for index, member, held in self.items():
+        for index, member, held in self.visit():
             for parameter, (where, dtype) in zip(held.parameters, held.places, strict=True):
                 if parameter.dtype is not dtype or parameter.data_ptr() != where:
                     raise StructureError(
@@ -95,14 +82,14 @@ class Members:
                 layout = held.structure.layout
                 names = [*layout.names, *(entry.name for entry in layout.buffers)]
                 found = diff(layout, now.structure.layout) or f"{names[same.index(False)]!r} was exchanged"
-                del self._alive[index]
+                del self[index]
                 for module in member.modules():
                     _guards.pop(id(module), None)
                 raise StructureError(f"member {index} was edited, so it is a model of its own now ({found}); {_REMEDY}")
 
     def mark_touched(self) -> None:
         """Let autograd and caches of live members know that their values changed."""
-        for _, _, held in self.items():
+        for _, _, held in self.visit():
             torch.autograd.graph.increment_version(held.parameters)
 
 
@@ -129,13 +116,11 @@ def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
     return known
 
 
+@functools.cache
 def _install() -> None:
-    global _installed
-    if not _installed:
-        _torch_module.register_module_parameter_registration_hook(_refuse)
-        _torch_module.register_module_module_registration_hook(_refuse)
-        _torch_module.register_module_buffer_registration_hook(_rebind)  # type: ignore[arg-type]
-        _installed = True
+    _torch_module.register_module_parameter_registration_hook(_refuse)
+    _torch_module.register_module_module_registration_hook(_refuse)
+    _torch_module.register_module_buffer_registration_hook(_rebind)  # type: ignore[arg-type]
 
 
 # -- building ----------------------------------------------------------------------------------------------------------
@@ -159,9 +144,7 @@ def row_view(matrix: Tensor, row: int, start: int, shape: Sequence[int]) -> Tens
 
     So saving a member does not write the whole population.
     """
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if matrix.device.type == "cpu" and not matrix.is_inference():
         plain = matrix.detach()
         brain = plain.dtype is torch.bfloat16

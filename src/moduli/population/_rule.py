@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from moduli._torch import pytree
-from moduli.labels import Axes, drop_axis, put_in_front, wrap
+from moduli.labels import Axes, wrap
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError
 
@@ -280,7 +280,7 @@ class Outputs:
             if each is Tensor:
                 made.append(next(items))
             elif isinstance(each, Axes):
-                made.append(wrap(next(items), put_in_front(each, AXIS, None)))
+                made.append(wrap(next(items), each.run(Axes.insert, 0, (AXIS, None))[1]))
             else:
                 made.append(each)
         return pytree.tree_unflatten(made, self.spec)
@@ -293,7 +293,7 @@ def read_data(value: Any) -> Tensor:
 
 def _drop_label(data: Any, like: Any, dim: int) -> Any:
     """The slice of one member of a labelled tensor, with the labels of the other dimensions."""
-    return wrap(data, drop_axis(like._axes, dim)) if type(like) is LabelledTensor else data
+    return wrap(data, like._axes.run(Axes.drop, dim)) if type(like) is LabelledTensor else data
 
 
 def _is_labelled(value: Any) -> bool:

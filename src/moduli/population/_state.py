@@ -82,7 +82,7 @@ class State(Indexing):
             False
         """
         self.template.train(mode)
-        for _, member, _ in self._members.items():
+        for _, member, _ in self._members.visit():
             member.train(mode)
         return self
 
@@ -117,7 +117,7 @@ class State(Indexing):
         for place, flag in enumerate(self._flags):
             if self._leaves is not None:
                 self._leaves[place].requires_grad_(flag)
-            for _, _, held in self._members.items():
+            for _, _, held in self._members.visit():
                 held.parameters[place].requires_grad_(flag)
         return self
 
@@ -197,7 +197,7 @@ class State(Indexing):
                 new.copy_(old)
             kinds = dict(template.named_buffers())
             buffers = {name: held.to(kinds[name]) for name, held in self._buffers.items()}
-            leaves, held_members = self._leaves, list(self._members.items())
+            leaves, held_members = self._leaves, list(self._members.visit())
             self.template, self.layout, self._values, self._buffers = template, layout, values, buffers
             self._evaluator = evaluator
             if leaves is not None:
@@ -208,7 +208,7 @@ class State(Indexing):
                     parameter.data = row_view(values.matrices[entry.group], index, entry.offset, entry.shape)
                 for old, new in zip(held.buffers, buffers.values(), strict=True):
                     old.data = row_view(new.reshape(self._count, -1), index, 0, new.shape[1:])
-                held.note_places(member)
+                self._members.add(index, member, held.parameters, held.buffers)
         return self
 
     def clone(self) -> Self:
@@ -321,9 +321,6 @@ class State(Indexing):
                     "build a population of the same size first"
                 )
         with torch.no_grad():
-            copies = {
-                name: value.detach().to(held[name].device, held[name].dtype) for name, value in state_dict.items()
-            }
-            for name, value in copies.items():
+            for name, value in state_dict.items():
                 held[name].copy_(value)
         self._mark_changed()

@@ -29,11 +29,11 @@ class Statistics(Arithmetic):
             True
         """
         self._check_members()
-        total: Tensor | None = None
-        for ours, theirs in zip(self._matrices(), self._read_other(other), strict=True):
-            part = torch.einsum("np,np->n", ours.conj() if ours.is_complex() else ours, theirs.to(ours.dtype))
-            total = part if total is None else total + part
-        return torch.zeros(self._count) if total is None else total
+        parts = [
+            torch.einsum("np,np->n", ours.conj(), theirs.to(ours.dtype))
+            for ours, theirs in zip(self._matrices(), self._read_other(other), strict=True)
+        ]
+        return sum(parts[1:], parts[0]) if parts else torch.zeros(self._count)
 
     def norm(self) -> Tensor:
         """The Euclidean norm of each member: (N,).
@@ -44,7 +44,7 @@ class Statistics(Arithmetic):
             tensor([0., 0., 0.])
         """
         self._check_members()
-        return _hypot([torch.linalg.vector_norm(m, dim=1) for m in self._matrices()], self._count)
+        return _hypot([torch.linalg.vector_norm(m, dim=1) for m in self._matrices()], (self._count,))
 
     def cosine(self, other: Any) -> Tensor:
         """The cosine of the angle between each member and another population's, or one module: (N,).
@@ -56,7 +56,7 @@ class Statistics(Arithmetic):
             True
         """
         theirs = zip(self._matrices(), self._read_other(other), strict=True)
-        size = _hypot([torch.linalg.vector_norm(y.to(x.dtype), dim=1) for x, y in theirs], self._count)
+        size = _hypot([torch.linalg.vector_norm(y.to(x.dtype), dim=1) for x, y in theirs], (self._count,))
         return torch.div(self.dot(other), self.norm() * size)
 
     def distance(self, other: Any) -> Tensor:
@@ -70,7 +70,7 @@ class Statistics(Arithmetic):
         """
         self._check_members()
         parts = zip(self._matrices(), self._read_other(other), strict=True)
-        return _hypot([torch.linalg.vector_norm(x - y, dim=1) for x, y in parts], self._count)
+        return _hypot([torch.linalg.vector_norm(x - y, dim=1) for x, y in parts], (self._count,))
 
     def distances(self, other: Self | None = None) -> Tensor:
         """The Euclidean distance of every member to every other, or to every member of another population: (N, M).
@@ -84,12 +84,11 @@ class Statistics(Arithmetic):
         self._refuse_shard("the distance of every member to every other")
         whom = self if other is None else other
         check_match(self._take_members(torch.arange(0)), whom._take_members(torch.arange(0)))  # type: ignore[attr-defined]
-        total: Tensor | None = None
+        parts = []
         for x, y in zip(self._matrices(), whom._matrices(), strict=True):
             a, b = (torch.view_as_real(m).flatten(1) if m.is_complex() else m for m in (x, y))
-            part = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
-            total = part if total is None else total + part
-        return torch.zeros(self._count, len(whom)) if total is None else total.sqrt()
+            parts.append(torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist"))
+        return _hypot(parts, (self._count, len(whom)))
 
     def diversity(self) -> Tensor:
         r"""How far members are from their mean, in the root mean square: $\sqrt{\frac1N \sum_i \|x_i - \bar x\|^2}$.
@@ -106,7 +105,7 @@ class Statistics(Arithmetic):
         self._check_nonempty("diversity")
         self._check_members()
         parts = [torch.linalg.vector_norm(m - m.mean(0)).reshape(1) for m in self._matrices()]
-        return torch.div(_hypot(parts, 1)[0], self._count**0.5)
+        return torch.div(_hypot(parts, (1,))[0], self._count**0.5)
 
     def mean(self) -> nn.Module:
         """The mean of all members, as a module. Integers and buffers are those of the first member.
@@ -351,8 +350,8 @@ class Statistics(Arithmetic):
         return copy.deepcopy(made[0])  # type: ignore[no-any-return, index]
 
 
-def _hypot(parts: list[Tensor], count: int) -> Tensor:
+def _hypot(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     """The norm of vectors of which the norms of parts are given."""
     if len(parts) == 1:
         return parts[0]
-    return torch.linalg.vector_norm(torch.stack([p.double() for p in parts]), dim=0) if parts else torch.zeros(count)
+    return torch.linalg.vector_norm(torch.stack([p.double() for p in parts]), dim=0) if parts else torch.zeros(shape)
