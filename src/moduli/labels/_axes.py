@@ -93,12 +93,6 @@ class Axes:
     def __reduce__(self) -> tuple[Callable[..., Axes], tuple[Any, ...]]:
         return intern, (self.names, self.spaces, self.told)
 
-    def __copy__(self) -> Axes:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Axes:
-        return self
-
     def __repr__(self) -> str:
         return f"Axes({', '.join(self.describe(i) for i in range(self.ndim))})"
 
@@ -129,10 +123,7 @@ class Axes:
                 raise UnknownLabelError(f"there is no axis named {dim!r}; {self.listing()}") from None
         if isinstance(dim, bool):
             raise TypeError(f"an axis is given by name or position, not by {dim!r}")
-        try:
-            at = operator.index(dim)
-        except TypeError:
-            raise TypeError(f"an axis is given by name or position, not by a {type(dim).__name__}") from None
+        at = operator.index(dim)
         if not -self.ndim <= at < self.ndim:
             raise IndexError(f"there is no axis {at} in a tensor of {self.ndim} axes; {self.listing()}")
         return at % self.ndim

@@ -319,11 +319,6 @@ RULES[torch.linalg.svd] = _rule(lambda t, full_matrices=True: svd(t, full_matric
 RULES[torch.linalg.qr] = _rule(qr, mode="reduced")
 RULES[torch.linalg.solve] = _rule(solve, left=True)
 RULES[torch.linalg.pinv] = _rule(pinv, hermitian=False)
-for _known, _function in (
-    (torch.det, det),
-    (torch.slogdet, slogdet),
-    (torch.inverse, inv),
-    (torch.matrix_exp, matrix_exp),
-    (torch.trace, trace),
-):
-    register(_known, _rule(_function))
+for _function in (det, slogdet, matrix_exp, trace):
+    register(getattr(torch, _function.__name__), _rule(_function))
+register(torch.inverse, _rule(inv))

@@ -316,11 +316,6 @@ class Gather:
         """The number of wanted labels."""
         return len(self._positions)
 
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """The positions, -1 where there is none."""
-        return tuple(self._positions.tolist())
-
     def reader(self, what: str) -> Callable[[torch.device], torch.Tensor]:
         """The function that compiled code calls, while it is traced, for the index or the mask.
 

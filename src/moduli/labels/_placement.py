@@ -222,26 +222,9 @@ def _converter(name: str, dtype: torch.dtype) -> Any:
     return method(convert)
 
 
-for _name, _dtype in {
-    "float": torch.float32,
-    "double": torch.float64,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "long": torch.int64,
-    "int": torch.int32,
-    "bool": torch.bool,
-    "cfloat": torch.complex64,
-    "cdouble": torch.complex128,
-}.items():
-    _converter(_name, _dtype)
+for _name in ("float", "double", "half", "bfloat16", "long", "int", "bool", "cfloat", "cdouble"):
+    _converter(_name, getattr(torch, _name))
 
-RULES.update(
-    {
-        torch.numel: numel,
-        torch.is_complex: lambda input: input._data.is_complex(),
-        torch.is_floating_point: lambda input: input._data.is_floating_point(),
-        torch.Tensor.to: to,
-        torch.Tensor.item: item,
-        torch.Tensor.numel: numel,
-    }
-)
+RULES.update({torch.numel: numel, torch.Tensor.numel: numel, torch.Tensor.to: to, torch.Tensor.item: item})
+RULES[torch.is_complex] = lambda input: input._data.is_complex()
+RULES[torch.is_floating_point] = lambda input: input._data.is_floating_point()

@@ -105,11 +105,7 @@ RULES[torch.softmax] = lambda input, dim, dtype=None: rank.softmax(input, dim, d
 RULES[torch.log_softmax] = lambda input, dim, dtype=None: rank.log_softmax(input, dim, dtype=dtype)
 
 
-def _normalize(input: Tensor, p: float = 2.0, dim: DimLike = 1, eps: float = 1e-12) -> Tensor:
-    return input / reduce.norm(input, p, dim, True).clamp(min=eps)
-
-
-RULES[F.normalize] = _normalize
+RULES[F.normalize] = lambda x, p=2.0, dim=1, eps=1e-12: x / reduce.norm(x, p, dim, True).clamp(min=eps)
 
 
 def _linear(input: Tensor, weight: Any, bias: Any = None) -> Tensor:
@@ -154,14 +150,9 @@ def _compute_unreduced(
     return function(x, y, reduction="none", **options)
 
 
-for _name in (
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-):
+for _name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
+    _loss(_name)
+for _name in ("binary_cross_entropy", "binary_cross_entropy_with_logits"):
     _loss(_name)
 
 

@@ -270,11 +270,8 @@ def add_identity(t: Tensor, c: Any) -> Tensor:
     """
     t = as_tensor(t)
     amount = c._data if isinstance(c, Tensor) else c
-    if isinstance(amount, torch.Tensor):
-        if amount.ndim:
-            raise TypeError(f"add_identity adds a number times the identity, but c has shape {tuple(amount.shape)}")
-    elif not isinstance(amount, (int, float, complex)):
-        raise TypeError(f"add_identity adds a number times the identity, but c is a {type(c).__name__}")
+    if isinstance(amount, torch.Tensor) and amount.ndim:
+        raise TypeError(f"add_identity adds a number times the identity, but c has shape {tuple(amount.shape)}")
     data = t._data
     plan = plan_matrix(t._axes, "add_identity", True, None)
     check_square(data, t._axes, "add_identity")

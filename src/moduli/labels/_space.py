@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, final
@@ -409,17 +408,9 @@ def _as_range(labels: tuple[int, ...]) -> range | None:
 
 def _as_integer(label: object) -> int | None:
     """The integer that a label equals, if it equals one."""
-    try:
-        return operator.index(label)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    if not isinstance(label, numbers.Number):
-        return None
-    try:
-        number = int(label.real)  # type: ignore[attr-defined]
-    except (OverflowError, ValueError):  # infinity, NaN
-        return None
-    return number if bool(number == label) else None  # type: ignore[comparison-overlap]
+    if isinstance(label, float) and label.is_integer():
+        return int(label)
+    return operator.index(label) if hasattr(label, "__index__") else None
 
 
 def freeze(given: Any) -> Any:

@@ -281,15 +281,6 @@ class Tensor(Methods):
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
-    def __copy__(self) -> Tensor:
-        return wrap_like(self, self._data, self._axes)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        import copy
-
-        made = memo[id(self)] = wrap_like(self, copy.deepcopy(self._data, memo), self._axes)
-        return made
-
     def __reduce__(self) -> tuple[Any, ...]:
         if type(self) is Tensor:
             return wrap, (self._data, self._axes)

@@ -80,20 +80,11 @@ class FrozenDict(Mapping[K, V]):
 
 
 def _same(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dims == b.dims and _same(a.data, b.data)
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        alike = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype
-        return alike and a.device == b.device and torch.equal(a, b)
-    return bool(a == b)
+    if isinstance(a, (Tensor, torch.Tensor)) and a is not b:
+        return isinstance(b, type(a)) and a.dtype == b.dtype and torch.equal(a, b)  # type: ignore[arg-type]
+    return a is b or bool(a == b)
 
 
 def _hash_of(value: Any) -> int:
     # Tensors hash by identity but are compared here by value, so they contribute only what equal tensors share.
-    if isinstance(value, Tensor):
-        return hash((value.dims, value.data.dtype))
-    if isinstance(value, torch.Tensor):
-        return hash((value.shape, value.dtype))
-    return hash(value)
+    return hash((value.dtype, value.numel()) if isinstance(value, (Tensor, torch.Tensor)) else value)

@@ -307,22 +307,9 @@ def _operator(name: str) -> Callable[..., Any]:
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_UNARY = (
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "float",
-    "int",
-    "complex",
-    "index",
-    "getitem",
-    "contains",
-    "len",
-    "bool",
-    "iter",
-)
-for _name in (*_BINARY, *(f"r{_binary}" for _binary in _BINARY), *_COMPARISONS, *_UNARY):
+_UNARY = ("neg", "pos", "abs", "invert", "float", "int", "complex", "index", "bool")
+_CONTAINER = ("getitem", "contains", "len", "iter")
+for _name in (*_BINARY, *(f"r{_binary}" for _binary in _BINARY), *_COMPARISONS, *_UNARY, *_CONTAINER):
     setattr(VirtualTensor, f"__{_name}__", _operator(f"__{_name}__"))
 
 

@@ -22,18 +22,12 @@ from moduli.particles import StructureError
 from ._core import Core, Values, allocate
 from ._members import repeat_buffers
 
+# What writes the result of an operator where it is told to.
 OUT: dict[Any, Callable[..., Tensor]] = {
-    operator.add: torch.add,
-    operator.sub: torch.sub,
-    operator.mul: torch.mul,
-    operator.truediv: torch.div,
-    operator.pow: torch.pow,
-    operator.floordiv: torch.floor_divide,
-    operator.mod: torch.remainder,
-    operator.pos: torch.clone,
-    operator.neg: torch.neg,
-    operator.abs: torch.abs,
+    getattr(operator, name): getattr(torch, name) for name in ("add", "sub", "mul", "pow", "neg", "abs")
 }
+OUT.update({operator.truediv: torch.div, operator.floordiv: torch.floor_divide})
+OUT.update({operator.mod: torch.remainder, operator.pos: torch.clone})
 
 
 class Arithmetic(particles.InPlaceOperators, Core):
@@ -261,31 +255,26 @@ def operate(left: Core, fn: Any, values: list[Any], reflected: bool, out: Values
                 value = value.detach()
             elif reflected:
                 # Filled there: a number that is made here first would be copied to the device.
-                value = torch.full((), value, dtype=group.dtype if _floats(group.dtype) else None, device=group.device)
+                whole = not (group.dtype.is_floating_point or group.dtype.is_complex)
+                value = torch.full((), value, dtype=None if whole else group.dtype, device=group.device)
             OUT[fn](value, matrix, out=target) if reflected else OUT[fn](matrix, value, out=target)
         return out
 
 
-def _floats(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
 def make_buffer_operation(fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
     """What an operation does to a buffer that takes part in it."""
-    if isinstance(other, nn.Module | Core):
-        theirs = dict(other.named_buffers())
-        return lambda name, held: fn(theirs[name], held) if reflected else fn(held, theirs[name])
-    value = particles.read_number(other)
-    if isinstance(value, Tensor) and value.dim() > 0:
-        if value.dim() > 1 and value.shape[1:] != (1,):
-            return None
-        column = value.reshape(-1)
+    theirs = dict(other.named_buffers()) if isinstance(other, nn.Module | Core) else None
+    value = particles.read_number(other) if theirs is None else None
+    columns = isinstance(value, Tensor) and value.dim() > 0
+    if columns and value.dim() > 1 and value.shape[1:] != (1,):
+        return None
 
-        def act(name: str, held: Tensor) -> Tensor:
-            if held.shape[0] != column.shape[0]:
+    def act(name: str, held: Tensor) -> Tensor:
+        operand = value if theirs is None else theirs[name]
+        if columns:
+            if len(held) != len(operand):
                 return held.clone()
-            per_member = column.reshape(-1, *[1] * (held.dim() - 1)).to(held.dtype)
-            return fn(per_member, held) if reflected else fn(held, per_member)  # type: ignore[no-any-return]
+            operand = operand.reshape(-1, *[1] * (held.dim() - 1)).to(held.dtype)
+        return fn(operand, held) if reflected else fn(held, operand)  # type: ignore[no-any-return]
 
-        return act
-    return lambda name, held: fn(value, held) if reflected else fn(held, value)
+    return act

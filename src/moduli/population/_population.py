@@ -131,24 +131,13 @@ class Population(State, Calls, Variation, Statistics):
         nets = list(modules)
         if not nets:
             raise ValueError("a population of no modules has no structure; use Population.of(net, 0)")
-        for index, net in enumerate(nets):
-            if not isinstance(net, nn.Module):
-                raise TypeError(f"member {index} is a {type(net).__name__}, not a torch.nn.Module")
         pop = cls._like(adopt(copy.deepcopy(nets[0])), len(nets))
-        held = {name for name, _ in nets[0].named_buffers()}
         for index, net in enumerate(nets[1:], 1):
             try:
                 pop.replace([index], net)
-                for name, _ in net.named_buffers():
-                    if name not in held:
-                        raise StructureError(f"buffer {name!r} is in member {index} only")
-                for entry, flag, its in zip(pop.layout, pop._flags, layout_and_tensors(net)[1], strict=True):
+                for name, flag, its in zip(pop.layout.names, pop._flags, layout_and_tensors(net)[1], strict=True):
                     if flag != its.requires_grad:
-                        here, there = ("trained", "frozen") if flag else ("frozen", "trained")
-                        raise StructureError(
-                            f"{entry.name!r} is {here} in member 0 and {there} in member {index}; use requires_grad_ to make "
-                            "them alike"
-                        )
+                        raise StructureError(f"{name!r} is trained in one and frozen in the other")
             except StructureError as error:
                 raise StructureError(f"members 0 and {index} cannot be stacked: {error}") from error
         return pop

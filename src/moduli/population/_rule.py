@@ -72,8 +72,9 @@ def kind_of(template: nn.Module, layout: Any) -> Kind:
     """What the layers of a model allow."""
     width = max((max(entry.shape[:1], default=1) for entry in layout), default=1)
     size = max((entry.dtype.itemsize for entry in layout), default=4)
-    looped = (_name(path, module) for path, module in template.named_modules() if isinstance(module, _LOOPED))
-    return Kind(next(looped, None), _is_plain(template, layout), width * size)
+    looped = ((path, type(layer).__name__) for path, layer in template.named_modules() if isinstance(layer, _LOOPED))
+    first = next((f"{path or 'the model'} ({kind})" for path, kind in looped), None)
+    return Kind(first, _is_plain(template, layout), width * size)
 
 
 def choose(kind: Kind, layout: Any, count: int, call: Call) -> EvaluationPlan:
@@ -128,10 +129,6 @@ def _make_plan(form: str, count: int, block: int, why: str) -> EvaluationPlan:
     if block >= count:
         return EvaluationPlan(form, 0, f"{form}: all members at once; {why}")
     return EvaluationPlan(form, block, f"{form}: {block} members at a time; {why}")
-
-
-def _name(path: str, module: nn.Module) -> str:
-    return f"{path or 'the model'} ({type(module).__name__})"
 
 
 def _is_plain(template: nn.Module, layout: Any) -> str | None:
@@ -264,7 +261,9 @@ class Outputs:
         """The tensors of one output; the rest of it must be the same for all members."""
         leaves, spec = pytree.tree_flatten(output, is_leaf=_is_labelled)
         rest = [leaf._axes if _is_labelled(leaf) else Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        if self.spec is not None and (spec != self.spec or not _equal(rest, self.rest)):
+        if self.spec is not None and (
+            spec != self.spec or any(x is not y and not bool(x == y) for x, y in zip(rest, self.rest, strict=True))
+        ):
             raise TypeError(
                 "members returned different things besides tensors; return tensors, which are stacked, or the same value "
                 "for every member"
@@ -298,7 +297,3 @@ def _drop_label(data: Any, like: Any, dim: int) -> Any:
 
 def _is_labelled(value: Any) -> bool:
     return type(value) is LabelledTensor
-
-
-def _equal(ours: list[Any], theirs: list[Any]) -> bool:
-    return len(ours) == len(theirs) and all(x is y or bool(x == y) for x, y in zip(ours, theirs, strict=True))

@@ -63,15 +63,9 @@ def _read_attribute(func: Any, args: Any, kwargs: Any) -> Any:
     return func(x.physical[0], *rest, **kwargs)
 
 
-def _requires(func: Any, args: Any, kwargs: Any) -> Any:
-    return args[0].physical.requires_grad
-
-
 def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """A function of every element of one tensor."""
     x = args[0]
-    if len(args) == 1 and not kwargs:
-        return Stacked(func(x.physical), x.randomness)
     if type(x) is not Stacked or any(type(each) is Stacked for each in (*args[1:], *kwargs.values())):
         return _map_function(func, args, kwargs)
     return Stacked(func(x.physical, *args[1:], **kwargs), x.randomness)
@@ -176,8 +170,9 @@ def _map_function(func: Any, args: Any, kwargs: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda each: Stacked(each, randomness), made)
 
 
+_ATTRIBUTES = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "requires_grad")
 _ABOUT: list[Any] = [
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse")),
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__),
     *(torch.is_floating_point, torch.is_complex, torch.numel),
 ]
@@ -198,5 +193,4 @@ _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.mean, torch.sum, Tensor.mean, Tensor.sum), _reduce_members),
     F.linear: _linear,
     F.cross_entropy: _cross_entropy,
-    Tensor.requires_grad.__get__: _requires,  # type: ignore[attr-defined]
 }

@@ -164,10 +164,7 @@ class State(Indexing):
             >>> Population.of(nn.Linear(3, 2), 5).zero_grad()
         """
         for leaf in self._leaves or ():
-            if set_to_none or leaf.grad is None:
-                leaf.grad = None
-            else:
-                leaf.grad = torch.zeros_like(leaf)
+            leaf.grad = None if set_to_none or leaf.grad is None else torch.zeros_like(leaf)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or convert the whole population in place, as `nn.Module.to` does; floating parameters change dtype.

@@ -228,9 +228,10 @@ class Variation(Indexing):
             buffers = {n: b.detach().expand(len(places), *b.shape) for n, b in source.named_buffers()}
         else:
             raise TypeError(f"members are replaced by a Population or a module, not by a {type(source).__name__}")
-        for name, held in self._buffers.items():
-            if name not in buffers or buffers[name].shape[1:] != held.shape[1:]:
-                raise StructureError(f"buffer {name!r} differs in the source or is missing there")
+        shapes = [{name: held.shape[1:] for name, held in each.items()} for each in (self._buffers, buffers)]
+        if shapes[0] != shapes[1]:
+            name = dict(shapes[0].items() ^ shapes[1].items()).popitem()[0]
+            raise StructureError(f"buffer {name!r} differs between the members and the source, or only one has it")
         with torch.no_grad():
             for matrix, part in zip(self._values.matrices, parts, strict=True):
                 matrix.index_copy_(0, places.to(matrix.device), part)
