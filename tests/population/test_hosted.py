@@ -58,7 +58,7 @@ def test_workers_together_do_what_one_process_does(executor):
             if kill:  # a worker that is gone is replaced, and its members go on from where they were
                 import ray
 
-                os.kill(ray.get(hosted._actors[1].pid.remote()), signal.SIGKILL)
+                os.kill(ray.get(hosted._actors[1].__ray_call__.remote(lambda worker: os.getpid())), signal.SIGKILL)
             losses = hosted.step(error, x, steps=2)
             for _ in range(2):
                 expected = opt.step(mo.closure(lambda: here.losses(error, x)))

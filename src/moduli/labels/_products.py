@@ -50,10 +50,6 @@ def einsum(equation: str, *tensors: Tensor) -> Tensor:
         >>> mo.einsum("oi,i->o", w, x)
         Tensor(out: p=21., q=43.)
     """
-    if not isinstance(equation, str):
-        raise TypeError(
-            f"the first argument of einsum is an equation such as 'b in, out in -> b out', not {equation!r}"
-        )
     operands = [as_tensor(t) for t in tensors]
     if not operands:
         raise ValueError("einsum needs at least one tensor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, final
@@ -169,9 +170,6 @@ class Space:
 
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"a Space is immutable: make another one instead of setting {attribute!r}")
-
-    def __copy__(self) -> Space:
-        return self
 
     def __deepcopy__(self, memo: object) -> Space:
         return self
@@ -408,9 +406,13 @@ def _as_range(labels: tuple[int, ...]) -> range | None:
 
 def _as_integer(label: object) -> int | None:
     """The integer that a label equals, if it equals one."""
-    if isinstance(label, float) and label.is_integer():
-        return int(label)
-    return operator.index(label) if hasattr(label, "__index__") else None
+    if not isinstance(label, numbers.Complex):
+        return None
+    try:
+        number = int(label.real)
+    except (OverflowError, ValueError):  # infinity, NaN
+        return None
+    return number if number == label else None
 
 
 def freeze(given: Any) -> Any:

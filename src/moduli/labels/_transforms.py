@@ -139,8 +139,6 @@ def vmap(
         >>> mo.vmap(lambda row: mo.dot(row, w, over="feature"), over="batch")(x)
         Tensor(batch: p=12., q=34.)
     """
-    if not isinstance(over, str):
-        raise TypeError(f"over is the name of an axis, not {over!r}")
 
     def call_mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_labelled)
@@ -164,9 +162,6 @@ def vmap(
             called_args, called_kwargs = pytree.tree_unflatten(filled, spec)
             results, out_spec = pytree.tree_flatten(function(*called_args, **called_kwargs), is_leaf=_is_labelled)
             plain = [result._data if _is_labelled(result) else result for result in results]
-            for result in plain:
-                if not isinstance(result, torch.Tensor):
-                    raise TypeError(f"a mapped function returns tensors, not a {type(result).__name__}")
             returned.append((out_spec, [as_tensor(result)._axes for result in results]))
             return plain
 

@@ -234,13 +234,20 @@ def load_all_or_nothing(module: nn.Module, state_dict: Mapping[str, Any], load: 
 def _is_certain(module: nn.Module, state_dict: Mapping[str, Any]) -> bool:
     """Whether nothing can go wrong, so that the copy which a failed load is undone from need not be made.
 
-    That is: exactly the module's names, each with a tensor of the same shape and device, no labels to align, and no code
-    of others that could fail half way.
+    That is: exactly the module's names, each with a tensor of the same shape and device, the same labels, and no code of
+    others that could fail half way.
     """
-    for each in module.modules():
-        if each._load_state_dict_pre_hooks or each._load_state_dict_post_hooks or labels_of(each):
+    metadata = getattr(state_dict, "_metadata", {})
+    transient: set[str] = set()
+    for prefix, each in module.named_modules():
+        if each._load_state_dict_pre_hooks or each._load_state_dict_post_hooks:
             return False
-    held = module.state_dict(keep_vars=True)
+        saved = metadata.get(prefix, {}).get("labels", {})
+        for name, (_, axes) in each.__dict__.get("_labelled", {}).items():
+            if name in saved and saved[name] != encode(axes, f"{prefix}.{name}"):
+                return False
+        transient.update(f"{prefix}.{name}" if prefix else name for name in each._non_persistent_buffers_set)
+    held = {name: registry[key] for name, (registry, key) in places(module).items() if name not in transient}
     return held.keys() == state_dict.keys() and all(
         isinstance(value, torch.Tensor) and value.shape == held[name].shape and value.device == held[name].device
         for name, value in state_dict.items()

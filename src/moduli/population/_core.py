@@ -182,14 +182,12 @@ class Core:
         while pop is not None:
             if pop._leaves:
                 torch.autograd.graph.increment_version(pop._leaves)
-            if pop._members:
-                pop._members.mark_touched()
+            pop._members.mark_touched()
             pop = pop._parent
 
     def _check_members(self) -> None:
         """Check the members that a program holds before the population is used."""
-        if self._members:
-            self._members.check()
+        self._members.check()
 
     def _refuse_shard(self, what: str) -> None:
         """Refuse to compare members of which other processes hold some."""

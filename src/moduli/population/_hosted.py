@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -233,9 +232,6 @@ class _Host:
 
     def members(self) -> Any:
         return self.pop.clone()
-
-    def pid(self) -> int:
-        return os.getpid()
 
     def _state(self) -> tuple[Any, Any]:
         return self.pop.state_dict(), None if self.opt is None else self.opt.state_dict()

@@ -127,8 +127,6 @@ def _draw(
 
 def find_places(layout: Layout, indices: tuple[int, ...], device: torch.device) -> Tensor:
     """What identifies each column of a group: its position among all parameters."""
-    if len(layout.groups) == 1:
-        return torch.arange(layout.numel, dtype=torch.int32, device=device)
     parts = [
         torch.arange(layout.entries[i].start, layout.entries[i].start + layout.entries[i].numel, dtype=torch.int32)
         for i in indices
