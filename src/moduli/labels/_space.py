@@ -171,6 +171,9 @@ class Space:
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"a Space is immutable: make another one instead of setting {attribute!r}")
 
+    def __copy__(self) -> Space:
+        return self
+
     def __deepcopy__(self, memo: object) -> Space:
         return self
 
@@ -409,7 +412,7 @@ def _as_integer(label: object) -> int | None:
     if not isinstance(label, numbers.Complex):
         return None
     try:
-        number = int(label.real)
+        number = int(label.real)  # type: ignore[call-overload]
     except (OverflowError, ValueError):  # infinity, NaN
         return None
     return number if number == label else None

@@ -264,7 +264,7 @@ def operate(left: Core, fn: Any, values: list[Any], reflected: bool, out: Values
 def make_buffer_operation(fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
     """What an operation does to a buffer that takes part in it."""
     theirs = dict(other.named_buffers()) if isinstance(other, nn.Module | Core) else None
-    value = particles.read_number(other) if theirs is None else None
+    value: Any = particles.read_number(other) if theirs is None else None
     columns = isinstance(value, Tensor) and value.dim() > 0
     if columns and value.dim() > 1 and value.shape[1:] != (1,):
         return None
