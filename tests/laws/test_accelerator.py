@@ -68,7 +68,7 @@ def test_particles_and_populations_keep_to_the_device():
         (few, copied), (many, _) = rows
         assert not copied, (name, copied)
         assert len(few) == len(many), (name, few, many)
-    assert found["a + 0.5 * (b - c)"][1][0] == ["_foreach_sub", "_foreach_add"]
+    assert found["a + 0.5 * (b - c)"][1][0] == ["_foreach_add", "_foreach_add"]
 
 
 def test_what_decides_on_the_host_is_counted():

@@ -184,6 +184,20 @@ def test_binary_and_unary_operators_of_products():
         net1.product().binary_operator(Net().product(), lambda p, q, conf: p)
 
 
+def test_operators_of_ones_own_and_product_see_parameters_that_take_no_part():
+    net = Both()
+    net.set_param_config(operational=False, name="my_module")
+    twin = net.clone_from(Both())
+    seen = []
+    made = net.product().unary_operator(lambda p, conf: seen.append(conf.operational) or nn.Parameter(p + 1)).module()
+    assert seen.count(False) == 2
+    assert torch.equal(made.my_module.bias, net.my_module.bias + 1)
+    made = net.product().binary_operator(twin.product(), lambda p, q, conf: nn.Parameter(p - q)).module()
+    assert torch.equal(made.my_module.weight, net.my_module.weight - twin.my_module.weight)
+    net.product_(twin.product())
+    assert torch.equal(net.my_module.weight, twin.my_module.weight)
+
+
 def test_binary_and_unary_operators_of_wrappers():
     net1 = ParticleModule(Net((0.0, 1.0, 2.0)))
     net2 = net1.clone_from(ParticleModule(Net((5.0, 4.0, 3.0))))

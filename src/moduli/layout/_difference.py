@@ -84,18 +84,14 @@ def diff(left: Source | Layout, right: Source | Layout) -> Difference | None:
     for entry in a:
         for name in entry.names:
             if set(entry.names) != set(b[name].names):
-                tie = _find_untied(name, entry.names, b[name].names)
+                # Of two different sets of names, the first that only one of them has.
+                apart = set(entry.names) ^ set(b[name].names)
+                tie = next(other for other in (*entry.names, *b[name].names) if other in apart)
                 return Difference(tie, "tie", _partner(tie, a), _partner(tie, b))
     # The same names with the same ties: they can only come in another order.
     theirs = _order_names(b)
     place, name = next((i, n) for i, (n, m) in enumerate(zip(_order_names(a), theirs, strict=True)) if n != m)
     return Difference(name, "order", place, theirs.index(name))
-
-
-def _find_untied(name: str, left: tuple[str, ...], right: tuple[str, ...]) -> str:
-    """Of two different sets of tied names that share `name`, the first name that only one of them has."""
-    apart = set(left) ^ set(right)
-    return next((other for other in (*left, *right) if other in apart), name)
 
 
 def _partner(name: str, layout: Layout) -> str | None:

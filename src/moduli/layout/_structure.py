@@ -155,26 +155,21 @@ def read(root: nn.Module) -> Reading:
     """
     last = _LAST.get(id(root))
     before = last[1] if last is not None and last[0]() is root else None
-    found = None
     try:
         found = _scan(root, _MOST_MODULES if before is None else before._limit)
-        if found is not None and before is not None and found[1] == before._key:
-            return before._pick_from(found[0])
     except (AttributeError, RuntimeError):
-        found = None
-    if found is None:
         _slots(root)  # says what is wrong, if anything is
-        try:
-            found = _scan(root, 1 << 60)
-        except RuntimeError:
-            found = None
-    if found is None:
-        raise _make_change_error(root)
+        found = _scan(root, 1 << 60)
+    if before is not None and found[1] == before._key:
+        return before._pick_from(found[0])
     return _find(root, *found)._pick_from(found[0])
 
 
-def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key] | None:
-    """Walk over the tree: what is there, and what is compared; None if it has more than `limit` places.
+def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key]:
+    """Walk over the tree: what is there, and what is compared.
+
+    Raises:
+        AttributeError: If it has more than `limit` places, or a module in it was not initialised.
 
     This is the hot loop of the room: it runs at each reading. Slots that hold None count as names. The keys are asked for
     by name because TorchScript has objects in the place of dicts that cannot be iterated over.
@@ -207,7 +202,7 @@ def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key] | None:
             names.append(_CHILDREN)
             queue += children.values()
             if len(queue) > limit:
-                return None
+                raise AttributeError
         names.append(module.__class__)
     sizes, ties = _sizes(parameters), _find_first_places(parameters)
     buffer_sizes, buffer_ties = (_sizes(buffers), _find_first_places(buffers)) if buffers else ([], [])
@@ -258,8 +253,6 @@ def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
 
 def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     slots, buffer_slots, paths = _slots(root)
-    if (len(slots), len(buffer_slots), len(paths)) != tuple(map(len, (scan.parameters, scan.buffers, scan.modules))):
-        raise _make_change_error(root)
     # `named_parameters()` goes depth first: sort by the position of each module among its siblings, from the root on.
     order = sorted((p for p, held in enumerate(scan.parameters) if held is not None), key=lambda p: slots[p][0])
     buffer_order = sorted(
@@ -327,10 +320,6 @@ def _slots(root: nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str,
             for position, (name, child) in enumerate(children.items()):
                 queue.append((child, f"{prefix}{name}.", (*path, position), lineage))
     return slots, buffer_slots, paths
-
-
-def _make_change_error(root: nn.Module) -> LayoutError:
-    return LayoutError(f"{type(root).__name__} changed while its layout was read; edit it from one thread at a time")
 
 
 def lay_out(

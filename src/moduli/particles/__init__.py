@@ -17,88 +17,64 @@ Two particles can be combined when their structures agree, whether or not they s
 `StructureError` names the first difference.
 """
 
-from .._deprecated import move
-from ._adopt import adopt
-from ._config import CONFIG_KEY, POLICIES, buffer_policy, keep_buffer, public_name
-from ._functions import (
-    axpy_,
-    clamp,
-    exp,
-    lerp,
-    lerp_,
-    map,
-    rand,
-    randn,
-    sign,
-    sqrt,
-    where,
-    zeros_like,
-)
-from ._history import SpeciesView, events_of, history, independent, migrate, species
-from ._measures import Only, cosine, distance, dot, from_vector, norm, only, vector
-from ._mode import differentiable, is_differentiable, refuse_graph
-from ._operand import buffer_policies, check_kept, inert_parameters, matching_values, read_number
-from ._operators import InPlaceOperators, count_operand, is_temporary
-from ._record import Event
-from ._skeleton import POLICY, copy_unwrapped
-from .errors import StructureError
-from .module import NytoModule
-from .mtype import ParamConfig
+import types as _types
+import typing as _typing
 
-__all__ = [
-    "NytoModule",
-    "adopt",
-    "StructureError",
-    "norm",
-    "dot",
-    "cosine",
-    "distance",
-    "lerp",
-    "lerp_",
-    "axpy_",
-    "sign",
-    "sqrt",
-    "exp",
-    "clamp",
-    "where",
-    "map",
-    "rand",
-    "randn",
-    "zeros_like",
-    "vector",
-    "from_vector",
-    "only",
-    "Only",
-    "differentiable",
-    "species",
-    "SpeciesView",
-    "history",
-    "independent",
-    "migrate",
-    "ParamConfig",
-    "buffer_policy",
-    # For the rooms that build on this one.
-    "Event",
-    "events_of",
-    "POLICIES",
-    "POLICY",
-    "CONFIG_KEY",
-    "public_name",
-    "copy_unwrapped",
-    "check_kept",
-    "keep_buffer",
-    "read_number",
-    "count_operand",
-    "is_temporary",
-    "InPlaceOperators",
-    "buffer_policies",
-    "inert_parameters",
-    "is_differentiable",
-    "matching_values",
-    "refuse_graph",
-]
+from .._deprecated import move as _move
+from ._adopt import adopt as adopt
+from ._arithmetic import Only as Only
+from ._config import CONFIG_KEY as CONFIG_KEY
+from ._config import POLICIES as POLICIES
+from ._config import buffer_policy as buffer_policy
+from ._config import keep_buffer as keep_buffer
+from ._config import public_name as public_name
+from ._functions import axpy_ as axpy_
+from ._functions import clamp as clamp
+from ._functions import exp as exp
+from ._functions import lerp as lerp
+from ._functions import lerp_ as lerp_
+from ._functions import map as map
+from ._functions import rand as rand
+from ._functions import randn as randn
+from ._functions import sign as sign
+from ._functions import sqrt as sqrt
+from ._functions import where as where
+from ._functions import zeros_like as zeros_like
+from ._history import SpeciesView as SpeciesView
+from ._history import events_of as events_of
+from ._history import history as history
+from ._history import independent as independent
+from ._history import migrate as migrate
+from ._history import species as species
+from ._measures import cosine as cosine
+from ._measures import distance as distance
+from ._measures import dot as dot
+from ._measures import from_vector as from_vector
+from ._measures import norm as norm
+from ._measures import only as only
+from ._measures import vector as vector
+from ._operand import buffer_policies as buffer_policies
+from ._operand import check_kept as check_kept
+from ._operand import inert_parameters as inert_parameters
+from ._operand import matching_values as matching_values
+from ._operand import read_number as read_number
+from ._operators import InPlaceOperators as InPlaceOperators
+from ._operators import count_operand as count_operand
+from ._operators import is_temporary as is_temporary
+from ._record import Event as Event
+from ._record import differentiable as differentiable
+from ._record import is_differentiable as is_differentiable
+from ._record import refuse_graph as refuse_graph
+from ._skeleton import POLICY as POLICY
+from ._skeleton import copy_unwrapped as copy_unwrapped
+from .errors import StructureError as StructureError
+from .module import NytoModule as NytoModule
+from .mtype import ParamConfig as ParamConfig
 
-__getattr__ = move(
+if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+    __all__ = sorted(k for k, v in globals().items() if not (k.startswith("_") or isinstance(v, _types.ModuleType)))
+
+__getattr__ = _move(
     __name__,
     "moduli.compat.nytorch",
     (

@@ -58,10 +58,7 @@ def adopt(module: nn.Module) -> Any:
             "forward pass first"
         )
     made: Any = make_adopted_class(type(module))
-    try:
-        module.__class__ = made
-    except TypeError as error:
-        raise TypeError(f"{type(module).__name__} objects cannot become particles: {error}") from error
+    module.__class__ = made
     record_of(module)
     adopt_children(module)
     return module

@@ -5,45 +5,38 @@ from __future__ import annotations
 import mmap
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from moduli._torch import keep_from_tracing
 from moduli.layout import any_sharded, cut_like, is_sharded, piece_like, piece_of
 
 from ._config import result_buffers
-from ._mode import LeafMode, is_composing, record_nothing, refuse_graph
 from ._operand import Operand, broadcast, check_kept, pair, read_number
-from ._record import ParticleRecord, Pending, adorn, build
-from ._skeleton import PENDING, RECORD, assemble, facts_of, select_plain_attributes, unwrap_kind
+from ._operators import InPlaceOperators
+from ._record import LeafMode, Pending, build, is_composing, record_nothing, refuse_graph
+from ._skeleton import PENDING, select_plain_attributes, unwrap_kind
+from ._species import require
 from .base import NytoModuleBase
+from .edits import clone_param
 from .errors import StructureError
+from .kernel import Particle
 
-Values = Sequence[Tensor]
-# One call for all tensors. The other functions are called tensor by tensor.
-_FOREACH: dict[Any, Callable[..., Any] | None] = {
-    operator.add: torch._foreach_add,
-    operator.sub: torch._foreach_sub,
-    operator.mul: torch._foreach_mul,
-    operator.truediv: torch._foreach_div,
-    operator.neg: torch._foreach_neg,
-    operator.abs: torch._foreach_abs,
-    torch.sqrt: torch._foreach_sqrt,
-    torch.exp: torch._foreach_exp,
-    torch.lerp: torch._foreach_lerp,
-    operator.pos: getattr(torch, "_foreach_clone", None),  # since torch 2.13
+# Functions that torch applies to all tensors by one call, `torch._foreach_add` and the like (clone: since 2.13).
+_FOREACH: dict[Any, str] = {
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.truediv: "div",
+    operator.neg: "neg",
+    operator.abs: "abs",
+    operator.pos: "clone",
+    torch.sqrt: "sqrt",
+    torch.exp: "exp",
+    torch.lerp: "lerp",
 }
-# The same with a number that lies on a device, from which torch would read it back.
-_BY_NUMBER = {operator.add: "_foreach_add", operator.mul: "_foreach_mul", operator.truediv: "_foreach_div"}
-_IN_PLACE: dict[Any, Callable[..., Any]] = {
-    operator.add: torch._foreach_add_,
-    operator.sub: torch._foreach_sub_,
-    operator.mul: torch._foreach_mul_,
-    operator.truediv: torch._foreach_div_,
-}
-# What gives tensors of the dtype and shape of its operands, if both have one.
-_CLOSED = frozenset((operator.add, operator.sub, operator.mul))
 _SIGNS = {operator.add: 1, operator.sub: -1}
 # Fresh memory costs more than the arithmetic on it: the system hands it out in pages of 4 KB, each at the price of a fault. An
 # allocator keeps what was freed for the next result, but not where a whole model was freed at once. One mapping in huge pages
@@ -53,102 +46,95 @@ _LARGE = 1 << 23
 
 _ALIGNMENT = 64
 _PAGE = 1 << 21
-_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+_HUGE: int = getattr(mmap, "MADV_HUGEPAGE", 0)
 
 
 def binary(
     fn: Callable[[Any, Any], Any],
-    module: nn.Module,
+    x: Any,
     other: Any,
     reflected: bool = False,
-    scope: tuple[str, ...] | None = None,
     temporary: tuple[bool, bool] = (False, False),
 ) -> Any:
     """A function of the values of a particle and of another particle, a number or a tensor.
 
     Args:
         fn: The function.
-        module: The particle.
+        x: The particle, or a part of one.
         other: The other operand.
         reflected: Whether the other operand is the left one.
-        scope: Patterns of names, if the operation is to act on those only.
         temporary: Which of the two exist only inside the expression.
     """
-    left = Operand(module, scope, spare=temporary[0])
-    if isinstance(other, NytoModuleBase):
-        left, right = pair(left, Operand(other, spare=temporary[1]))
-        first, second = (right, left) if reflected else (left, right)
-        closed = fn in _CLOSED and not left.acting
-        if fn in _SIGNS and not is_composing() and not left.sharded:
-            return derive(left, lambda places: _add(first, second, _SIGNS[fn], places), closed)
-        return derive(
-            left, lambda places: apply(fn, pick(first.values(), places), pick(second.values(), places)), closed
-        )
+    with record_nothing():
+        left = Operand(x, spare=temporary[0])
+        if isinstance(other, NytoModuleBase):
+            left, right = pair(left, Operand(other, spare=temporary[1]))
+            first, second = (right, left) if reflected else (left, right)
+            if fn in _SIGNS and not is_composing() and not left.sharded:
+                # A sum has the dtypes and shapes of its operands.
+                return derive(left, _add(first, second, _SIGNS[fn]), closed=not left.acting)
+            return derive(left, apply(fn, first.values(), second.values()))
+        value = _read_given(left, other)
+        if value is None:
+            return NotImplemented
+        if left.spare and fn is operator.mul and type(value) in (int, float) and not (left.acting or left.inert):
+            # The number waits for a sum, into which it can be multiplied.
+            return derive(left, left.tensors, closed=True, scale=left.scale * value)
+        return derive(left, apply(fn, value, left.values()) if reflected else apply(fn, left.values(), value))
+
+
+def unary(fn: Callable[[Any], Any], x: Any) -> Any:
+    """A function of the values of a particle, or of a part of one."""
+    with record_nothing():
+        left = Operand(x)
+        return derive(left, apply(fn, left.values()))
+
+
+def _read_given(left: Operand, other: Any) -> Any:
+    """A number, or a tensor in the shape of everything that takes part; None for what is neither."""
+    if isinstance(other, nn.Module) and not isinstance(other, Particle):
+        require(other)
     value = read_number(other)
-    if value is None:
-        return NotImplemented
-    if left.spare and fn is operator.mul and type(value) in (int, float) and not (left.acting or left.config()):
-        return _scale(left, value)
-    parts = broadcast(left, value) if isinstance(value, Tensor) and value.dim() > 0 else None
-
-    def act(places: list[int] | None) -> Values:
-        held = pick(left.values(), places)
-        given = value if parts is None else pick(parts, places)
-        return apply(fn, given, held) if reflected else apply(fn, held, given)
-
-    return derive(left, act)
+    return broadcast(left, value) if isinstance(value, Tensor) and value.dim() > 0 else value
 
 
-def unary(fn: Callable[[Any], Any], module: nn.Module, scope: tuple[str, ...] | None = None) -> nn.Module:
-    """A function of the values of a particle."""
-    left = Operand(module, scope)
-    return derive(left, lambda places: apply(fn, pick(left.values(), places)))
-
-
-def pick(values: list[Any], places: list[int] | None) -> list[Any]:
-    """The values at some places, or all of them."""
-    return values if places is None else [values[place] for place in places]
-
-
-def apply(fn: Callable[..., Any], *operands: Any) -> Values:
+def apply(fn: Callable[..., Any], *operands: Any) -> Sequence[Tensor]:
     """A function of lists of tensors, and of numbers, tensor by tensor; the results are new tensors."""
-    lists = [each for each in operands if type(each) is list]
-    if not lists[0]:
-        return []
-    if any(map(any_sharded, lists)):
-        return [_apply_to_pieces(fn, row) for row in zip(*_columns(operands, len(lists[0])), strict=True)]
-    foreach = None if is_composing() else _FOREACH.get(fn)
-    if foreach is not None and type(operands[0]) is list and not isinstance(operands[-1], Tensor | complex):
-        return foreach(*operands)  # type: ignore[no-any-return]
-    if foreach is not None and fn in _BY_NUMBER:
-        held, given = operands if fn is operator.truediv or type(operands[0]) is list else operands[::-1]
-        if type(held) is list and _is_number_elsewhere(given):
-            return getattr(torch.ops.aten, _BY_NUMBER[fn]).Tensor(held, given)  # type: ignore[no-any-return]
-    columns = _columns(operands, len(lists[0]))
-    made = [fn(*row) for row in zip(*columns, strict=True)]
-    return [new.clone() if any(new is old for old in row) else new for new, *row in zip(made, *columns, strict=True)]
+    if fn in (operator.add, operator.mul) and type(operands[0]) is not list:
+        operands = operands[::-1]
+    count = len(next(each for each in operands if type(each) is list))
+    columns = [each if type(each) is list else [each] * count for each in operands]
+    sharded = any(map(any_sharded, columns))
+    if count and not (sharded or is_composing()) and type(operands[0]) is list:
+        foreach = _find_foreach(fn, operands[-1])
+        if foreach is not None:
+            return foreach(*operands)  # type: ignore[no-any-return]
+    made: list[Tensor] = []
+    for row in zip(*columns, strict=True):
+        # Element by element means on what this process holds; the result has pieces like theirs.
+        local = [each.to_local() if is_sharded(each) else each for each in row] if sharded else row
+        new = fn(*local)
+        new = new.clone() if any(new is old for old in local) else new
+        made.append(piece_like(new, next(filter(is_sharded, row), None)) if sharded else new)
+    return made
 
 
-def _is_number_elsewhere(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0 and value.device.type != "cpu"
+def _find_foreach(fn: Any, given: Any, suffix: str = "") -> Any:
+    """What applies a function to all tensors by one call, given a list or number in the last place, or None."""
+    name = _FOREACH.get(fn)
+    if name is None or isinstance(given, complex):
+        return None
+    if not isinstance(given, Tensor):
+        return getattr(torch, f"_foreach_{name}{suffix}", None)
+    if given.device.type == "cpu" or name not in ("add", "mul", "div"):
+        return None
+    # Given a number on a device, the functions above would read it back.
+    return getattr(torch.ops.aten, f"_foreach_{name}{suffix}").Tensor
 
 
-def _columns(operands: Sequence[Any], count: int) -> list[list[Any]]:
-    return [each if type(each) is list else [each] * count for each in operands]
-
-
-def _apply_to_pieces(fn: Callable[..., Any], row: Sequence[Any]) -> Any:
-    """A function of tensors element by element, on what this process holds of them; the result has pieces like theirs."""
-    like = next((each for each in row if is_sharded(each)), None)
-    local = [each.to_local() if is_sharded(each) else each for each in row]
-    new = fn(*local)
-    new = new.clone() if any(new is old for old in local) else new
-    return new if like is None else piece_like(new, like)
-
-
-def _add(x: Operand, y: Operand, sign: int, places: list[int] | None) -> Values:
+def _add(x: Operand, y: Operand, sign: int) -> Sequence[Tensor]:
     """The sum x + sign y, with the numbers that are still to be multiplied in, over an operand that is not needed again."""
-    first, second = pick(x.unscaled(), places), pick(y.unscaled(), places)
+    first, second = x.unscaled(), y.unscaled()
     a, b = x.scale, sign * y.scale
     if not first:
         return []
@@ -164,19 +150,16 @@ def _add(x: Operand, y: Operand, sign: int, places: list[int] | None) -> Values:
             torch._foreach_add_(made, second, alpha=b)
             return made
         x, y, a, b, first, second = y, x, b, a, second, first
-    large = y.layout.numel >= _LARGE and _is_large(second)
-    if y.spare and large:
-        return [torch.add(p, q, alpha=b, out=q) for p, q in zip(first, second, strict=True)]
-    if large:
-        rows = zip(first, second, _allocate_like(first), strict=True)
-        return [torch.add(p, q, alpha=b, out=made) for p, q, made in rows]
-    return torch._foreach_sub(first, second) if b == -1 else torch._foreach_add(first, second, alpha=b)
+    if y.layout.numel >= _LARGE and _is_large(second):
+        outs = second if y.spare else _allocate_like(first)
+        return [torch.add(p, q, alpha=b, out=made) for p, q, made in zip(first, second, outs, strict=True)]
+    return torch._foreach_add(first, second, alpha=b)
 
 
 def _is_large(tensors: Sequence[Tensor]) -> bool:
     """Whether copies of tensors are better in a mapping of their own: many bytes of plain numbers on the CPU."""
     return (
-        _HUGE is not None
+        _HUGE > 0
         and sum(map(Tensor.numel, tensors)) >= _LARGE
         and all(t.device.type == "cpu" and t.is_floating_point() and t.layout is torch.strided for t in tensors)
     )
@@ -193,86 +176,59 @@ def _allocate_like(tensors: Sequence[Tensor]) -> list[Tensor]:
         offsets.append(end)
         end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
     memory = mmap.mmap(-1, end + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if _HUGE is not None:
-        memory.madvise(_HUGE)
+    memory.madvise(_HUGE)
     start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _PAGE
     made = []
     for tensor, offset in zip(tensors, offsets, strict=True):
-        if not tensor.numel():
-            made.append(torch.empty_like(tensor))
-            continue
-        part = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + offset)
+        count, dtype = tensor.numel(), tensor.dtype
+        part = torch.frombuffer(memory, dtype=dtype, count=count, offset=start + offset) if count else tensor.detach()
         made.append(part.view(tensor.shape))
     return made
-
-
-def _scale(left: Operand, value: float) -> nn.Module:
-    """A multiple of a result that exists only inside the expression: its tensors, with a number still to be multiplied in."""
-    with LeafMode():
-        buffers = result_buffers(left) if left.buffers else []
-    made = Pending(
-        left.structure, left.states(), left.tensors, left.flags(), buffers, left.version([]), left.scale * value
-    )
-    made.kinds = left.kinds()
-    return _make_shell(made)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def derive(left: Operand, compute: Callable[[list[int] | None], Values], closed: bool = False) -> nn.Module:
+def derive(left: Operand, values: Sequence[Tensor], closed: bool = False, scale: float = 1) -> nn.Module:
     """Make a particle like an operand, with other values.
 
     Args:
         left: The operand.
-        compute: Gives the values at some places of the operand's entries, or at all for None; each a tensor of its own.
-            Buffers that it gives no values for are copied.
+        values: The values of its entries, each a tensor of its own.
         closed: Whether the values have the shapes and dtypes of the operand for sure.
+        scale: A number that they are still to be multiplied with.
     """
-    graph = is_composing()
-    with record_nothing():
-        kinds, states = left.kinds(), left.states()
-        version = left.version(states)
-        inert = {place: config for place, config in left.config().items() if not config.operational}
-        places: list[int] | None = None
-        if inert:
-            values = left.values()
-            places = [place for place in range(len(values)) if place not in inert]
-            made = dict(zip(places, compute(places), strict=False)) if places else {}
-            tensors = [made[p] if p in made else values[p].detach().clone() for p in range(len(values))]
-        else:
-            tensors = list(compute(None))
-        if left.sharded:
-            # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
-            tensors = [cut_like(made, held) for made, held in zip(tensors, left.unscaled(), strict=False)]
-        if not closed:
-            entries = left.entries
-            for place in range(len(tensors)) if places is None else places:
-                entry = entries[place]
-                tensors[place] = fit(entry.name, entry.shape, entry.dtype, tensors[place])
-        shared = False
-        for place, config in inert.items():
+    tensors, shared = list(values), False
+    if left.sharded:
+        # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
+        tensors = [cut_like(made, held) for made, held in zip(tensors, left.unscaled(), strict=True)]
+    if not closed:
+        tensors = [fit(e.name, e.shape, e.dtype, made) for e, made in zip(left.entries, tensors, strict=True)]
+    if left.places is not None:
+        given = dict(zip(left.places, tensors, strict=True))
+        for place, config in left.inert.items():
+            given[place] = left.parameters()[place].detach().clone()
             if not config.clone:
-                tensors[place], shared = left.parameter(place), True
-        buffers = []
-        if left.buffers:
-            count = len(left.layout)
-            buffers, tensors = result_buffers(left, tensors[count:]), tensors[:count]
-        result = Pending(left.structure, states, tensors, left.flags(), buffers, version)
-        result.graph, result.kinds, result.shared = graph, kinds, shared
-        return _make_shell(result)
+                # The result shares the parameter itself.
+                build(left.module)
+                given[place], shared = Operand(left.module, wrapped=True).tensors[place], True
+        tensors = [given[place] for place in range(len(given))]
+    count = len(left.layout)
+    buffers = result_buffers(left, tensors[count:]) if left.buffers else []
+    return _make_shell(left, tensors[:count], buffers, scale, shared, is_composing())
 
 
-def _make_shell(pending: Pending) -> nn.Module:
+def _make_shell(left: Operand, tensors: list[Any], buffers: list[Any], *facts: Any) -> nn.Module:
     """The module of a result, to be built when it is looked into.
 
     Plain attributes are there at once, because those of the class would be found in their place.
     """
-    kind = unwrap_kind(pending.structure.modules[0].kind)
+    version = left.version()
+    kind = unwrap_kind(left.structure.modules[0].kind)
     shell: nn.Module = object.__new__(kind)
-    plain, linked = select_plain_attributes(pending.states[0])
+    plain, linked = select_plain_attributes(left.states[0])
     shell.__dict__.update(plain)
-    shell.__dict__[PENDING] = pending
+    shell.__dict__[PENDING] = Pending(left.structure, left.states, tensors, left.flags, buffers, version, *facts)
     if linked and any(hasattr(kind, name) for name in linked):
         build(shell)
     return shell
@@ -303,19 +259,27 @@ def fit(name: str, shape: Sequence[int], dtype: torch.dtype, value: Tensor) -> T
 # -- in place ----------------------------------------------------------------------------------------------------------
 
 
-def change(fn: Any, module: nn.Module, other: Any, scope: tuple[str, ...] | None = None) -> bool:
-    """Change a particle in place; False if `other` is no operand."""
-    refuse_graph()
-    left = Operand(module, scope, live=True)
+def change(fn: Any, x: Any, other: Any) -> bool:
+    """Change a particle, or a part of one, in place; False if `other` is no operand."""
+    left = Operand(x, live=True)
     if isinstance(other, NytoModuleBase):
         left, right = pair(left, Operand(other))
         given: Any = right.values()
     else:
-        given = read_number(other)
+        given = _read_given(left, other)
         if given is None:
             return False
-        given = broadcast(left, given) if isinstance(given, Tensor) and given.dim() > 0 else given
-    overwrite(left, lambda tensors, values: _change(fn, tensors, values), given, fn is operator.truediv)
+
+    def act(tensors: list[Tensor], values: Any) -> None:
+        foreach = _find_foreach(fn, values, "_")
+        if foreach is not None:
+            foreach(tensors, values)
+            return
+        one = getattr(operator, f"i{fn.__name__}")
+        for tensor, value in zip(tensors, values if isinstance(values, list) else [values] * len(tensors), strict=True):
+            one(tensor, value)
+
+    overwrite(left, act, given, fn is operator.truediv)
     return True
 
 
@@ -331,36 +295,55 @@ def overwrite(left: Operand, act: Callable[[list[Tensor], Any], Any], given: Any
     Raises:
         TypeError: If a parameter would have to become of another kind.
     """
-    held, places = left.values(), [place for place in left.places() if left.entries[place].numel]
-    for place in places:
-        entry = left.entries[place]
+    refuse_graph()
+    tensors = left.values()
+    for place, entry in enumerate(left.entries):
         check_kept(entry.name, entry.dtype, given[place] if isinstance(given, list) else given, divides)
-    tensors = pick(held, places)
-    values = pick(given, places) if isinstance(given, list) else given
     if left.sharded:
         tensors = list(map(piece_of, tensors))
-        values = list(map(piece_of, values)) if isinstance(values, list) else values
+        given = list(map(piece_of, given)) if isinstance(given, list) else given
     if tensors:
         with torch.no_grad():
-            act(tensors, values)
+            act(tensors, given)
 
 
-def _change(fn: Any, tensors: list[Tensor], given: Any) -> None:
-    if fn in _IN_PLACE and not (isinstance(given, Tensor) and given.dim() == 0):
-        _IN_PLACE[fn](tensors, given)
-    elif fn in _BY_NUMBER and _is_number_elsewhere(given):
-        getattr(torch.ops.aten, _BY_NUMBER[fn] + "_").Tensor(tensors, given)
-    else:
-        act = getattr(operator, f"i{fn.__name__}")
-        for tensor, value in zip(tensors, given if isinstance(given, list) else [given] * len(tensors), strict=True):
-            act(tensor, value)
+class Only(InPlaceOperators):
+    """Some of the parameters of a particle. Made by `only`.
+
+    Example:
+        >>> from moduli.particles import adopt, only
+        >>> only(adopt(nn.Linear(2, 1)), "bias")
+        only(Linear, 'bias')
+    """
+
+    def __init__(self, module: nn.Module, patterns: tuple[str, ...]) -> None:
+        self.module = module
+        self.patterns = patterns
+
+    def __repr__(self) -> str:
+        return f"only({type(self.module).__name__}, {', '.join(map(repr, self.patterns))})"
+
+    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        return binary(fn, self, other.module if isinstance(other, Only) else other, reflected)
+
+    def _unary(self, fn: Callable[[Any], Any]) -> Any:
+        return unary(fn, self)
+
+    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
+        return self if change(fn, self, other.module if isinstance(other, Only) else other) else NotImplemented
+
+
+keep_from_tracing(Only._binary, Only._unary, Only._inplace)
 
 
 # -- other modules around parameters -----------------------------------------------------------------------------------
 
 
 def rebuild(
-    module: nn.Module, exchanged: dict[int, Any] | None = None, buffers: dict[str, Tensor] | None = None
+    module: nn.Module,
+    exchanged: dict[int, Any] | None = None,
+    buffers: dict[str, Tensor] | None = None,
+    copies: bool = False,
 ) -> Any:
     """A particle with the very parameters of another one, or those given in their place by `id`.
 
@@ -368,29 +351,14 @@ def rebuild(
         module: The particle.
         exchanged: Parameters by the `id` of those that they take the place of.
         buffers: Buffers by name, instead of copies.
+        copies: Whether to copy all parameters, whatever the configurations say.
     """
     left = Operand(module, wrapped=True, live=True)
-    states = left.states()
-    version = left.version(states)
-    parameters = [(exchanged or {}).get(id(tensor), tensor) for tensor in left.tensors]
     with LeafMode():
         held = result_buffers(left)
+        own: list[Any] = [clone_param(t) for t in left.tensors] if copies else left.tensors  # type: ignore[arg-type]
     for place, entry in enumerate(left.layout.buffers):
         held[place] = (buffers or {}).get(entry.name, held[place])
-    made: nn.Module = object.__new__(unwrap_kind(left.structure.modules[0].kind))
-    record = made.__dict__[RECORD] = ParticleRecord(version, states[0].get(RECORD, ()))
-    modules = {0: made}
-    assemble(modules, left.structure, states, parameters, held)
-    adorn(modules, states, facts_of(left.structure).particles)
-    if left.reading is not None:
-        record.saw(left.reading._replace(modules=[modules[place] for place in range(len(modules))]), states)
-    version.data.species.members.add(made)
+    made = _make_shell(left, [(exchanged or {}).get(id(tensor), tensor) for tensor in own], held, 1, False, True)
+    build(made)
     return made
-
-
-def duplicate(module: nn.Module) -> Any:
-    """A particle with copies of all values, whatever the configurations say."""
-    left = Operand(module, wrapped=True, live=True)
-    with LeafMode():
-        parameters = {id(t): nn.Parameter(t.detach().clone(), requires_grad=t.requires_grad) for t in left.tensors}
-    return rebuild(module, parameters)

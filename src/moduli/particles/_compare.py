@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -42,23 +43,24 @@ def compare(
         forced: A module and the name of an attribute that was assigned, hence an edit in any case.
 
     Returns:
-        The metadata of the next version, and the edit with copies of the values now; None if nothing was edited.
+        The metadata of the next version, and the edit with the values themselves; None if nothing was edited.
     """
     return _Comparison(vdata, root, before, forced).result()
 
 
+@dataclass
 class _Comparison:
-    def __init__(
-        self, vdata: VersionDataImp, root: nn.Module, before: LastSeen | None, forced: tuple[nn.Module, str] | None
-    ) -> None:
-        self.vdata = vdata
-        self.before = before
-        self.forced = forced
-        self.following = vdata.copy()
+    vdata: VersionDataImp
+    root: nn.Module
+    before: LastSeen | None
+    forced: tuple[nn.Module, str] | None
+
+    def __post_init__(self) -> None:
+        self.following = self.vdata.copy()
         self.following.number += 1
-        self.modules: dict[int, ModuleID] = {id(root): 0}
+        self.modules: dict[int, ModuleID] = {id(self.root): 0}
         self.params: dict[int, ParamID] = {}
-        self.matched: list[tuple[ModuleID, nn.Module]] = [(0, root)]
+        self.matched: list[tuple[ModuleID, nn.Module]] = [(0, self.root)]
         self.edit = ParticleEdit(0, "")
         self.edit.touched = set()
         self._match()
@@ -105,9 +107,7 @@ class _Comparison:
         edit.remove_modules, edit.remove_params = following.get_garbage_modules(), following.get_garbage_params()
         following.remove_modules(edit.remove_modules)
         following.remove_params(edit.remove_params)
-        edit.set_next_version_data(following)
-        edit.settle()
-        return following, edit
+        return following, edit.set_next_version_data(following)
 
     def _module(self, key: ModuleID, module: nn.Module, path: str) -> None:
         """The edits of one module that is still there."""
@@ -148,10 +148,7 @@ class _Comparison:
         for name in dict.fromkeys((*old.sub_modules, *old.sub_params, *old.sub_buffers)):
             if name not in here:
                 tell(name, "", "was deleted")
-        if not told and [list(old.sub_modules), list(old.sub_params)] != [
-            list(meta.sub_modules),
-            list(meta.sub_params),
-        ]:
+        if not told and (old.sub_modules, old.sub_params) != (meta.sub_modules, meta.sub_params):
             edit.touched.add(key)
             told.append(f"the order of {path or 'the names'!r} changed")
         edit.text += told
@@ -164,7 +161,6 @@ class _Comparison:
         if not species.configured:
             return
         before = {name: pid for pid, name in self.vdata.names.items()}
-        self.following._names = None
         for pid, name in self.following.names.items():
             if pid not in self.edit.add_params:
                 continue
@@ -174,20 +170,21 @@ class _Comparison:
                     config.__dict__.update(changes)
             if name in before and config == type(config)():
                 self.following.config[pid] = self.vdata.config[before[name]].copy()
-        self.following._names = None
 
     def _attributes(self) -> None:
         """What else an edit of a plain module did to it: sizes of containers, the hooks of pruning."""
         edit = self.edit
         if self.before is None:
             return
-        live = {key: module for key, module in self.matched if key in edit.touched and key in self.before.states}
-        live = {key: module for key, module in live.items() if not isinstance(module, NytoModuleBase) or key == 0}
+        live = {
+            key: module
+            for key, module in self.matched
+            if key in edit.touched and key in self.before.states
+            if not isinstance(module, NytoModuleBase) or hasattr(type(module), "_adopted")
+        }
         places = {key: ModelPlace(0, place) for key, place in self.modules.items()}
         places |= {key: ModelPlace(1, place) for key, place in self.params.items()}
         for (key, module), state in zip(live.items(), capture(live.values(), places), strict=True):
-            if isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted"):
-                continue
             was = self.before.states[key]
             edit.attributes[key] = {
                 name: copy.copy(held) if type(held) in (dict, list, set) else held

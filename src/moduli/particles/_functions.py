@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from moduli.layout import cut_like
 
-from ._arithmetic import apply, derive, overwrite, pick
+from ._arithmetic import apply, derive, overwrite
 from ._measures import operand_of
-from ._mode import is_composing, refuse_graph
 from ._operand import Operand, pair
 from ._product import take_products
 from .base import NytoModuleBase
@@ -24,7 +23,7 @@ T = TypeVar("T")
 @take_products
 def _elementwise(x: T, fn: Callable[[Tensor], Tensor]) -> T:
     left = operand_of(x)
-    return derive(left, lambda places: apply(fn, pick(left.values(), places)))  # type: ignore[return-value]
+    return derive(left, apply(fn, left.values()))  # type: ignore[return-value]
 
 
 def sign(x: T) -> T:
@@ -87,25 +86,18 @@ def lerp(x: T, y: Any, weight: Any) -> T:
         2.0
     """
     left, right = pair(operand_of(x), operand_of(y))
-
-    def blend(mine: Tensor, theirs: Tensor) -> Tensor:
-        return mine + weight * (theirs - mine)  # type: ignore[no-any-return]
-
-    def compute(places: list[int] | None) -> Sequence[Tensor]:
-        mine, theirs = pick(left.values(), places), pick(right.values(), places)
-        _refuse_whole(left, places, "which has no points between")
-        if is_composing():
-            return apply(blend, mine, theirs)
-        if isinstance(weight, Tensor):
-            return apply(lambda a, b: torch.lerp(a, b, weight.to(a.dtype)), mine, theirs)
-        return apply(torch.lerp, mine, theirs, weight)
-
-    return derive(left, compute)  # type: ignore[return-value]
+    _refuse_whole(left, "which has no points between")
+    mine, theirs = left.values(), right.values()
+    if isinstance(weight, Tensor):
+        made = apply(lambda a, b: torch.lerp(a, b, weight.to(a.dtype)), mine, theirs)
+    else:
+        made = apply(torch.lerp, mine, theirs, weight)
+    return derive(left, made)  # type: ignore[return-value]
 
 
-def _refuse_whole(left: Operand, places: list[int] | None, why: str) -> None:
+def _refuse_whole(left: Operand, why: str) -> None:
     """Refuse parameters that hold whole numbers."""
-    for entry in pick(list(left.entries), places):
+    for entry in left.entries:
         if not (entry.dtype.is_floating_point or entry.dtype.is_complex):
             raise TypeError(
                 f"{entry.name!r} holds {entry.dtype}, {why}; leave it out with "
@@ -141,7 +133,6 @@ def axpy_(x: T, alpha: float, y: Any) -> T:
 
 @take_products
 def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any], divides: bool) -> T:
-    refuse_graph()
     left, right = pair(operand_of(x, live=True), operand_of(y))
     overwrite(left, act, right.values(), divides)
     return x
@@ -164,36 +155,26 @@ def where(condition: Any, x: T, y: Any) -> T:
         -3.0
     """
     left = operand_of(x)
-    right: Operand | None = None
     if isinstance(y, nn.Module):
         left, right = pair(left, operand_of(y))
-    layout, entries = left.layout, left.entries
+        second = right.values()
+    else:
+        second = [torch.as_tensor(y, dtype=e.dtype, device=e.device) for e in left.entries]
     chosen: list[Any]
     if isinstance(condition, NytoModuleBase):
         chosen = [t != 0 for t in pair(left, Operand(condition))[1].values()]
     elif isinstance(condition, Tensor) and condition.dim() == 1:
+        layout = left.layout
         if condition.shape[0] != layout.numel:
             raise StructureError(f"the condition has {condition.shape[0]} elements; the model has {layout.numel}")
-        chosen = [
-            part.view(entry.shape)
-            for entry, part in zip(
-                layout, torch.split(condition.bool(), [entry.numel for entry in layout]), strict=True
-            )
-        ]
+        parts = torch.split(condition.bool(), [entry.numel for entry in layout])
+        chosen = [part.view(entry.shape) for entry, part in zip(layout, parts, strict=True)]
         # A vector says nothing of buffers: they stay.
-        chosen += [torch.as_tensor(True, device=entry.device) for entry in entries[len(layout) :]]
-    else:
-        chosen = [torch.as_tensor(bool(condition), device=entry.device) for entry in entries]
-    if isinstance(condition, Tensor) and left.sharded:
+        chosen = left.pick(chosen + [torch.ones_like(left.buffers[place], dtype=torch.bool) for place in left.acting])
         chosen = [cut_like(each, held) for each, held in zip(chosen, left.unscaled(), strict=True)]
-
-    def compute(places: list[int] | None) -> Sequence[Tensor]:
-        second = (
-            [torch.as_tensor(y, dtype=e.dtype, device=e.device) for e in entries] if right is None else right.values()
-        )
-        return apply(torch.where, *(pick(each, places) for each in (chosen, left.values(), second)))
-
-    return derive(left, compute)  # type: ignore[return-value]
+    else:
+        chosen = [torch.as_tensor(bool(condition), device=entry.device) for entry in left.entries]
+    return derive(left, apply(torch.where, chosen, left.values(), second))  # type: ignore[return-value]
 
 
 @take_products
@@ -218,34 +199,26 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
         left, right = pair(left, operand_of(other))
         rights.append(right)
 
-    def compute(places: list[int] | None) -> Sequence[Tensor]:
-        columns = [pick(each.values(), places) for each in (left, *rights)]
-        made = []
-        for entry, *row in zip(pick(list(left.entries), places), *columns, strict=True):
-            value = fn(*((entry.name,) if named else ()), *row)
-            if not isinstance(value, Tensor) or value.shape != entry.shape:
-                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                raise StructureError(f"the function gave {got} for {entry.name!r}, which has shape {entry.shape}")
-            # It may have given a view of its argument.
-            made.append(value.clone())
-        return made
-
-    return derive(left, compute)  # type: ignore[return-value]
+    made = []
+    for entry, *row in zip(left.entries, *(each.values() for each in (left, *rights)), strict=True):
+        value = fn(*((entry.name,) if named else ()), *row)
+        if not isinstance(value, Tensor) or value.shape != entry.shape:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise StructureError(f"the function gave {got} for {entry.name!r}, which has shape {entry.shape}")
+        # It may have given a view of its argument.
+        made.append(value.clone())
+    return derive(left, made)  # type: ignore[return-value]
 
 
 @take_products
 def _draw(x: T, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> T:
     left = operand_of(x)
-
-    def compute(places: list[int] | None) -> Sequence[Tensor]:
-        _refuse_whole(left, places, "for which nothing can be drawn")
-        drawn = [draw(g.numel, dtype=g.dtype, device=g.device, generator=generator) for g in left.layout.groups]
-        parts = left.layout.views(drawn)
-        for e in left.entries[len(parts) :]:
-            parts.append(draw(e.shape, dtype=e.dtype, device=e.device, generator=generator))
-        return apply(lambda part: scale * part, pick(parts, places))
-
-    return derive(left, compute)  # type: ignore[return-value]
+    _refuse_whole(left, "for which nothing can be drawn")
+    layout = left.layout
+    parts = layout.views([draw(g.numel, dtype=g.dtype, device=g.device, generator=generator) for g in layout.groups])
+    for e in (layout.buffers[place] for place in left.acting):
+        parts.append(draw(e.shape, dtype=e.dtype, device=e.device, generator=generator))
+    return derive(left, apply(lambda part: scale * part, left.pick(parts)))  # type: ignore[return-value]
 
 
 def rand(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> T:

@@ -11,8 +11,6 @@ from weakref import WeakValueDictionary
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
-from moduli.layout import LayoutError, read
-
 from . import _arithmetic
 from ._config import public_name
 from ._record import Event, ParticleRecord, Species, record_of
@@ -125,7 +123,7 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
     given: Any = source.state_dict() if isinstance(source, nn.Module) else source
     labels = {path: each.get("labels", {}) for path, each in getattr(given, "_metadata", {}).items()}
     labelled = {f"{path}.{name}" if path else name for path, names in labels.items() for name in names}
-    made = _arithmetic.duplicate(target)
+    made = _arithmetic.rebuild(target, copies=True)
     held = made.state_dict()
     taken: Any = OrderedDict()
     # Labels that a state dict tells are aligned when it is loaded.
@@ -227,7 +225,7 @@ def pack(record: ParticleRecord) -> Any:
 def unpack(uid: str | None, config: dict[str, ParamConfig], order: tuple[str, ...]) -> ParticleRecord:
     """Make a record again. A version that this process knows is found; one from elsewhere starts a species here."""
     version = None if uid is None else _known.get(uid)
-    record = ParticleRecord(version, tuple(order))
+    record = ParticleRecord(version, dict.fromkeys(order))
     if uid is not None and version is None:
         record.origin = uid, config
     return record
@@ -240,11 +238,6 @@ def begin_here(module: nn.Module, record: ParticleRecord) -> None:
     (uid, config), record.origin = record.origin, None
     version = _known.get(uid)
     if version is None:
-        try:
-            read(module)
-        except LayoutError:
-            # What is lazy has taken no part in operations yet.
-            return
         data = VersionDataImp.of(module, config)
         data.uid = uid
         version = _known[uid] = VersionKernel(data)

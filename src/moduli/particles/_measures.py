@@ -4,55 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn  # noqa: F401 - for the examples
 
 from moduli._torch import keep_from_tracing
 from moduli.layout import any_sharded, is_sharded, make_whole
 
-from . import _arithmetic
+from ._arithmetic import Only, derive
 from ._config import fits, refuse
-from ._mode import record_nothing
 from ._operand import Operand, pair
-from ._operators import InPlaceOperators
 from ._product import take_products
 from ._species import require
 from .errors import StructureError
 
 T = TypeVar("T")
-
-
-class Only(InPlaceOperators):
-    """Some of the parameters of a particle. Made by `only`.
-
-    Example:
-        >>> from moduli.particles import adopt, only
-        >>> only(adopt(nn.Linear(2, 1)), "bias")
-        only(Linear, 'bias')
-    """
-
-    def __init__(self, module: nn.Module, patterns: tuple[str, ...]) -> None:
-        self.module = module
-        self.patterns = patterns
-
-    def __repr__(self) -> str:
-        return f"only({type(self.module).__name__}, {', '.join(map(repr, self.patterns))})"
-
-    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        if isinstance(other, Only):
-            other = other.module
-        return _arithmetic.binary(fn, self.module, other, reflected, self.patterns)
-
-    def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return _arithmetic.unary(fn, self.module, self.patterns)
-
-    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
-        if isinstance(other, Only):
-            other = other.module
-        return self if _arithmetic.change(fn, self.module, other, self.patterns) else NotImplemented
 
 
 def only(module: Any, *patterns: str) -> Only:
@@ -89,22 +56,18 @@ def only(module: Any, *patterns: str) -> Only:
 
 def operand_of(x: Any, live: bool = False) -> Operand:
     """The operand of a particle, or of a part of one."""
-    module, scope = (x.module, x.patterns) if isinstance(x, Only) else (x, None)
-    return Operand(require(module), scope, live=live)
+    return Operand(x if isinstance(x, Only) else require(x), live=live)
 
 
-def _select_values(which: Operand) -> list[Tensor]:
-    """The values of a model that the scope leaves, tensor by tensor."""
-    outside = which.find_inert() if which.scope is not None else set()
-    return [tensor for place, tensor in enumerate(which.parameters()) if place not in outside]
-
-
-def _pair(x: Any, y: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """The values of two models of one structure."""
-    if isinstance(x, Only) != isinstance(y, Only):
-        x, y = (x if isinstance(x, Only) else Only(x, y.patterns)), (y if isinstance(y, Only) else Only(y, x.patterns))
-    a, b = pair(operand_of(x), operand_of(y))
-    return _select_values(a), _select_values(b)
+def _select(x: Any, *others: Any) -> list[list[Tensor]]:
+    """The parameters of models of one structure, those that the scope of any of them leaves."""
+    operands = [operand_of(x)]
+    for other in others:
+        operands[0], right = pair(operands[0], operand_of(other))
+        operands.append(right)
+    scoped = next((each for each in operands if each.scope is not None), None)
+    outside = {} if scoped is None else scoped.inert
+    return [[held for p, held in enumerate(each.parameters()) if p not in outside] for each in operands]
 
 
 @take_products
@@ -124,8 +87,7 @@ def norm(x: Any, p: float = 2.0) -> Tensor:
         >>> round(norm(0 * net + 1).item() ** 2, 3)
         12.0
     """
-    with record_nothing():
-        return _measure(_select_values(operand_of(x)), p)
+    return _measure(_select(x)[0], p)
 
 
 def _measure(tensors: list[Tensor], p: float) -> Tensor:
@@ -154,17 +116,16 @@ def dot(x: Any, y: Any) -> Tensor:
         >>> dot(net, 2 * net).item()
         24.0
     """
-    with record_nothing():
-        left, right = _pair(x, y)
-        total = torch.zeros((), dtype=torch.float64)
-        kind = functools.reduce(torch.promote_types, (t.dtype for t in left), torch.float32)
-        for a, b in zip(left, right, strict=True):
-            wide = torch.promote_types(a.dtype, torch.float32)
-            if is_sharded(a):
-                total = total + make_whole((a.to(wide).conj() * b.to(wide)).sum())
-            else:
-                total = total + torch.linalg.vecdot(a.reshape(-1).to(wide), b.reshape(-1).to(wide))
-        return total.to(kind) if not (total.is_complex() and not kind.is_complex) else total
+    left, right = _select(x, y)
+    total = torch.zeros((), dtype=torch.float64)
+    kind = functools.reduce(torch.promote_types, (t.dtype for t in left), torch.float32)
+    for a, b in zip(left, right, strict=True):
+        wide = torch.promote_types(a.dtype, torch.float32)
+        if is_sharded(a):
+            total = total + make_whole((a.to(wide).conj() * b.to(wide)).sum())
+        else:
+            total = total + torch.linalg.vecdot(a.reshape(-1).to(wide), b.reshape(-1).to(wide))
+    return total if total.is_complex() and not kind.is_complex else total.to(kind)
 
 
 @take_products
@@ -177,12 +138,9 @@ def cosine(x: Any, y: Any) -> Tensor:
         >>> round(cosine(net, -2 * net).item(), 4)
         -1.0
     """
-    with record_nothing():
-        lengths = norm(x) * norm(y)
-        inner = dot(x, y)
-        return torch.where(
-            lengths == 0, torch.zeros_like(inner), inner / torch.where(lengths == 0, torch.ones_like(lengths), lengths)
-        )
+    lengths = norm(x) * norm(y)
+    # Where a length is 0, so is the product.
+    return dot(x, y) / torch.where(lengths == 0, 1, lengths)
 
 
 @take_products
@@ -195,9 +153,7 @@ def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
         >>> round(distance(net, net + 1).item() ** 2, 3)
         12.0
     """
-    with record_nothing():
-        left, right = _pair(x, y)
-        return _measure([a - b for a, b in zip(left, right, strict=True)], p)
+    return _measure([a - b for a, b in zip(*_select(x, y), strict=True)], p)
 
 
 @take_products
@@ -216,25 +172,20 @@ def vector(x: Any, copy: bool = True) -> Tensor:
         >>> vector(adopt(nn.Linear(2, 1)) * 0 + 1)
         tensor([1., 1., 1.])
     """
-    with record_nothing():
-        tensors = _select_values(operand_of(x))
-        if any_sharded(tensors):
-            tensors = list(map(make_whole, tensors))
-        joined = None if copy else _see_joined(tensors)
-        if joined is not None:
-            return joined
-        kind = functools.reduce(
-            torch.promote_types, (t.dtype for t in tensors), tensors[0].dtype if tensors else torch.float32
-        )
-        if any(t.dtype in (torch.int32, torch.int64) for t in tensors):
-            kind = torch.promote_types(kind, torch.float64) if kind.is_floating_point or kind.is_complex else kind
-        return torch.cat([t.reshape(-1).to(kind) for t in tensors]) if tensors else torch.zeros(0)
+    tensors = list(map(make_whole, _select(x)[0]))
+    if not tensors:
+        return torch.zeros(0)
+    joined = None if copy else _see_joined(tensors)
+    if joined is not None:
+        return joined
+    kind = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    if (kind.is_floating_point or kind.is_complex) and any(t.dtype in (torch.int32, torch.int64) for t in tensors):
+        kind = torch.promote_types(kind, torch.float64)
+    return torch.cat([t.reshape(-1).to(kind) for t in tensors])
 
 
 def _see_joined(tensors: list[Tensor]) -> Tensor | None:
     """A view of tensors that lie one after the other in one storage."""
-    if not tensors:
-        return None
     first, end = tensors[0].detach(), tensors[0].storage_offset()
     for each in tensors:
         alike = each.dtype == first.dtype and each.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
@@ -266,16 +217,13 @@ def from_vector(x: T, values: Tensor) -> T:
         raise StructureError(
             f"{type(x).__name__} has {layout.numel} parameters in all; the vector given has shape {tuple(values.shape)}"
         )
-    parts = torch.split(values, [entry.numel for entry in layout])
-
-    def compute(places: list[int] | None) -> list[Tensor]:
-        made = []
-        for entry, part in zip(layout, parts, strict=True):
-            real = part.real if part.is_complex() and not entry.dtype.is_complex else part
-            made.append(real.to(entry.dtype).reshape(entry.shape).clone())
-        return _arithmetic.pick(made, places)
-
-    return _arithmetic.derive(left, compute)  # type: ignore[return-value]
+    made = []
+    for entry, part in zip(layout, torch.split(values, [entry.numel for entry in layout]), strict=True):
+        real = part.real if part.is_complex() and not entry.dtype.is_complex else part
+        made.append(real.to(entry.dtype).reshape(entry.shape).clone())
+    # A vector says nothing of buffers: they stay.
+    made += [left.buffers[place].clone() for place in left.acting]
+    return derive(left, left.pick(made))  # type: ignore[return-value]
 
 
-keep_from_tracing(only, Only._binary, Only._unary, Only._inplace)
+keep_from_tracing(only)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import is_fake
 from moduli.labels import Tensor as LabelledTensor
-from moduli.layout import (
-    Layout,
-    Reading,
-    any_sharded,
-    cut_like,
-    diff,
-    is_sharded,
-    layout_of,
-    read,
-    show_pieces,
-)
+from moduli.layout import Layout, Reading, any_sharded, cut_like, diff, is_sharded, layout_of, read, show_pieces
 
 from ._config import find_acting, fits, policies_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
@@ -37,54 +26,65 @@ if TYPE_CHECKING:
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_PLAIN = frozenset((nn.Parameter, Tensor))
 
 
 class Operand:
-    """One particle in an operation: its values where they are, and what is needed to make another one like it."""
+    """One particle in an operation: its values where they are, and what is needed to make another one like it.
+
+    Args:
+        source: The particle, or a part of one (see `only`).
+        wrapped: Whether it may be inside a `ParticleModule`.
+        live: Whether the module is needed, not only its values.
+        whole: Whether all parameters take part, whatever their configurations.
+        spare: Whether the tensors may be written over, because nothing refers to them after the operation.
+    """
 
     # The version of the species that the operand was read at; None while there is none.
     at: VersionKernelImp | None
     # The values of parameters, one per entry of the layout, without a number that they are still to be multiplied with.
     tensors: list[Tensor]
-    buffers: list[Tensor]
+    # A result that was not looked into yet; otherwise the module is read.
+    held: Pending | Reading
 
     def __init__(
-        self,
-        module: nn.Module,
-        scope: tuple[str, ...] | None = None,
-        wrapped: bool = False,
-        live: bool = False,
-        spare: bool = False,
+        self, source: Any, wrapped: bool = False, live: bool = False, spare: bool = False, whole: bool = False
     ) -> None:
+        self.source, self.spare = source, spare
         # Patterns of names, if the operation is to act on those only.
-        self.module, self.scope = module, scope
-        # Whether the tensors may be written over, because nothing refers to them after the operation.
-        self.spare = spare
+        self.scope: tuple[str, ...] | None = None
+        module: nn.Module = source
+        if not isinstance(source, nn.Module):
+            module, self.scope = source.module, source.patterns
+        self.module = module
         self.scale: float = 1
-        # The places of buffers that take part like parameters.
-        self.acting: tuple[int, ...] = ()
-        # A result that was not looked into yet; otherwise the module is read.
-        self.reading: Reading | None = None
-        self.record: ParticleRecord | None = None
         pending: Pending | None = module.__dict__.get(PENDING)
         if pending is not None and (live or pending.version.next_version is not None):
             build(module)
             pending = None
-        self.pending = pending
         if pending is not None:
-            self.structure, self.buffers, self.at = pending.structure, pending.buffers, pending.version
+            self.at = pending.version
             # Another thread may multiply the number in, unless the result exists only inside this expression.
             self.tensors = pending.tensors if spare else pending.values()
             self.scale = pending.scale
+            self.held = pending
         else:
-            self.record = record_of(module)
             if not wrapped:
                 refuse_wrapped(module, module)
-            self.reading = reading = self._read(self.record)
-            self.structure, self.tensors, self.buffers = reading.structure, reading.parameters, reading.buffers
-        if self.buffers:
-            self.acting = find_acting(self.policies(), self.buffers)
+            self.held = reading = self._read(record_of(module))
+            self.tensors = reading.parameters
+        self.structure, self.buffers = self.held.structure, self.held.buffers
+        self.layout: Layout = self.structure.layout
+        # Whether several processes hold pieces of some parameters.
+        self.sharded = any_sharded(self.tensors)
+        # The places of buffers that take part like parameters.
+        self.acting = find_acting(self.policies(), self.buffers) if self.buffers else ()
+        # The configurations of parameters that take no part, and the places of everything else, if there are any.
+        self.inert: dict[int, ParamConfig] = {}
+        self.places: list[int] | None = None
+        if self.scope is not None or (self.at is not None and self.at.data.species.configured):
+            self.inert = self._find_inert()
+        if self.inert and not whole:
+            self.places = [p for p in range(len(self.tensors) + len(self.acting)) if p not in self.inert]
 
     def _read(self, record: ParticleRecord) -> Reading:
         """Read the module at the newest version of its species, whatever other threads edit meanwhile."""
@@ -98,133 +98,89 @@ class Operand:
                 return reading
             bring_up(self.module)
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of the parameters."""
-        return self.structure.layout
-
-    @property
-    def sharded(self) -> bool:
-        """Whether several processes hold pieces of some parameters."""
-        return not _PLAIN.issuperset(map(type, self.tensors)) and any_sharded(self.tensors)
-
-    @property
-    def entries(self) -> Sequence[Any]:
-        """What the operation acts on: the entries of the layout, and those of buffers that take part."""
-        layout = self.structure.layout
-        return (*layout.entries, *(layout.buffers[place] for place in self.acting)) if self.acting else layout.entries
-
-    @property
-    def lags(self) -> bool:
-        """Whether an edit was made since the operand was read, from which it would differ."""
-        return self.at is not None and self.at.next_version is not None
-
-    def version(self, states: list[State]) -> Any:
-        """The version of the species, which begins now if there was none."""
-        if self.reading is not None and self.record is not None:
-            if self.at is None:
-                self.at = give_version(self.module, self.record, self.reading, states)
-            elif self.record.structure is self.reading.structure:
-                self.record.states = states
-        return self.at
-
-    def states(self) -> list[State]:
-        """The plain attributes of every module."""
-        if self.pending is not None:
-            return self.pending.states
-        return [] if self.reading is None else capture(self.reading.modules, self.reading)
-
-    def flags(self) -> tuple[bool, ...]:
-        """Which parameters require gradients."""
-        return self.pending.flags if self.pending is not None else tuple(map(_REQUIRES_GRAD, self.tensors))
-
-    def kinds(self) -> dict[int, type[nn.Parameter]]:
-        """The classes of parameters that are not plain ones."""
-        if self.pending is not None:
-            return self.pending.kinds
-        found: dict[int, type[nn.Parameter]] = {}
-        if _PLAIN.issuperset(map(type, self.tensors)):
-            return found
-        for place, held in enumerate(self.tensors):
-            kind = type(held)
-            if kind in _PLAIN or is_fake(held):
-                continue
-            if is_sharded(kind):
-                kind = nn.Parameter  # which makes a DTensor of a DTensor
-            elif not issubclass(kind, nn.Parameter):
-                raise StructureError(
-                    f"{self.layout.entries[place].name!r} is a {kind.__name__}; arithmetic on whole models works on plain "
-                    "tensors and on DTensors"
-                )
-            found[place] = kind
-        return found
-
-    def parameters(self) -> list[Tensor]:
-        """The values of parameters, one per entry of the layout."""
-        if self.scale != 1 and self.pending is not None:
-            self.tensors, self.scale = self.pending.values(), 1
-        return self.tensors
-
-    def values(self) -> list[Tensor]:
-        """One tensor per entry that the operation acts on."""
-        return self.unscaled() if self.scale == 1 else [*self.parameters(), *self.unscaled()[len(self.tensors) :]]
-
-    def unscaled(self) -> list[Tensor]:
-        """The same, without a number that parameters are still to be multiplied with."""
-        return [*self.tensors, *(self.buffers[place] for place in self.acting)] if self.acting else self.tensors
-
-    def parameter(self, place: int) -> nn.Parameter:
-        """One parameter itself."""
-        if self.pending is not None:
-            build(self.module)
-            return Operand(self.module).tensors[place]  # type: ignore[return-value]
-        return self.tensors[place]  # type: ignore[return-value]
-
-    def find_labelled(self) -> dict[str, Any]:
-        """The axes of labelled tensors, by dotted name."""
-        found: dict[str, Any] = {}
-        for place in facts_of(self.structure).labelling:
-            if self.pending is not None:
-                labels = getattr(self.pending.states[place].get("_labelled"), "value", None)
-            else:
-                labels = self.reading.modules[place].__dict__.get("_labelled")  # type: ignore[union-attr]
-            if labels:
-                path = self.structure.modules[place].path
-                found |= {f"{path}.{key}" if path else key: axes for key, axes in labels.values()}
-        return found
-
-    def config(self) -> dict[int, ParamConfig]:
-        """The configurations of parameters that have one, by place in the layout."""
+    def _find_inert(self) -> dict[int, ParamConfig]:
         found: dict[int, ParamConfig] = {}
-        version = self.at
-        if version is not None and version.data.species.configured:
-            places = {entry.name: place for place, entry in enumerate(self.layout.entries)}
-            names = version.data.names
-            plain = ParamConfig()
-            found = {
-                places[names[pid]]: config
-                for pid, config in version.data.config.items()
-                if config != plain and names[pid] in places
-            }
+        if self.at is not None and self.at.data.species.configured:
+            data = self.at.data
+            configs = {data.names[pid]: config for pid, config in data.config.items() if not config.operational}
+            found = {place: configs[e.name] for place, e in enumerate(self.layout) if e.name in configs}
         if self.scope is not None:
             for place, entry in enumerate(self.layout):
                 if not any(fits(name, self.scope) for name in entry.names):
                     found[place] = ParamConfig(operational=False)
         return found
 
-    def find_inert(self) -> set[int]:
-        """The places of parameters that take no part in operations."""
-        return {place for place, config in self.config().items() if not config.operational}
+    @property
+    def entries(self) -> list[Any]:
+        """What the operation acts on: entries of the layout, and those of buffers that take part."""
+        return self.pick([*self.layout.entries, *(self.layout.buffers[place] for place in self.acting)])
 
-    def places(self) -> list[int]:
-        """The places of parameters that take part in operations."""
-        inert = self.find_inert()
-        return [place for place in range(len(self.entries)) if place not in inert]
+    @property
+    def lags(self) -> bool:
+        """Whether an edit was made since the operand was read, from which it would differ."""
+        return self.at is not None and self.at.next_version is not None
+
+    def pick(self, things: list[Any]) -> list[Any]:
+        """Those of things that belong to what takes part in the operation."""
+        return things if self.places is None else [things[place] for place in self.places]
+
+    def version(self) -> Any:
+        """The version of the species, which begins now if there was none."""
+        if isinstance(self.held, Reading):
+            record = record_of(self.module)
+            if self.at is None:
+                self.at = give_version(self.module, record, self.held, self.states)
+            elif record.structure is self.structure:
+                record.states = self.states
+        return self.at
+
+    @cached_property
+    def states(self) -> list[State]:
+        """The plain attributes of every module."""
+        return self.held.states if isinstance(self.held, Pending) else capture(self.held.modules, self.held)
+
+    @property
+    def attributes(self) -> list[State]:
+        """The same, the live ones of a module that was read."""
+        return self.held.states if isinstance(self.held, Pending) else [vars(module) for module in self.held.modules]
+
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """Which parameters require gradients."""
+        return self.held.flags if isinstance(self.held, Pending) else tuple(map(_REQUIRES_GRAD, self.tensors))
+
+    def parameters(self) -> list[Tensor]:
+        """The values of all parameters, one per entry of the layout."""
+        if self.scale != 1 and isinstance(self.held, Pending):
+            self.tensors, self.scale = self.held.values(), 1
+        return self.tensors
+
+    def unscaled(self) -> list[Tensor]:
+        """One tensor per entry that the operation acts on, without a number that they are still to be multiplied with."""
+        if not self.acting:
+            return self.pick(self.tensors)
+        return self.pick([*self.tensors, *(self.buffers[place] for place in self.acting)])
+
+    def values(self) -> list[Tensor]:
+        """One tensor per entry that the operation acts on."""
+        self.parameters()
+        return self.unscaled()
+
+    def find_labelled(self) -> dict[str, Any]:
+        """The axes of labelled tensors, by dotted name."""
+        found: dict[str, Any] = {}
+        attributes = self.attributes
+        for place in facts_of(self.structure).labelling:
+            labels = attributes[place].get("_labelled")
+            labels = getattr(labels, "value", labels)
+            if labels:
+                path = self.structure.modules[place].path
+                found |= {f"{path}.{key}" if path else key: axes for key, axes in labels.values()}
+        return found
 
     def policies(self, scoped: bool = True) -> list[str]:
         """What becomes of each buffer."""
-        states = self.pending.states if self.pending is not None else [vars(m) for m in self.reading.modules]  # type: ignore[union-attr]
-        found = policies_of(self.structure, states)
+        found = policies_of(self.structure, self.attributes)
         if scoped and self.scope is not None:
             for place, entry in enumerate(self.layout.buffers):
                 if found[place] == "operate" and not fits(entry.name, self.scope):
@@ -243,10 +199,7 @@ def inert_parameters(module: nn.Module) -> frozenset[int]:
         frozenset({1})
     """
     record = module.__dict__.get(RECORD)
-    version = None if record is None else record.version
-    if version is None or not version.data.species.configured:
-        return frozenset()
-    return frozenset(Operand(module, wrapped=True).find_inert())
+    return frozenset(Operand(module, wrapped=True).inert if record is not None and record.version is not None else ())
 
 
 def buffer_policies(module: nn.Module) -> dict[str, str]:
@@ -290,10 +243,7 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
     """
     while left.lags or right.lags:
         # To bring up one side may have noticed an edit that the other side has to follow.
-        left, right = (
-            Operand(each.module, each.scope, each.record is not None and each.record.wrapped) if each.lags else each
-            for each in (left, right)
-        )
+        left, right = (Operand(each.source, wrapped=True) if each.lags else each for each in (left, right))
     ours, theirs = left.layout, right.layout
     refused = f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}"
     moved = _align(left, right)
@@ -304,8 +254,9 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
             pairs = zip(theirs, right.tensors, strict=True)
             theirs = layout_of((name, tensor) for entry, tensor in pairs for name in entry.names)
         if ours.fingerprint != theirs.fingerprint:
+            numbers = [0 if each.at is None else each.at.data.number for each in (left, right)]
             raise StructureError(
-                f"{refused}: {diff(ours, theirs)}; the left is {_describe(left.module)}, the right is {_describe(right.module)}. "
+                f"{refused}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version {numbers[1]}. "
                 "If one is an older version of the other, call its touch(), or take its values over with "
                 "moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
             )
@@ -317,6 +268,7 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
                 )
     if left.sharded or right.sharded:
         _check_pieces(left, right)
+    right.places = left.places
     return left, right
 
 
@@ -349,19 +301,15 @@ def _pair_buffers(left: Operand, right: Operand) -> None:
 
 def _check_pieces(left: Operand, right: Operand) -> None:
     """Refuse parameters that processes hold in other pieces on the left than on the right."""
-    for entry, ours, theirs in zip(left.layout, left.tensors, right.tensors, strict=True):
-        where = [_describe_pieces(each) for each in (ours, theirs)]
-        if where[0] != where[1]:
+    held: list[Any]
+    for entry, *held in zip(left.layout, left.tensors, right.tensors, strict=True):
+        placed = [(t.placements, t.device_mesh) if is_sharded(t) else None for t in held]
+        if placed[0] != placed[1]:
+            ours, theirs = ("whole (no DTensor)" if p is None else f"a DTensor placed {p[0]} on {p[1]}" for p in placed)
             raise StructureError(
                 f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {entry.name!r} is "
-                f"{where[0]} on the left and {where[1]} on the right; wrap both alike, or redistribute one"
+                f"{ours} on the left and {theirs} on the right; wrap both alike, or redistribute one"
             )
-
-
-def _describe_pieces(tensor: Any) -> str:
-    if not is_sharded(tensor):
-        return "whole (no DTensor)"
-    return f"a DTensor placed {tuple(tensor.placements)} on {tensor.device_mesh}"
 
 
 def _align(left: Operand, right: Operand) -> bool:
@@ -373,46 +321,25 @@ def _align(left: Operand, right: Operand) -> bool:
     shapes = {name: entry.shape for entry in left.layout for name in entry.names}
     shapes |= {entry.name: entry.shape for entry in left.layout.buffers}
     tensors, buffers, moved = list(right.parameters()), list(right.buffers), False
-    tables: list[tuple[Sequence[Any], list[Tensor]]] = [
-        (right.layout.entries, tensors),
-        (right.layout.buffers, buffers),
-    ]
+    tables: list[Any] = [(right.layout.entries, tensors), (right.layout.buffers, buffers)]
     for entries, held in tables:
         for place, entry in enumerate(entries):
             axes, wanted = theirs.get(entry.name), ours.get(entry.name)
             if axes is None or wanted is None or axes == wanted:
                 continue
+            source, shape = held[place], shapes[entry.name]
             try:
-                held[place] = align(entry.name, held[place], axes, wanted, shapes[entry.name])
-            except StructureError as error:
+                if len(shape) != source.dim():
+                    raise ValueError(f"can't align {source.dim()} axes to {len(shape)}")
+                held[place] = LabelledTensor(source, axes.dims(tuple(source.shape))).align_to(wanted.dims(shape)).data
+            except ValueError as error:
                 raise StructureError(
-                    f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {error}"
+                    f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {entry.name!r} is "
+                    f"labelled differently on the left and on the right: {error}"
                 ) from error
             moved = True
     right.tensors, right.buffers, right.spare = tensors, buffers, False
     return moved
-
-
-def align(name: str, source: Tensor, axes: Any, wanted: Any, shape: tuple[int, ...]) -> Tensor:
-    """A labelled tensor with its axes and labels in another order, in which it has a shape.
-
-    Raises:
-        StructureError: If they are not the same axes and labels.
-    """
-    try:
-        if len(shape) != source.dim():
-            raise ValueError(f"can't align {source.dim()} axes to {len(shape)}")
-        return LabelledTensor(source, axes.dims(tuple(source.shape))).align_to(wanted.dims(tuple(shape))).data
-    except ValueError as error:
-        raise StructureError(f"{name!r} is labelled differently on the left and on the right: {error}") from error
-
-
-def _describe(module: nn.Module) -> str:
-    pending = module.__dict__.get(PENDING)
-    version = pending.version if pending is not None else record_of(module).version
-    if version is None:
-        return "at version 0"
-    return f"at version {version.data.number}" + ("" if version.is_newest else " (not the newest)")
 
 
 def read_number(other: Any) -> Any:
@@ -433,27 +360,20 @@ def read_number(other: Any) -> Any:
 
 
 def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
-    """A tensor in the shape of every parameter.
+    """A tensor in the shape of every parameter that takes part.
 
     Raises:
         StructureError: If it does not fit, or would change the shape of a parameter.
     """
     parts = []
-    inert = left.find_inert()
-    for place, (entry, held) in enumerate(zip(left.entries, left.unscaled(), strict=True)):
-        if place in inert:
-            parts.append(torch.zeros((), dtype=entry.dtype, device=entry.device).expand(entry.shape))
-            continue
+    for entry, held in zip(left.entries, left.unscaled(), strict=True):
         try:
-            shape = tuple(torch.broadcast_shapes(entry.shape, value.shape))  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            shape = ()
-        if shape != entry.shape:
+            parts.append(cut_like(value.expand(entry.shape), held))
+        except RuntimeError as error:
             raise StructureError(
                 f"a tensor of shape {tuple(value.shape)} does not fit {entry.name!r} of shape {entry.shape}: operations keep "
                 "the shape of every parameter; use moduli.particles.only to act on some parameters"
-            )
-        parts.append(cut_like(value.expand(entry.shape), held))
+            ) from error
     return parts
 
 

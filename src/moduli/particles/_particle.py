@@ -10,20 +10,20 @@ from typing import Any, Self
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
+from moduli import particles
 from moduli._torch import keep_from_tracing
 from moduli.labels import Tensor as LabelledTensor
 
 from . import _arithmetic
-from ._config import CONFIG_KEY, add_rule, collect_configs, configure, restore_configs
+from ._config import CONFIG_KEY, is_selected, refuse
 from ._history import begin_here, independent
 from ._operators import InPlaceOperators, Operators, count_operand, is_temporary
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import Pending, build, record_of, refuse_wrapped
 from ._skeleton import PENDING, RECORD
-from ._species import adopt_children, bring_up, edit, kernel_of, touch
-from .base import NytoModuleBase, ParticleKernelImp
-from .errors import StructureError
-from .kernel import Particle, Product
+from ._species import adopt_children, bring_up, edit, kernel_of, touch, version_of
+from .base import NytoModuleBase
+from .kernel import Particle
 from .mtype import ParamConfig, ParamID
 
 _MISSING = object()
@@ -62,39 +62,41 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", None)
-        if metadata is not None and record_of(self).root is None:
-            config = collect_configs(self)
-            if config:
-                metadata.setdefault(prefix[:-1], {})[CONFIG_KEY] = config
+        metadata, version = getattr(destination, "_metadata", None), record_of(self).version
+        if metadata is not None and version is not None and version.data.species.configured and self.is_root:
+            data = version_of(self).data
+            found = {data.names[pid]: dict(vars(each)) for pid, each in data.config.items() if each != ParamConfig()}
+            if found:
+                metadata.setdefault(prefix[:-1], {})[CONFIG_KEY] = found
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         if CONFIG_KEY in local_metadata:
-            restore_configs(self, local_metadata[CONFIG_KEY])
+            # Parameters without a configuration of their own get the one that is told for their names.
+            data = version_of(self).data
+            for pid, name in data.names.items():
+                if name in local_metadata[CONFIG_KEY] and data.config[pid] == ParamConfig():
+                    vars(data.config[pid]).update(local_metadata[CONFIG_KEY][name])
+                    data.species.configured = True
 
     # -- edits -------------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        state = self.__dict__
-        if PENDING in state:
+        if PENDING in self.__dict__:
             build(self)
-        record = state.get(RECORD)
-        if record is None and "_parameters" in state:
-            record = record_of(self)
-        if record is None or record.busy or not self._structural(name, value):
+        if "_parameters" in self.__dict__ and self._structural(name, value):
+            self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value))
+        else:
             super().__setattr__(name, value)
-            return
-        self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value))
 
     def __delattr__(self, name: str) -> None:
         if PENDING in self.__dict__:
             build(self)
         state = self.__dict__
         held = any(name in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
-        if not held or record_of(self).busy:
+        if not held:
             super().__delattr__(name)
             return
         self._edit(name, lambda: super(ParticleMethods, self).__delattr__(name))
@@ -140,13 +142,10 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
 
     def _edit(self, name: str, act: Callable[[], None]) -> None:
         build(self)
-        if "_parameters" not in self.__dict__:
+        if "_parameters" not in self.__dict__ or record_of(self).busy:
             act()
             return
         record = record_of(self)
-        if record.busy:
-            act()
-            return
         # A module that was never part of an operation has no relatives that could follow its edits.
         root = self if record.root is None else self._particle_root
         record.busy = True
@@ -213,9 +212,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> bool((adopt(nn.Linear(2, 1)).rand().weight >= 0).all())
             True
         """
-        from ._functions import rand
-
-        return rand(self)
+        return particles.rand(self)
 
     def randn(self) -> Self:
         """A particle of the same species with values drawn from the standard normal distribution.
@@ -225,9 +222,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> adopt(nn.Linear(2, 1)).randn().weight.shape
             torch.Size([1, 2])
         """
-        from ._functions import randn
-
-        return randn(self)
+        return particles.randn(self)
 
     def clone_from(self, source: nn.Module) -> Self:
         """A particle of this species with the values of another module, of whatever species.
@@ -242,7 +237,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> c._version_kernel is a._version_kernel, torch.equal(c.weight, b.weight)
             (True, True)
         """
-        made: Self = _arithmetic.duplicate(self)
+        made: Self = _arithmetic.rebuild(self, copies=True)
         made.load_state_dict(source.state_dict())
         return made
 
@@ -299,16 +294,14 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> torch.equal((2 * net).bias, net.bias), torch.equal((2 * net).weight, 2 * net.weight)
             (True, True)
         """
-
-        def change(_: ParamID, config: ParamConfig) -> None:
-            if operational is not None:
-                config.operational = operational
-            if clone is not None:
-                config.clone = clone
-
-        self.apply_param_config(change, name)
-        changes = {"operational": operational, "clone": clone}
-        add_rule(self, {key: value for key, value in changes.items() if value is not None}, name)
+        given = {"operational": operational, "clone": clone}
+        changes = {key: value for key, value in given.items() if value is not None}
+        self.apply_param_config(lambda _, config: config.__dict__.update(changes), name)
+        # What will have the name after an edit is configured alike.
+        root = self._particle_root
+        prefix = next(path for path, each in root.named_modules() if each is self)
+        pattern = ".".join(part for part in (prefix, name) if part) or "*"
+        version_of(root).data.species.rules.append((pattern, changes))
 
     def apply_param_config(self, fn: Callable[[ParamID, ParamConfig], None], name: str | None = None) -> None:
         """Call a function on the configurations of parameters, which it may change and extend.
@@ -328,7 +321,17 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             0.1
         """
         self._open()
-        configure(self, fn, name)
+        root = self._particle_root
+        bring_up(root)
+        kernel = kernel_of(root)
+        own = {id(param): pid for pid, param in kernel.data.params.items()}
+        named = list(self.named_parameters(remove_duplicate=False))
+        chosen = {own[id(param)] for path, param in named if id(param) in own and is_selected(path, name)}
+        if not chosen and name is not None:
+            refuse(type(self).__name__, "parameters", name, [path for path, _ in named])
+        kernel.version.data.species.configured = True
+        for pid in sorted(chosen):
+            fn(pid, kernel.version.data.config[pid])
 
     def get_param_id(self, target_param: nn.Parameter) -> int:
         """The identifier of a parameter of this particle.
@@ -342,16 +345,13 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> net.get_param_id(net.bias)
             1
         """
-        for pid, param in self._kernel().data.params.items():
+        self._open()
+        for pid, param in kernel_of(self._particle_root).data.params.items():
             if param is target_param:
                 return pid
         raise ValueError(
             f"this parameter of shape {tuple(target_param.shape)} is not one of this {type(self).__name__}"
         )
-
-    def _kernel(self) -> ParticleKernelImp:
-        self._open()
-        return kernel_of(self._particle_root)
 
     def _open(self) -> None:
         build(self)
@@ -362,18 +362,14 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         pending: Pending | None = self.__dict__.get(PENDING)
         spare = pending is not None and is_temporary(count_operand(self), 0, reflected) and pending.fresh
-        if isinstance(other, NytoModuleBase):
-            pending = other.__dict__.get(PENDING)
-            right = pending is not None and is_temporary(count_operand(other), 1) and pending.fresh
-            return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, right))
-        _check_kind(self, other)
-        return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, False))
+        pending = other.__dict__.get(PENDING) if isinstance(other, NytoModuleBase) else None
+        right = pending is not None and is_temporary(count_operand(other), 1) and pending.fresh
+        return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, right))
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return _arithmetic.unary(fn, self)
 
     def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
-        _check_kind(self, other)
         return self if _arithmetic.change(fn, self, other) else NotImplemented
 
 
@@ -384,24 +380,9 @@ for _source in (Operators, InPlaceOperators):
             setattr(ParticleMethods, _name, _function)
 
 
-def _check_kind(module: nn.Module, other: Any) -> None:
-    if isinstance(other, Product):
-        raise StructureError(
-            f"cannot combine a {type(module).__name__} and a {type(other).__name__}: write module.product() on the one side "
-            "or product.module() on the other"
-        )
-    if isinstance(other, nn.Module) and not isinstance(other, NytoModuleBase):
-        if isinstance(other, Particle):
-            raise StructureError(
-                f"cannot combine a {type(module).__name__} and a {type(other).__name__}: wrap both in a ParticleModule, or use "
-                "the root_module of the other inside `with GetNytoModule(...)`"
-            )
-        raise TypeError(f"a {type(other).__name__} is not a particle; write moduli.adopt(module) first")
-
-
 # `torch.compile` runs as it is what makes, builds and edits particles, and traces what is done with them.
 keep_from_tracing(
-    *(vars(ParticleMethods)[name] for name in ("_binary", "_unary", "_inplace", "_edit", "_kernel")),
+    *(vars(ParticleMethods)[name] for name in ("_binary", "_unary", "_inplace", "_edit", "get_param_id")),
     *(vars(ParticleMethods)[name] for name in ("product", "product_", "clone_from", "detach", "touch")),
     *(vars(ParticleMethods)[name] for name in ("set_param_config", "apply_param_config")),
 )

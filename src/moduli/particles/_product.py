@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from moduli import particles
 from moduli._torch import keep_from_tracing
-from moduli.layout import diff, layout_of, read
+from moduli.layout import read
 
 from . import _arithmetic
-from ._mode import is_composing, record_nothing
 from ._operand import Operand, pair
-from ._record import build, refuse_wrapped
+from ._record import build, is_composing, record_nothing, refuse_wrapped
 from ._species import bring_up, version_of
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, locate
 from .edits import clone_param
@@ -56,23 +55,18 @@ class ParamProduct(Product[Any]):
         "zeros_like", "vector", "from_vector",
     ))  # fmt: skip
 
-    kernel: ParticleKernelImp
-    module_id: ModuleID
-    params: ParamDict
-    buffers: dict[str, Tensor]
-
     def __init__(self, kernel: ParticleKernelImp, module_id: ModuleID, params: ParamDict) -> None:
         self.kernel = kernel
         self.module_id = module_id
         self.params = params
-        self.buffers = {}
+        self.buffers: dict[str, Tensor] = {}
         # The kernel may move on; a product belongs to the version it was made at.
         self._version = kernel.version
 
     def __reduce__(self) -> Any:
         # A copy belongs to a copy of the particle, which is of the same species.
         self._check_current()
-        return _restore, (self.pdata.modules[0], self.module_id, list(self.params.items()), self.buffers)
+        return _restore, (type(self), self.pdata.modules[0], self.module_id, list(self.params.items()), self.buffers)
 
     @property
     def vdata(self) -> VersionDataImp:
@@ -106,7 +100,7 @@ class ParamProduct(Product[Any]):
             >>> new.module().bias.item()
             10.0
         """
-        return self._operate(fn, Operand(self.module()))
+        return self._operate(fn)
 
     def binary_operator(
         self, other: ParamProduct, fn: Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]
@@ -128,14 +122,16 @@ class ParamProduct(Product[Any]):
             >>> new.module().bias.item()
             0.0
         """
-        theirs = self._same_version(other)
-        return self._operate(fn, *pair(Operand(self.module()), Operand(theirs.module())))
+        self._check_version(other)
+        return self._operate(fn, product_to_module(other))
 
-    def _operate(self, fn: Callable[..., Any], left: Operand, *rights: Operand) -> ParamProduct:
-        """Apply a function to every parameter of operands, and to the buffers that take part."""
+    def _operate(self, fn: Callable[..., Any], *others: nn.Module) -> ParamProduct:
+        """Apply a function to every parameter, whatever its configuration, and to the buffers that take part."""
         keys, config, values = self._find_keys(), self.vdata.config, []
         with record_nothing():
-            for entry, held, *row in zip(left.entries, left.values(), *(o.values() for o in rights), strict=True):
+            left = Operand(product_to_module(self), whole=True)
+            rights = [pair(left, Operand(other))[1].values() for other in others]
+            for entry, held, *row in zip(left.entries, left.values(), *rights, strict=True):
                 if isinstance(held, nn.Parameter) or id(held) in keys:
                     values.append(_fit(entry.name, held, fn(held, *row, config[keys[id(held)]])))
                 else:
@@ -171,17 +167,21 @@ class ParamProduct(Product[Any]):
 
     def _run(self, fn: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
         """What a function of modules makes of the modules around products."""
-        named = dict(kwargs or {})
+        named = kwargs or {}
         for arg in (*args, *named.values()):
             if isinstance(arg, nn.Module):
                 raise StructureError(
                     f"cannot combine a product and a module ({type(arg).__name__}): write module.product() on the one side "
                     "or product.module() on the other"
                 )
-        given = [self._same_version(arg) if isinstance(arg, Product) else arg for arg in (*args, *named.values())]
-        own = self.module()
-        given = [own if arg is self else arg.module() if isinstance(arg, ParamProduct) else arg for arg in given]
-        made = fn(*given[: len(args)], **dict(zip(named, given[len(args) :], strict=True)))
+            if isinstance(arg, Product):
+                self._check_version(arg)
+        own = product_to_module(self)
+
+        def unwrap(arg: Any) -> Any:
+            return own if arg is self else product_to_module(arg) if isinstance(arg, ParamProduct) else arg
+
+        made = fn(*map(unwrap, args), **{name: unwrap(arg) for name, arg in named.items()})
         if made is own:
             return self
         if not isinstance(made, nn.Module):
@@ -197,7 +197,7 @@ class ParamProduct(Product[Any]):
         """A product with other values, in the order of the parameters of the module."""
         keys = self._find_keys()
         fresh = {keys[id(old)]: new for old, new in zip(own, values, strict=False)}
-        made = ParamProduct(self.kernel, self.module_id, OrderedDict((key, fresh[key]) for key in self.params))
+        made = type(self)(self.kernel, self.module_id, OrderedDict((key, fresh[key]) for key in self.params))
         made.buffers = dict(zip(self.buffers, buffers, strict=True))
         return made
 
@@ -208,26 +208,19 @@ class ParamProduct(Product[Any]):
                 "been edited since; make a new product with product()"
             )
 
-    def _same_version(self, other: Any) -> ParamProduct:
-        product = other if isinstance(other, ParamProduct) else getattr(other, "product", None)
+    def _check_version(self, product: Any) -> None:
         if not isinstance(product, ParamProduct):
             raise StructureError(
-                f"cannot combine a ParamProduct and a {type(other).__name__}; make a product of it first"
+                f"cannot combine a ParamProduct and a {type(product).__name__}; make a product of it first"
             )
         if product._version is not self._version:
             a, b = self.vdata, product.vdata
             related = "of one species" if a.species is b.species else "of different species"
-            found = diff(*(layout_of(each.pdata.modules[0]) for each in (self, product)))
             raise StructureError(
                 f"cannot combine products of different versions: the left is at version {a.number}, the right at version "
-                f"{b.number}, {related}{f'; {found}' if found else ''}. Products combine within one version; make new ones "
-                "with product() after touch(), or combine the modules, which need only agree in structure"
+                f"{b.number}, {related}. Products combine within one version; make new ones with product() after touch(), or "
+                "combine the modules, which need only agree in structure"
             )
-        if self.params.keys() != product.params.keys():
-            raise StructureError(
-                f"cannot combine the product of module {self.module_id} with that of module {product.module_id} of the particle"
-            )
-        return product
 
 
 def _fit(name: str, before: Tensor, value: Any) -> Any:
@@ -265,9 +258,11 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     return made
 
 
-def _restore(root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]) -> ParamProduct:
+def _restore(
+    kind: type[ParamProduct], root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]
+) -> ParamProduct:
     version = version_of(root)
-    made = ParamProduct(ParticleKernel(version, locate(root, version.data)), module_id, OrderedDict(params))
+    made = kind(ParticleKernel(version, locate(root, version.data)), module_id, OrderedDict(params))
     made.buffers = buffers
     return made
 
@@ -302,8 +297,8 @@ def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> N
         >>> net.bias.item()
         1.0
     """
-    given = module_to_product(module)._same_version(product).module()
-    left, right = pair(Operand(module, live=True), Operand(given))
+    module_to_product(module)._check_version(product)
+    left, right = pair(Operand(module, live=True, whole=True), Operand(product_to_module(product)))
     with torch.no_grad():
         for mine, theirs in zip(left.values(), right.values(), strict=True):
             if mine is not theirs:
@@ -319,7 +314,8 @@ def take_products(fn: F) -> F:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         first: Any = next((arg for arg in args if isinstance(arg, Product)), None)
-        return fn(*args, **kwargs) if first is None else first._run(fn, args, kwargs)
+        with record_nothing():
+            return fn(*args, **kwargs) if first is None else first._run(fn, args, kwargs)
 
     keep_from_tracing(fn, call)
     return call  # type: ignore[return-value]
@@ -367,9 +363,5 @@ def binary_lambda_wrapper(
 
 
 keep_from_tracing(
-    module_to_product,
-    product_to_module,
-    product_assign_to_module,
-    ParamProduct._operate,
-    ParamProduct._run,
+    module_to_product, product_to_module, product_assign_to_module, ParamProduct._operate, ParamProduct._run
 )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import call, is_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import keep_from_tracing, run_outside
+from moduli._torch import has_dispatch_mode, in_transform, keep_from_tracing, run_outside, set_grad_enabled
 from moduli.layout import Reading, Structure
 
-from ._mode import is_watched
-from ._skeleton import PENDING, RECORD, State, assemble, facts_of
+from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of
 from .errors import StructureError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Event(NamedTuple):
     removed: frozenset[str]
 
 
+@dataclass(eq=False)
 class Species:
     """All particles derived from each other.
 
@@ -56,47 +57,39 @@ class Species:
         members: The live particles.
     """
 
-    __slots__ = ("__weakref__", "configured", "events", "lock", "members", "rules")
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.rules: list[tuple[str, dict[str, bool]]] = []
-        self.configured = False
-        self.lock = threading.RLock()
-        self.members: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+    events: list[Event] = field(default_factory=list)
+    rules: list[tuple[str, dict[str, bool]]] = field(default_factory=list)
+    configured: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    members: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class ParticleRecord:
     """What a module knows about itself as a particle."""
 
-    __slots__ = (
-        "__weakref__", "busy", "kernel", "modules", "order", "origin", "root", "states", "structure", "version", "wrapped",
-    )  # fmt: skip
-
-    def __init__(self, version: VersionKernelImp | None = None, order: tuple[str, ...] = ()) -> None:
-        # None until another particle is derived from this one, or its version is asked for.
-        self.version = version
-        # What the particle looked like when it was last seen to be at its version.
-        self.structure: Structure | None = None
-        self.modules: list[weakref.ref[nn.Module]] = []
-        self.states: list[State] = []
-        # The module at the top of the particle; None when it is the module itself.
-        self.root: weakref.ref[nn.Module] | None = None
-        self.wrapped = False
-        # Whether an edit is under way, so that the steps it consists of are not edits of their own.
-        self.busy = False
-        # Names of parameters and children in the order in which they were assigned.
-        self.order: dict[str, None] = dict.fromkeys(order)
-        self.kernel: weakref.ref[Any] | None = None
-        # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
-        self.origin: tuple[str, dict[str, Any]] | None = None
+    # None until another particle is derived from this one, or its version is asked for.
+    version: VersionKernelImp | None = None
+    # Names of parameters and children in the order in which they were assigned.
+    order: dict[str, None] = field(default_factory=dict)
+    # What the particle looked like when it was last seen to be at its version.
+    structure: Structure | None = None
+    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    # The module at the top of the particle; None when it is the module itself.
+    root: weakref.ref[nn.Module] | None = None
+    wrapped: bool = False
+    # Whether an edit is under way, so that the steps it consists of are not edits of their own.
+    busy: bool = False
+    kernel: weakref.ref[Any] | None = None
+    # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
+    origin: tuple[str, dict[str, Any]] | None = None
 
     def saw(self, reading: Reading, states: list[State] | None = None) -> None:
         """Note what the particle looks like at its version."""
+        self.states = capture(reading.modules, reading) if states is None else states
         self.structure = reading.structure
         self.modules = list(map(weakref.ref, reading.modules))
-        if states is not None:
-            self.states = states
 
     def looks_like(self, reading: Reading) -> bool:
         """Whether the particle is what it was when it was last seen to be at its version."""
@@ -104,7 +97,7 @@ class ParticleRecord:
 
     # Copies of a module are particles of the same species; what was seen of the original does not hold for them.
     def __deepcopy__(self, memo: dict[int, Any]) -> ParticleRecord:
-        return ParticleRecord(self.version, tuple(self.order))
+        return ParticleRecord(self.version, dict(self.order))
 
     def __reduce__(self) -> Any:
         from ._history import pack
@@ -126,8 +119,6 @@ class Pending:
     scale: float = 1
     # Whether some of the tensors are parameters of the operand itself.
     shared: bool = False
-    # Classes of parameters, where some are not plain ones.
-    kinds: dict[int, type[nn.Parameter]] = field(default_factory=dict)
     # Whether the tensors carry a graph, so that they are parameters as they are.
     graph: bool = False
 
@@ -186,38 +177,123 @@ def build(shell: nn.Module) -> None:
             else:
                 _make_parameters(pending)
         parameters = pending.tensors
-        record = ParticleRecord(pending.version, states[0].get(RECORD, ()))
+        record = ParticleRecord(pending.version, dict(states[0].get(RECORD, {})))
         # The record comes with the first look, or another thread would give the module one of its own.
         shell.__dict__[RECORD] = record
         modules = {0: shell}
         assemble(modules, structure, states, parameters, pending.buffers)
-        adorn(modules, states, facts_of(structure).particles)
+        # The modules of ours below know which particle they are in.
+        reference = weakref.ref(shell)
+        for place in facts_of(structure).particles:
+            inner = modules[place].__dict__[RECORD] = ParticleRecord(None, dict(states[place].get(RECORD, {})))
+            inner.root = reference
         ordered = [modules[place] for place in range(len(modules))]
         record.saw(Reading(structure, parameters, pending.buffers, ordered), states)
         pending.version.data.species.members.add(shell)
         del shell.__dict__[PENDING]
 
 
-def adorn(modules: Mapping[int, nn.Module], states: list[State], places: tuple[int, ...]) -> None:
-    """Tell the modules of ours below a root which particle they are in."""
-    if places:
-        reference = weakref.ref(modules[0])
-        for place in places:
-            inner = modules[place].__dict__[RECORD] = ParticleRecord(None, states[place].get(RECORD, ()))
-            inner.root = reference
-
-
 def _make_parameters(pending: Pending) -> None:
     """Turn fresh tensors into parameters where they are, as torch does with lazy ones; those of an operand stay."""
     tensors, flags = pending.values(), pending.flags
-    for tensor, flag in zip(tensors, flags, strict=True):
+    for place, (tensor, flag) in enumerate(zip(tensors, flags, strict=True)):
         if type(tensor) is Tensor:
             tensor.__class__ = nn.Parameter
             if flag:
                 tensor.requires_grad = True
-    for place, kind in pending.kinds.items():
-        if not isinstance(tensors[place], kind):
-            tensors[place] = kind(tensors[place].detach(), requires_grad=flags[place])
+        elif not isinstance(tensor, nn.Parameter):
+            tensors[place] = nn.Parameter(tensor.detach(), requires_grad=flag)
 
 
 keep_from_tracing(build)
+
+
+# -- what operations record ----------------------------------------------------------------------------------------------
+
+
+class _Mode(threading.local):
+    graph = False
+
+
+_mode = _Mode()
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Let operations on models keep the graph, so that gradients reach operands and coefficients.
+
+    The parameters of a result are then tensors with a history instead of new leaves. Operations in place are refused.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import adopt, differentiable
+        >>> a, b = adopt(torch.nn.Linear(1, 1)), adopt(torch.nn.Linear(1, 1))
+        >>> t = torch.tensor(0.5, requires_grad=True)
+        >>> with differentiable():
+        ...     merged = a + t * (b - a)
+        >>> merged(torch.ones(1)).sum().backward()
+        >>> t.grad is not None
+        True
+    """
+    before = _mode.graph
+    _mode.graph = True
+    try:
+        yield
+    finally:
+        _mode.graph = before
+
+
+def is_differentiable() -> bool:
+    """Whether operations on models keep the graph, inside `differentiable`.
+
+    Example:
+        >>> from moduli.particles import differentiable, is_differentiable
+        >>> with differentiable():
+        ...     print(is_differentiable())
+        True
+    """
+    return _mode.graph
+
+
+def is_composing() -> bool:
+    """Whether operations are only composed of torch's own, for gradients or transforms to follow."""
+    return _mode.graph or is_watched()
+
+
+class LeafMode:
+    """A block in which results are leaves that can be trained, whatever mode the caller is in."""
+
+    __slots__ = ("_inference", "_recording")
+
+    def __enter__(self) -> None:
+        # Every operation begins one: torch's own blocks take longer than small operations do.
+        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
+        if self._inference is not None:
+            self._inference.__enter__()
+        self._recording = torch.is_grad_enabled()
+        set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        set_grad_enabled(self._recording)
+        if self._inference is not None:
+            self._inference.__exit__(*error)
+
+
+def record_nothing() -> AbstractContextManager[None]:
+    """A block in which no gradients are recorded, except where `differentiable` asks for them."""
+    return nullcontext() if is_composing() else LeafMode()
+
+
+def refuse_graph() -> None:
+    """Refuse operations in place where a graph is kept.
+
+    Raises:
+        RuntimeError: Inside `differentiable`.
+    """
+    if _mode.graph:
+        raise RuntimeError("inside differentiable() operations in place are refused: write a = a + b instead of a += b")
+
+
+def is_watched() -> bool:
+    """Whether torch is doing something with operations other than running them."""
+    return in_transform() or bool(has_dispatch_mode())

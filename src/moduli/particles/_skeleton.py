@@ -65,12 +65,6 @@ class _Linked(NamedTuple):
     value: Any
 
 
-def places_in(reading: Reading) -> dict[int, ModelPlace]:
-    """The place of everything in a model, by `id`."""
-    parts: tuple[Sequence[Any], ...] = (reading.modules, reading.parameters, reading.buffers)
-    return {id(each): ModelPlace(kind, key) for kind, part in enumerate(parts) for key, each in enumerate(part)}
-
-
 def capture(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Reading) -> list[State]:
     """The plain attributes of modules as they are now.
 
@@ -87,7 +81,10 @@ def capture(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Rea
         for key, value in state.items():
             if type(value) in _LINKING and _may_refer(value):
                 if isinstance(places, Reading):
-                    places = places_in(places)
+                    parts: tuple[Sequence[Any], ...] = (places.modules, places.parameters, places.buffers)
+                    places = {
+                        id(e): ModelPlace(kind, key) for kind, part in enumerate(parts) for key, e in enumerate(part)
+                    }
                 linked = _link(value, places, 2)
                 if key in HOOKS or key == "_labelled":
                     state[key] = _Linked(linked if linked is not value else value.copy())
@@ -95,7 +92,7 @@ def capture(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Rea
                     state[key] = _Linked(linked)
         record = state.get(RECORD)
         if record is not None:
-            state[RECORD] = tuple(record.order)
+            state[RECORD] = dict(record.order)
         states.append(state)
     return states
 
@@ -117,11 +114,9 @@ def _drop_wrapper_hooks(hooks: Any) -> Any:
     """Hooks without those of FSDP, which gather the parameters of the model that they were made for."""
     if _FSDP not in sys.modules:
         return hooks
-    return OrderedDict((key, hook) for key, hook in hooks.items() if not _is_wrapper_hook(hook))
-
-
-def _is_wrapper_hook(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith(_FSDP)
+    return OrderedDict(
+        (key, hook) for key, hook in hooks.items() if not str(getattr(hook, "__module__", "")).startswith(_FSDP)
+    )
 
 
 def unwrap_kind(kind: type[nn.Module]) -> type[nn.Module]:

@@ -16,15 +16,8 @@ from moduli.layout import Reading, read
 
 from ._compare import LastSeen, compare
 from ._record import ParticleRecord, Species, build, record_of
-from ._skeleton import State, capture
-from .base import (
-    NytoModuleBase,
-    ParticleDataImp,
-    ParticleKernelImp,
-    VersionDataImp,
-    VersionKernelImp,
-    locate,
-)
+from ._skeleton import State
+from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, VersionKernelImp, locate
 from .edits import ParticleEdit, Undo
 from .errors import StructureError
 from .kernel import ParticleKernel, VersionKernel
@@ -33,30 +26,35 @@ from .mtype import ModuleID
 
 def bring_up(module: nn.Module) -> Reading:
     """Read a particle, after noticing its own edits and following those of its species, as far as they are known."""
-    record, reading = record_of(module), read(module)
+    record, reading = _look(module)
     version = record.version
-    if version is not None and record.structure is None:
-        _recognise(module, record, reading)
     if version is None or (version.next_version is None and record.looks_like(reading)):
         return reading
     with version.data.species.lock:
         return _settle(module, record, read(module))
 
 
+def _look(module: nn.Module) -> tuple[ParticleRecord, Reading]:
+    """Read a module. A copy of a particle that was not looked at yet is compared with what the original was."""
+    record, reading = record_of(module), read(module)
+    version = record.version
+    if version is not None and record.structure is None and compare(version.data, module, None) is None:
+        record.saw(reading)
+        version.data.species.members.add(module)
+    return record, reading
+
+
 def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Reading:
     """Bring a particle to the newest version, its own edits included, or raise and leave it as it was."""
-    version = record.version
-    if version is None:
-        return reading
-    before = None if record.structure is None else _read_known(record)
-    edited = None if record.looks_like(reading) else compare(version.data, module, before)
+    version: Any = record.version
+    edited = None if record.looks_like(reading) else compare(version.data, module, _recall(record))
     if version.next_version is not None:
         edited = _follow(module, record, version, edited)
         reading = read(module)
     if edited is not None:
         _advance(module, record, *edited, reading)
     else:
-        record.saw(reading, capture(reading.modules, reading))
+        record.saw(reading)
     version.data.species.members.add(module)
     return reading
 
@@ -109,83 +107,65 @@ def _advance(
     module: nn.Module, record: ParticleRecord, following: VersionDataImp, own: ParticleEdit, reading: Reading
 ) -> None:
     """Link the version that an edit leads to, and note that the particle it was made on is there."""
-    version = record.version
-    if version is None:
-        return
+    version: Any = record.version
+    own.settle()
     event = following.event(version.data, own.sentence(version.data))
     successor: VersionKernelImp = VersionKernel(following)
     adopt_children(module)
-    states = capture(reading.modules, reading)
+    record.saw(reading)
     # Nothing below can fail.
     following.species.events.append(event)
     version.next_version, version.particle_updater = successor, own
     record.version = successor
-    record.saw(reading, states)
 
 
-def _read_known(record: ParticleRecord) -> LastSeen:
+def _recall(record: ParticleRecord) -> LastSeen | None:
     """The modules of a particle by identifier, as they were when it was last seen to be at its version."""
     structure, version = record.structure, record.version
-    modules: dict[ModuleID, nn.Module] = {}
-    states: dict[ModuleID, State] = {}
     if structure is None or version is None:
-        return LastSeen(modules, states)
+        return None
+    seen = LastSeen({}, {})
     queue: list[tuple[ModuleID, int]] = [(0, 0)]
-    seen: set[ModuleID] = set()
     for key, place in queue:
-        held = record.modules[place]()
-        if key in seen:
+        if key in seen.states:
             continue
-        seen.add(key)
+        held = record.modules[place]()
         if held is not None:
-            modules[key] = held
-            if len(record.states) == len(record.modules):
-                states[key] = record.states[place]
+            seen.modules[key] = held
+        seen.states[key] = record.states[place]
         children = dict(structure.modules[place].children)
         queue += [(child, children[n]) for n, child in version.data.meta[key].sub_modules.items() if child is not None]
-    return LastSeen(modules, states)
+    return seen
 
 
 _BIRTH = threading.Lock()
 
 
-def give_version(module: nn.Module, record: ParticleRecord, reading: Reading, states: list[State]) -> VersionKernelImp:
-    """The version of a particle, which is the first of a new species if it has none."""
-    version = record.version
-    if version is None:
-        with _BIRTH:
-            version = record.version
-            if version is None:
-                version = VersionKernel(VersionDataImp.of(module))
-                record.saw(reading, states)
-                adopt_children(module)
-                version.data.species.members.add(module)
-                record.version = version
-    return version
+def give_version(
+    module: nn.Module, record: ParticleRecord, reading: Reading, states: list[State] | None = None
+) -> VersionKernelImp:
+    """Let a particle that has no version be the first of a new species."""
+    with _BIRTH:
+        if record.version is None:
+            version: VersionKernelImp = VersionKernel(VersionDataImp.of(module))
+            record.saw(reading, states)
+            adopt_children(module)
+            version.data.species.members.add(module)
+            record.version = version
+        return record.version
 
 
 def version_of(module: nn.Module) -> VersionKernelImp:
     """The version that a particle is at, its own edits included; it does not follow those of others."""
     build(module)
-    record = record_of(module)
+    record, reading = _look(module)
     version = record.version
-    reading = read(module)
     if version is None:
-        return give_version(module, record, reading, capture(reading.modules, reading))
-    if record.structure is None:
-        _recognise(module, record, reading)
+        return give_version(module, record, reading)
     if not record.looks_like(reading):
         with version.data.species.lock:
             _settle(module, record, reading)
     return record.version or version
-
-
-def _recognise(module: nn.Module, record: ParticleRecord, reading: Reading) -> None:
-    """See whether a copy of another particle is what the original was."""
-    version = record.version
-    if version is not None and compare(version.data, module, None) is None:
-        record.saw(reading, capture(reading.modules, reading))
-        version.data.species.members.add(module)
 
 
 def kernel_of(module: nn.Module) -> ParticleKernelImp:
@@ -227,7 +207,8 @@ class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
             events = list(before.data.species.events)
             try:
                 super().version_update(version_updater)
-                self._settle()
+                adopt_children(self._module)
+                record_of(self._module).saw(read(self._module))
             except BaseException:
                 undo.restore()
                 self.version, before.data.species.events[:] = before, events
@@ -235,19 +216,12 @@ class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
 
     def particle_update(self) -> None:
         """Bring the particle to the newest version, through all those in between."""
-        super().particle_update()
-        self._settle()
-
-    def _settle(self) -> None:
-        adopt_children(self._module)
-        reading = read(self._module)
-        record_of(self._module).saw(reading, capture(reading.modules, reading))
+        bring_up(self._module)
 
 
 def touch(root: nn.Module) -> None:
     """Bring a particle to the newest version of its species, edits of relatives that no operation noticed yet included."""
-    record = record_of(root)
-    version = record.version
+    version = record_of(root).version
     if version is None:
         return
     species: Species = version.data.species
@@ -266,8 +240,8 @@ def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], N
     with version_of(root).data.species.lock:
         bring_up(root)
         record, own = record_of(root), record_of(module)
-        version, before, undo = version_of(root), _read_known(record), Undo(module)
-        order, children = dict(own.order), dict(module._modules)
+        version, before, undo = version_of(root), _recall(record), Undo(module)
+        order = dict(own.order)
         try:
             act()
             own.order.setdefault(name)
@@ -280,10 +254,6 @@ def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], N
             undo.restore()
             record.version, own.order = version, order
             raise
-    for child in children.values():
-        if child is not None and isinstance(child, NytoModuleBase):
-            # It is a root of its own from now on, unless it is still in here.
-            _ = child._particle_root
 
 
 def adopt_children(root: nn.Module, below: nn.Module | None = None) -> None:

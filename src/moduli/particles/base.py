@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch  # noqa: F401 - for the examples
@@ -11,7 +12,8 @@ from torch import nn
 
 from moduli.layout import read
 
-from ._record import Event, ParticleRecord, Species, build, record_of, refuse_wrapped
+from ._record import Event, ParticleRecord, Species, build, refuse_wrapped
+from ._record import record_of as record_of
 from ._skeleton import RECORD, unwrap_kind
 from .errors import StructureError
 from .kernel import ParticleData, ParticleKernel, VersionData, VersionKernel
@@ -26,16 +28,6 @@ from .mtype import (
     ParamDict,
     ParamID,
 )
-
-__all__ = [
-    "NytoModuleBase",
-    "VersionDataImp",
-    "ParticleDataImp",
-    "VersionKernelImp",
-    "ParticleKernelImp",
-    "create_new_group",
-    "record_of",
-]
 
 
 class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
@@ -55,18 +47,13 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
         ({'weight': 0, 'bias': 1}, ParamConfig(operational=True, clone=True))
     """
 
-    meta: MetaDict
-    config: ConfigDict
-    shapes: dict[ParamID, tuple[int, ...]]
-
     def __init__(self, meta: MetaDict, config: ConfigDict, species: Species | None = None, number: int = 0) -> None:
         self.meta = meta
         self.config = config
-        self.shapes = {}
+        self.shapes: dict[ParamID, tuple[int, ...]] = {}
         self.species = species or Species()
         self.number = number
         self.uid: str | None = None
-        self._names: dict[ParamID, str] | None = None
 
     @classmethod
     def of(cls, root: nn.Module, configs: dict[str, ParamConfig] | None = None) -> VersionDataImp:
@@ -105,18 +92,16 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
         pdata.modules = OrderedDict((key, pdata.modules[key]) for key in self.meta)
         pdata.params = OrderedDict((key, pdata.params[key]) for key in self.config)
 
-    @property
+    @cached_property
     def names(self) -> dict[ParamID, str]:
         """The dotted name of each parameter; the first one where it has several."""
-        if self._names is None:
-            found: dict[ParamID, str] = {}
-            # Depth first, a module's own parameters before its children: the order of `named_parameters()`.
-            for key, path in self.paths():
-                for name, pid in self.meta[key].sub_params.items():
-                    if pid is not None:
-                        found.setdefault(pid, f"{path}.{name}" if path else name)
-            self._names = found
-        return self._names
+        found: dict[ParamID, str] = {}
+        # Depth first, a module's own parameters before its children: the order of `named_parameters()`.
+        for key, path in self.paths():
+            for name, pid in self.meta[key].sub_params.items():
+                if pid is not None:
+                    found.setdefault(pid, f"{path}.{name}" if path else name)
+        return found
 
     def paths(self) -> Iterator[tuple[ModuleID, str]]:
         """Every name of every module, with its identifier, depth first."""
@@ -196,9 +181,6 @@ class ParticleDataImp(ParticleData[VersionDataImp, "ParticleDataImp"]):
         >>> data.modules[0] is net, data.params[0] is net.weight
         (True, True)
     """
-
-    modules: ModuleDict
-    params: ParamDict
 
     def __init__(self, modules: ModuleDict, params: ParamDict) -> None:
         self.modules = modules
@@ -395,9 +377,8 @@ class NytoModuleBase(nn.Module):
         root = record.root() if record.root is not None else None
         if root is not None and any(module is self for module in root.modules()):
             return root
-        if record.root is not None:
-            # The particle is gone, or this module was taken out of it.
-            record.root = None
+        # There is none, it is gone, or this module was taken out of it.
+        record.root = None
         return self
 
     @property
@@ -445,15 +426,14 @@ def create_new_group(ref: nn.Module) -> ParticleKernelImp:
         >>> list(kernel.data.modules), len(kernel.data.params)
         ([0], 0)
     """
+    from ._species import give_version
+
     build(ref)
     if ref._parameters or ref._modules:
         raise StructureError(
             f"this {type(ref).__name__} already has parameters or children; start from an empty module"
         )
     record = record_of(ref)
-    reading = read(ref)
-    version: VersionKernelImp = VersionKernel(VersionDataImp.of(ref))
-    record.version = version
-    record.saw(reading)
-    version.data.species.members.add(ref)
+    record.version = None
+    version = give_version(ref, record, read(ref))
     return ParticleKernel(version, locate(ref, version.data))

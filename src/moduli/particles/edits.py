@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import weakref
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, restore
 from .base import ParticleDataImp, VersionDataImp
 from .errors import StructureError
 from .kernel import ParticleUpdater, VersionUpdater
-from .mtype import MetaDict, ModuleDict, ModuleID, ModuleMeta, ParamDict, ParamID
+from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict, ParamID
 
 __all__ = ["ParticleEdit", "Undo", "VersionEdit", "clone_param"]
 
@@ -117,7 +117,7 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
     def settle(self) -> None:
         """Keep copies of the values as they are now, instead of those of the particle that started the edit."""
         self.add_modules, self.add_params = self._copies(None)
-        self.buffers = {key: None if held is None else held.detach().clone() for key, held in self.buffers.items()}
+        self.buffers = {key: _copy_to(held, None) for key, held in self.buffers.items()}
 
     def run(self, pdata: ParticleDataImp) -> None:
         """Bring one particle to the next version, or raise and leave it as it was."""
@@ -128,15 +128,14 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         device = None if starts else _device_of(pdata)
         added, values = (self.add_modules, self.add_params) if starts else self._copies(device)
         modules, params = {**pdata.modules, **added}, {**pdata.params, **values}
-        nothing: dict[Any, Tensor] = {}
-        tables = modules, params, nothing
+        tables: Any = modules, params, {}
         changes: list[tuple[nn.Module, State, State]] = []
         for key in {*self.touched, *added}:
             module, each = modules[key], meta[key]
             buffers = {}
             for name in each.sub_buffers:
                 value = self.buffers[key, name] if (key, name) in self.buffers else module._buffers[name]
-                buffers[name] = value if starts or (key, name) not in self.buffers else _move(value, device)
+                buffers[name] = value if starts or (key, name) not in self.buffers else _copy_to(value, device)
             registries: State = {
                 "_parameters": {n: None if p is None else params[p] for n, p in each.sub_params.items()},
                 "_modules": {n: None if m is None else modules[m] for n, m in each.sub_modules.items()},
@@ -160,11 +159,9 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
             for key, hooks in self.hooks.items():
                 for name, changed in hooks.items():
                     held = modules[key].__dict__[name]
-                    for hook, function in changed.items():
-                        if function is None:
-                            held.pop(hook, None)
-                        else:
-                            held[hook] = function
+                    held.update(changed)
+                    for hook in [hook for hook, function in held.items() if function is None]:
+                        del held[hook]
         pdata.modules = OrderedDict((k, m) for k, m in modules.items() if k not in self.remove_modules)
         pdata.params = OrderedDict((k, p) for k, p in params.items() if k not in self.remove_params)
         if starts:
@@ -172,14 +169,14 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
 
     def _copies(self, device: torch.device | None) -> tuple[ModuleDict, ParamDict]:
         """Copies of what is new."""
-        params = OrderedDict((key, _move(clone_param(p), device)) for key, p in self.add_params.items())
+        params = OrderedDict((key, _copy_to(p, device)) for key, p in self.add_params.items())
         places = {id(m): ModelPlace(0, key) for key, m in self.add_modules.items()}
         places |= {id(p): ModelPlace(1, key) for key, p in self.add_params.items()}
         buffers: dict[int, Tensor] = {}
         for module in self.add_modules.values():
             for held in module._buffers.values():
                 if held is not None and id(held) not in buffers:
-                    buffers[id(held)] = _move(held, device)
+                    buffers[id(held)] = _copy_to(held, device)
                     places[id(held)] = ModelPlace(2, id(held))
         made: ModuleDict = OrderedDict((key, object.__new__(type(m))) for key, m in self.add_modules.items())
         tables = made, params, buffers
@@ -187,25 +184,17 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         for (key, source), state in zip(self.add_modules.items(), states, strict=True):
             twin = made[key].__dict__
             twin.update(restore(state, tables))
-            # What is new refers to what is new; the rest is put in when a particle is brought along.
-            twin["_parameters"] = {n: _resolve(p, places, tables) for n, p in source._parameters.items()}
-            twin["_modules"] = {n: _resolve(m, places, tables) for n, m in source._modules.items()}
+            # The metadata says what else the registries hold when a particle is brought along.
             twin["_buffers"] = {n: None if b is None else buffers[id(b)] for n, b in source._buffers.items()}
-            twin["_non_persistent_buffers_set"] = set(source._non_persistent_buffers_set)
             if RECORD in state:
                 from ._record import ParticleRecord
 
-                twin[RECORD] = ParticleRecord(None, state[RECORD])
+                twin[RECORD] = ParticleRecord(None, dict(state[RECORD]))
         return made, params
 
     def sentence(self, vdata: VersionDataImp) -> str:
         """The edit in words."""
         return "; ".join(self.text)
-
-
-def _resolve(held: Any, places: Mapping[int, ModelPlace], tables: Any) -> Any:
-    place = places.get(id(held))
-    return None if place is None else tables[place.kind][place.key]
 
 
 def _device_of(pdata: ParticleDataImp) -> torch.device | None:
@@ -214,22 +203,26 @@ def _device_of(pdata: ParticleDataImp) -> torch.device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-def _move(value: Any, device: torch.device | None) -> Any:
-    """A copy of a tensor on a device, or the tensor where it is; a parameter stays one."""
-    if value is None or device is None or value.device == device:
-        return value if isinstance(value, nn.Parameter) or value is None else value.detach().clone()
-    moved = value.detach().to(device)
-    return nn.Parameter(moved, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else moved
+def _copy_to(value: Any, device: torch.device | None) -> Any:
+    """A copy of a tensor on a device, or where it is; a parameter stays one."""
+    if value is None:
+        return None
+    made = value.detach().to(value.device if device is None else device, copy=True)
+    return nn.Parameter(made, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else made
 
 
 class VersionEdit(VersionUpdater[VersionDataImp, ParticleDataImp]):
-    """An edit of one attribute, as the species sees it. Subclasses say what it changes."""
+    """An edit of one attribute, as the species sees it. Subclasses say what it does to the module."""
 
     def __init__(self, module_id: ModuleID, attr_name: str) -> None:
         self.module_id = module_id
         self.attr_name = attr_name
         self.owner_modules: ModuleDict | None = None
         self.owner_params: ParamDict | None = None
+
+    @abstractmethod
+    def act(self, module: nn.Module) -> None:
+        """Edit the module."""
 
     def set_version_data(self, vdata: VersionDataImp) -> Self:
         """Receive the metadata of the current version."""
@@ -241,34 +234,25 @@ class VersionEdit(VersionUpdater[VersionDataImp, ParticleDataImp]):
         return self
 
     def run(self, vdata: VersionDataImp) -> tuple[VersionDataImp, ParticleUpdater[VersionDataImp, ParticleDataImp]]:
-        """Make the metadata of the next version, and what brings particles there."""
-        following = vdata.copy()
-        following.number += 1
-        if self.module_id not in following.meta:
-            raise StructureError(f"the particle has no module {self.module_id}; it has {list(following.meta)}")
-        edit = self.change(following, following.meta[self.module_id])
-        edit.remove_modules, edit.remove_params = following.get_garbage_modules(), following.get_garbage_params()
-        following.remove_modules(edit.remove_modules)
-        following.remove_params(edit.remove_params)
-        # What the particle that starts the edit consists of must not be kept by it.
+        """Edit the particle that starts it; gives the metadata of the next version, and what brings particles there."""
+        from ._compare import LastSeen, compare
+
+        # What the particle consists of must not be kept by the edit.
+        modules: ModuleDict = self.owner_modules or OrderedDict()
         self.owner_modules = self.owner_params = None
-        path = next(path for key, path in vdata.paths() if key == self.module_id)
-        name = f"{path}.{self.attr_name}" if path else self.attr_name
-        edit.text = [f"{name!r} was edited by a {type(self).__name__}"]
-        vdata.species.events.append(following.event(vdata, edit.sentence(vdata)))
-        return following, edit
-
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        raise TypeError(f"{type(self).__name__} does not say what it changes")
-
-    def _clear(self, meta: ModuleMeta, keep: Any = None) -> None:
-        for slots in (meta.sub_modules, meta.sub_params, meta.sub_buffers):
-            if slots is not keep:
-                slots.pop(self.attr_name, None)
-
-    def _check_present(self, slots: Mapping[str, Any], what: str) -> None:
-        if self.attr_name not in slots:
-            raise AttributeError(
-                f"module {self.module_id} has no {what} {self.attr_name!r}; it has {list(slots) or 'none'}"
-            )
+        if self.module_id not in modules:
+            raise StructureError(f"the particle has no module {self.module_id}; it has {list(modules)}")
+        module = modules[self.module_id]
+        record = module.__dict__.get(RECORD)
+        if record is not None:
+            record.busy = True
+        try:
+            self.act(module)
+        finally:
+            if record is not None:
+                record.busy = False
+        edited = compare(vdata, modules[0], LastSeen(dict(modules), {}), (module, self.attr_name))
+        if edited is None:
+            raise AttributeError(f"module {self.module_id} has no {self.attr_name!r} to edit")
+        vdata.species.events.append(edited[0].event(vdata, edited[1].sentence(vdata)))
+        return edited

@@ -19,17 +19,6 @@ from typing import Any, Generic, Self, TypeVar
 from ._operators import InPlaceOperators, Operators
 from .errors import StructureError
 
-__all__ = [
-    "VersionData",
-    "ParticleData",
-    "VersionUpdater",
-    "ParticleUpdater",
-    "VersionKernel",
-    "ParticleKernel",
-    "Product",
-    "Particle",
-]
-
 Tvdata = TypeVar("Tvdata", bound="VersionData[Any, Any]")
 Tpdata = TypeVar("Tpdata", bound="ParticleData[Any, Any]")
 Tproduct = TypeVar("Tproduct", bound="Product[Any]")
@@ -151,13 +140,9 @@ class VersionKernel(Generic[Tvdata, Tpdata]):
         (False, True)
     """
 
-    next_version: VersionKernel[Tvdata, Tpdata] | None
-    particle_updater: ParticleUpdater[Tvdata, Tpdata] | None
-    data: Tvdata
-
     def __init__(self, data: Tvdata) -> None:
-        self.next_version = None
-        self.particle_updater = None
+        self.next_version: VersionKernel[Tvdata, Tpdata] | None = None
+        self.particle_updater: ParticleUpdater[Tvdata, Tpdata] | None = None
         data.init_kernel(self)
         self.data = data
 
@@ -222,9 +207,6 @@ class ParticleKernel(Generic[Tvdata, Tpdata]):
         >>> [tuple(p.shape) for p in kernel.data.params.values()]
         [(2, 3), (2,)]
     """
-
-    version: VersionKernel[Tvdata, Tpdata]
-    data: Tpdata
 
     def __init__(self, version: VersionKernel[Tvdata, Tpdata], data: Tpdata) -> None:
         self.version = version
@@ -331,18 +313,15 @@ class Particle(InPlaceOperators, ABC, Generic[Tproduct]):
 
     def clone(self) -> Self:
         """A particle with copies of the values."""
-        cloned: Self = self.product().clone().particle()
-        return cloned
+        return self.product().clone().particle()  # type: ignore[no-any-return]
 
     def rand(self) -> Self:
         """A particle with values drawn uniformly from [0, 1)."""
-        drawn: Self = self.product().rand().particle()
-        return drawn
+        return self.product().rand().particle()  # type: ignore[no-any-return]
 
     def randn(self) -> Self:
         """A particle with values drawn from the standard normal distribution."""
-        drawn: Self = self.product().randn().particle()
-        return drawn
+        return self.product().randn().particle()  # type: ignore[no-any-return]
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         if isinstance(other, Particle):

@@ -5,24 +5,12 @@ from __future__ import annotations
 from moduli import nn as _nn
 
 from ._particle import ParticleMethods
-from ._product import (
-    ParamProduct,
-    binary_lambda_wrapper,
-    module_to_product,
-    product_assign_to_module,
-    product_to_module,
-    unary_lambda_wrapper,
-)
-
-__all__ = [
-    "NytoModule",
-    "ParamProduct",
-    "module_to_product",
-    "product_to_module",
-    "product_assign_to_module",
-    "unary_lambda_wrapper",
-    "binary_lambda_wrapper",
-]
+from ._product import ParamProduct as ParamProduct
+from ._product import binary_lambda_wrapper as binary_lambda_wrapper
+from ._product import module_to_product as module_to_product
+from ._product import product_assign_to_module as product_assign_to_module
+from ._product import product_to_module as product_to_module
+from ._product import unary_lambda_wrapper as unary_lambda_wrapper
 
 
 class NytoModule(ParticleMethods, _nn.Module):

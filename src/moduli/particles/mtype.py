@@ -10,20 +10,6 @@ from typing import Annotated, TypeAlias
 
 from torch import nn
 
-__all__ = [
-    "ModuleID",
-    "ParamID",
-    "Module",
-    "ParamType",
-    "ModuleDict",
-    "ParamDict",
-    "MetaDict",
-    "ConfigDict",
-    "ROOT_MODULE_ID",
-    "ModuleMeta",
-    "ParamConfig",
-]
-
 ModuleID: TypeAlias = Annotated[int, "module"]
 """Identifies a module within its particle, the same in every particle of the species."""
 

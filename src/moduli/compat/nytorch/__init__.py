@@ -16,32 +16,73 @@ Example:
     [0.0, 2.0, 4.0]
 """
 
-from ...particles import base, kernel, module, mtype
-from ...particles.base import *
-from ...particles.kernel import *
-from ...particles.module import *
-from ...particles.mtype import *
-from . import particle_module, particle_updater, utils, version_updater
-from .particle_module import *
-from .particle_updater import *
-from .utils import *
-from .version_updater import *
+import types as _types
+import typing as _typing
 
-__all__ = [
-    "base",
-    "kernel",
-    "module",
-    "mtype",
-    "particle_module",
-    "particle_updater",
-    "utils",
-    "version_updater",
-]
-__all__ += base.__all__
-__all__ += kernel.__all__
-__all__ += module.__all__
-__all__ += mtype.__all__
-__all__ += particle_module.__all__
-__all__ += particle_updater.__all__
-__all__ += utils.__all__
-__all__ += version_updater.__all__
+from ...particles import base as base
+from ...particles import kernel as kernel
+from ...particles import module as module
+from ...particles import mtype as mtype
+from ...particles.base import NytoModuleBase as NytoModuleBase
+from ...particles.base import ParticleDataImp as ParticleDataImp
+from ...particles.base import ParticleKernelImp as ParticleKernelImp
+from ...particles.base import VersionDataImp as VersionDataImp
+from ...particles.base import VersionKernelImp as VersionKernelImp
+from ...particles.base import create_new_group as create_new_group
+from ...particles.kernel import Particle as Particle
+from ...particles.kernel import ParticleData as ParticleData
+from ...particles.kernel import ParticleKernel as ParticleKernel
+from ...particles.kernel import ParticleUpdater as ParticleUpdater
+from ...particles.kernel import Product as Product
+from ...particles.kernel import VersionData as VersionData
+from ...particles.kernel import VersionKernel as VersionKernel
+from ...particles.kernel import VersionUpdater as VersionUpdater
+from ...particles.module import NytoModule as NytoModule
+from ...particles.module import ParamProduct as ParamProduct
+from ...particles.module import binary_lambda_wrapper as binary_lambda_wrapper
+from ...particles.module import module_to_product as module_to_product
+from ...particles.module import product_assign_to_module as product_assign_to_module
+from ...particles.module import product_to_module as product_to_module
+from ...particles.module import unary_lambda_wrapper as unary_lambda_wrapper
+from ...particles.mtype import ROOT_MODULE_ID as ROOT_MODULE_ID
+from ...particles.mtype import ConfigDict as ConfigDict
+from ...particles.mtype import MetaDict as MetaDict
+from ...particles.mtype import Module as Module
+from ...particles.mtype import ModuleDict as ModuleDict
+from ...particles.mtype import ModuleID as ModuleID
+from ...particles.mtype import ModuleMeta as ModuleMeta
+from ...particles.mtype import ParamConfig as ParamConfig
+from ...particles.mtype import ParamDict as ParamDict
+from ...particles.mtype import ParamID as ParamID
+from ...particles.mtype import ParamType as ParamType
+from . import particle_module as particle_module
+from . import particle_updater as particle_updater
+from . import utils as utils
+from . import version_updater as version_updater
+from .particle_module import GetNytoModule as GetNytoModule
+from .particle_module import ParticleModule as ParticleModule
+from .particle_module import PMProduct as PMProduct
+from .particle_updater import AddModuleParticleUpdater as AddModuleParticleUpdater
+from .particle_updater import AddParamParticleUpdater as AddParamParticleUpdater
+from .particle_updater import DelBufferParticleUpdater as DelBufferParticleUpdater
+from .particle_updater import DelModuleParticleUpdater as DelModuleParticleUpdater
+from .particle_updater import DelParamParticleUpdater as DelParamParticleUpdater
+from .particle_updater import RegisterBufferParticleUpdater as RegisterBufferParticleUpdater
+from .particle_updater import SetModuleNoneParticleUpdater as SetModuleNoneParticleUpdater
+from .particle_updater import SetParamNoneParticleUpdater as SetParamNoneParticleUpdater
+from .utils import clone_param as clone_param
+from .utils import clone_params as clone_params
+from .utils import copy_module as copy_module
+from .utils import copy_modules as copy_modules
+from .utils import make_modules_ref as make_modules_ref
+from .version_updater import AddModuleVersionUpdater as AddModuleVersionUpdater
+from .version_updater import AddParamVersionUpdater as AddParamVersionUpdater
+from .version_updater import DelBufferVersionUpdater as DelBufferVersionUpdater
+from .version_updater import DelModuleVersionUpdater as DelModuleVersionUpdater
+from .version_updater import DelParamVersionUpdater as DelParamVersionUpdater
+from .version_updater import RegisterBufferVersionUpdater as RegisterBufferVersionUpdater
+from .version_updater import SetModuleNoneVersionUpdater as SetModuleNoneVersionUpdater
+from .version_updater import SetParamNoneVersionUpdater as SetParamNoneVersionUpdater
+
+if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+    __all__ = sorted(k for k, v in globals().items() if not (k.startswith("_") or isinstance(v, _types.ModuleType)))

@@ -6,25 +6,21 @@ import copy
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
-import torch
 from torch import nn
 
 from ...particles.base import NytoModuleBase, ParticleKernelImp, record_of
 from ...particles.errors import StructureError
 from ...particles.kernel import Particle, Product
-from ...particles.module import ParamProduct, module_to_product, product_assign_to_module
-from ...particles.mtype import ModuleID, ParamConfig, ParamDict
+from ...particles.module import ParamProduct, product_to_module
 from .utils import copy_module
-
-__all__ = ["ParticleModule", "PMProduct", "GetNytoModule"]
 
 M = TypeVar("M", bound=NytoModuleBase)
 
 
-class PMProduct(Product["ParticleModule[Any]"]):
+class PMProduct(ParamProduct):
     """The light form of a `ParticleModule`: a `ParamProduct` that becomes one again.
 
-    A subclass of `ParticleModule` gets products of its own by overriding `from_ParamProduct` and `particle`.
+    A subclass of `ParticleModule` gets products of its own by overriding `particle`.
 
     Attributes:
         product: The product of the module inside.
@@ -38,69 +34,25 @@ class PMProduct(Product["ParticleModule[Any]"]):
         True
     """
 
-    product: ParamProduct
-
-    def __init__(self, kernel: ParticleKernelImp, module_id: ModuleID, params: ParamDict) -> None:
-        self.product = ParamProduct(kernel, module_id, params)
-
     @classmethod
     def from_ParamProduct(cls, product: ParamProduct) -> Self:
         """Wrap a product."""
         made = cls(product.kernel, product.module_id, product.params)
-        made.product = product
+        made.buffers, made._version = product.buffers, product._version
         return made
+
+    @property
+    def product(self) -> ParamProduct:
+        """The product of the module inside, which this one is."""
+        return self
 
     def particle(self) -> ParticleModule[Any]:
         """The `ParticleModule` with these parameters."""
-        return ParticleModule(self.product.module())
+        return ParticleModule(product_to_module(self))
 
     def module(self) -> ParticleModule[Any]:
         """The `ParticleModule` with these parameters."""
         return self.particle()
-
-    def unary_operator(self, fn: Callable[[nn.Parameter, ParamConfig], nn.Parameter]) -> Self:
-        """Apply a function to every parameter and its configuration."""
-        return self.from_ParamProduct(self.product.unary_operator(fn))
-
-    def binary_operator(
-        self, other: PMProduct, fn: Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]
-    ) -> Self:
-        """Apply a function to the parameters of two products of one version, pair by pair.
-
-        Raises:
-            StructureError: If the products are of different versions.
-        """
-        return self.from_ParamProduct(self.product.binary_operator(other.product, fn))
-
-    def clone(self) -> Self:
-        """A product with copies of the values."""
-        return self.from_ParamProduct(self.product.clone())
-
-    def rand(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Self:
-        """A product with values drawn uniformly from [0, scale)."""
-        return self.from_ParamProduct(self.product.rand(scale, generator))
-
-    def randn(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Self:
-        """A product with values drawn from a normal distribution of mean 0 and standard deviation `scale`."""
-        return self.from_ParamProduct(self.product.randn(scale, generator))
-
-    __getattr__ = ParamProduct.__getattr__
-
-    def _run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        made = self.product._run(fn, args, kwargs)
-        if made is self.product:
-            return self
-        return self.from_ParamProduct(made) if isinstance(made, ParamProduct) else made
-
-    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        made = self.product._binary(fn, other, reflected)
-        return NotImplemented if made is NotImplemented else self.from_ParamProduct(made)
-
-    def _unary(self, fn: Callable[[Any], Any]) -> Self:
-        return self.from_ParamProduct(self.product._unary(fn))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.product.params)} parameters at version {self.product.vdata.number})"
 
 
 class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
@@ -140,9 +92,7 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
     @property
     def particle_kernel(self) -> ParticleKernelImp:
         """The kernel of the particle inside."""
-        with GetNytoModule(self) as module:
-            kernel: Any = module._particle_kernel
-        return kernel  # type: ignore[no-any-return]
+        return self._call(lambda module, _: module._particle_kernel)  # type: ignore[no-any-return]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module inside."""
@@ -158,13 +108,11 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
 
     def product(self) -> PMProduct:
         """The light form of this module."""
-        with GetNytoModule(self) as module:
-            return PMProduct.from_ParamProduct(module_to_product(module))
+        return PMProduct.from_ParamProduct(self._call(lambda module, _: module.product()))
 
     def product_(self, product: PMProduct) -> Self:
         """Copy the values of a product into the parameters of the module inside."""
-        with GetNytoModule(self) as module:
-            product_assign_to_module(product.product, module)
+        self._call(lambda module, _: module.product_(product))
         return self
 
     def clone(self) -> Self:
@@ -173,20 +121,19 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
 
     def rand(self) -> Self:
         """A wrapper around a module with values drawn uniformly from [0, 1)."""
-        return self._map(lambda module: module.rand())
+        return self._rewrap(self._call(lambda module, _: module.rand()))  # type: ignore[no-any-return]
 
     def randn(self) -> Self:
         """A wrapper around a module with values drawn from the standard normal distribution."""
-        return self._map(lambda module: module.randn())
+        return self._rewrap(self._call(lambda module, _: module.randn()))  # type: ignore[no-any-return]
 
     def clone_from(self, source: ParticleModule[Any]) -> Self:
         """A wrapper around a module of this species with the values of another wrapper's."""
-        return self._map(lambda module: module.clone_from(source.root_module))
+        return self._rewrap(self._call(lambda module, _: module.clone_from(source.root_module)))  # type: ignore[no-any-return]
 
     def touch(self) -> Self:
         """Bring the particle inside to the newest version of its species."""
-        with GetNytoModule(self) as module:
-            module.touch()  # type: ignore[operator]
+        self._call(lambda module, _: module.touch())
         return self
 
     def _inside(self) -> NytoModuleBase:
@@ -195,52 +142,40 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
         _ = module._parameters
         return module  # type: ignore[no-any-return]
 
-    def _map(self, fn: Callable[[Any], Any]) -> Self:
-        """A wrapper like this one around another module."""
-        with GetNytoModule(self) as module:
-            made = fn(module)
-        if made is NotImplemented:
-            return NotImplemented  # type: ignore[no-any-return]
-        wrapper = self._rewrap(made)
-        wrapper.clear_kernel_ref()
-        return wrapper
-
-    def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return self._map(lambda module: module._unary(fn))
-
-    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        if isinstance(other, ParticleModule):
-            with GetNytoModule(other) as inner:
-                return self._map(lambda module: module._binary(fn, inner, reflected))
-        self._check_kind(other)
-        return self._map(lambda module: module._binary(fn, other, reflected))
-
-    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
-        self._check_kind(other)
-        inside: Any
-        with GetNytoModule(self) as inside:
-            if isinstance(other, ParticleModule):
-                with GetNytoModule(other) as inner:
-                    done = inside._inplace(fn, inner)
-            else:
-                done = inside._inplace(fn, other)
-        return NotImplemented if done is NotImplemented else self
-
-    def _check_kind(self, other: Any) -> None:
+    def _call(self, act: Callable[[Any, Any], Any], other: Any = None) -> Any:
+        """Call a function of the module inside and of another operand, that of a wrapper for a wrapper."""
         if isinstance(other, Product) or (isinstance(other, nn.Module) and not isinstance(other, ParticleModule)):
             raise StructureError(
-                f"cannot combine a ParticleModule and a {type(other).__name__}: write ParticleModule(other), or "
-                "wrapper.product() on the one side"
+                f"cannot combine a ParticleModule and a {type(other).__name__}: wrap both in a ParticleModule (write "
+                "ParticleModule(other)), or take wrapper.product() on the one side"
             )
+        with GetNytoModule(self) as module:
+            if not isinstance(other, ParticleModule):
+                return act(module, other)
+            with GetNytoModule(other) as inner:
+                return act(module, inner)
 
-    def _rewrap(self, inside: nn.Module) -> Self:
+    def _unary(self, fn: Callable[[Any], Any]) -> Any:
+        return self._rewrap(self._call(lambda module, _: module._unary(fn)))
+
+    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        return self._rewrap(self._call(lambda module, given: module._binary(fn, given, reflected), other))
+
+    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
+        done = self._call(lambda module, given: module._inplace(fn, given), other)
+        return NotImplemented if done is NotImplemented else self
+
+    def _rewrap(self, inside: Any) -> Any:
         """A wrapper like this one, with its mode, hooks and attributes, around another module."""
+        if inside is NotImplemented:
+            return NotImplemented
         made: Any = copy_module(self)
         held = self._modules["root_module"]
         for registry in ("_modules", "_parameters", "_buffers"):
             for name, each in made.__dict__[registry].items():
                 made.__dict__[registry][name] = inside if each is held else copy.deepcopy(each)
-        return made  # type: ignore[no-any-return]
+        made.clear_kernel_ref()
+        return made
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

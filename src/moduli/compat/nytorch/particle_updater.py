@@ -14,17 +14,6 @@ from torch import nn
 from ...particles.edits import ParticleEdit
 from ...particles.mtype import ModuleDict, ModuleID, ParamDict, ParamID
 
-__all__ = [
-    "AddModuleParticleUpdater",
-    "AddParamParticleUpdater",
-    "RegisterBufferParticleUpdater",
-    "SetModuleNoneParticleUpdater",
-    "SetParamNoneParticleUpdater",
-    "DelModuleParticleUpdater",
-    "DelParamParticleUpdater",
-    "DelBufferParticleUpdater",
-]
-
 
 class AddModuleParticleUpdater(ParticleEdit):
     """A module is assigned.

@@ -6,10 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from ...particles.edits import clone_param
+from ...particles.edits import clone_param as clone_param
 from ...particles.mtype import MetaDict, ModuleDict, ModuleID, ParamDict
-
-__all__ = ["clone_param", "clone_params", "copy_module", "copy_modules", "make_modules_ref"]
 
 
 def clone_params(params: ParamDict) -> ParamDict:

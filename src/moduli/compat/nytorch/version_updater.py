@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import torch
 from torch import nn
 
-from ...particles.base import VersionDataImp, grow, number_parameter
-from ...particles.edits import ParticleEdit, VersionEdit
-from ...particles.mtype import ModuleDict, ModuleID, ModuleMeta, ParamDict
-from . import particle_updater as particle
-
-__all__ = [
-    "AddModuleVersionUpdater",
-    "AddParamVersionUpdater",
-    "RegisterBufferVersionUpdater",
-    "SetModuleNoneVersionUpdater",
-    "SetParamNoneVersionUpdater",
-    "DelModuleVersionUpdater",
-    "DelParamVersionUpdater",
-    "DelBufferVersionUpdater",
-]
+from ...particles.edits import VersionEdit
+from ...particles.mtype import ModuleID
 
 
 class AddModuleVersionUpdater(VersionEdit):
@@ -44,16 +29,9 @@ class AddModuleVersionUpdater(VersionEdit):
         super().__init__(module_id, attr_name)
         self.add_module = add_module
 
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        modules = {id(module): key for key, module in (self.owner_modules or {}).items()}
-        params = {id(param): key for key, param in (self.owner_params or {}).items()}
-        added: ModuleDict = OrderedDict()
-        fresh: ParamDict = OrderedDict()
-        key = grow(vdata, self.add_module, modules, params, added, fresh)
-        self._clear(meta, meta.sub_modules)
-        meta.sub_modules[self.attr_name] = key
-        return particle.AddModuleParticleUpdater(self.module_id, self.attr_name, key, added, fresh)
+    def act(self, module: nn.Module) -> None:
+        """Edit the module."""
+        setattr(module, self.attr_name, self.add_module)
 
 
 class AddParamVersionUpdater(VersionEdit):
@@ -76,14 +54,9 @@ class AddParamVersionUpdater(VersionEdit):
         super().__init__(module_id, attr_name)
         self.add_param = add_param
 
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        known = {id(param): key for key, param in (self.owner_params or {}).items()}
-        fresh: ParamDict = OrderedDict()
-        key = number_parameter(vdata, self.add_param, known, fresh)
-        self._clear(meta, meta.sub_params)
-        meta.sub_params[self.attr_name] = key
-        return particle.AddParamParticleUpdater(self.module_id, self.attr_name, key, add_param=fresh.get(key))
+    def act(self, module: nn.Module) -> None:
+        """Edit the module."""
+        setattr(module, self.attr_name, self.add_param)
 
 
 class RegisterBufferVersionUpdater(VersionEdit):
@@ -110,32 +83,24 @@ class RegisterBufferVersionUpdater(VersionEdit):
         self.value = value
         self.persistent = persistent
 
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        self._clear(meta, meta.sub_buffers)
-        meta.sub_buffers[self.attr_name] = self.persistent
-        return particle.RegisterBufferParticleUpdater(self.module_id, self.attr_name, self.value, self.persistent)
+    def act(self, module: nn.Module) -> None:
+        """Edit the module."""
+        module.register_buffer(self.attr_name, self.value, self.persistent)
 
 
-class _Removal(VersionEdit):
-    """Takes what is registered under a name away, or leaves None in its place."""
-
-    slots: str
-    what: str
-    edit: type[ParticleEdit]
-    leaves_none = False
-
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        held = getattr(meta, self.slots)
-        self._check_present(held, self.what)
-        self._clear(meta, held if self.leaves_none else None)
-        if self.leaves_none:
-            held[self.attr_name] = None
-        return self.edit(self.module_id, self.attr_name)
+class _SetNone(VersionEdit):
+    def act(self, module: nn.Module) -> None:
+        """Edit the module."""
+        setattr(module, self.attr_name, None)
 
 
-class SetModuleNoneVersionUpdater(_Removal):
+class _Deletion(VersionEdit):
+    def act(self, module: nn.Module) -> None:
+        """Edit the module."""
+        delattr(module, self.attr_name)
+
+
+class SetModuleNoneVersionUpdater(_SetNone):
     """Sets a module to None.
 
     Args:
@@ -151,11 +116,8 @@ class SetModuleNoneVersionUpdater(_Removal):
         True
     """
 
-    slots, what, edit = "sub_modules", "module", particle.SetModuleNoneParticleUpdater
-    leaves_none = True
 
-
-class SetParamNoneVersionUpdater(_Removal):
+class SetParamNoneVersionUpdater(_SetNone):
     """Sets a parameter to None.
 
     Args:
@@ -171,11 +133,8 @@ class SetParamNoneVersionUpdater(_Removal):
         True
     """
 
-    slots, what, edit = "sub_params", "parameter", particle.SetParamNoneParticleUpdater
-    leaves_none = True
 
-
-class DelModuleVersionUpdater(_Removal):
+class DelModuleVersionUpdater(_Deletion):
     """Deletes a module.
 
     Args:
@@ -191,10 +150,8 @@ class DelModuleVersionUpdater(_Removal):
         False
     """
 
-    slots, what, edit = "sub_modules", "module", particle.DelModuleParticleUpdater
 
-
-class DelParamVersionUpdater(_Removal):
+class DelParamVersionUpdater(_Deletion):
     """Deletes a parameter.
 
     Args:
@@ -210,10 +167,8 @@ class DelParamVersionUpdater(_Removal):
         False
     """
 
-    slots, what, edit = "sub_params", "parameter", particle.DelParamParticleUpdater
 
-
-class DelBufferVersionUpdater(_Removal):
+class DelBufferVersionUpdater(_Deletion):
     """Deletes a buffer.
 
     Args:
@@ -228,5 +183,3 @@ class DelBufferVersionUpdater(_Removal):
         >>> hasattr(net, "mean")
         False
     """
-
-    slots, what, edit = "sub_buffers", "buffer", particle.DelBufferParticleUpdater
