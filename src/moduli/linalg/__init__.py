@@ -31,49 +31,38 @@ Example:
     True
 """
 
-from .._deprecated import rename
-from ._cg import cg
-from ._checks import Callback
-from ._derived import Adjoint, Inverse, OperatorProduct, OperatorSum, Scaled, Transpose
-from ._function import FunctionOperator
-from ._gram import AAT, AtA
-from ._lbfgs import LBFGSOperator
-from ._lowrank import Eigendecomposition, LowRankPlusDiagonal
-from ._lsqr import lsqr
-from ._matrices import Dense, Diagonal, ScaledIdentity
-from ._minres import minres
-from ._operator import LinearOperator
-from ._results import LinearSolution, MissingAbilityError, Outcome, SingularError, TrustRegionStep
-from ._trust_region import steihaug, trust_exact
+import typing as _typing
 
-__all__ = [
-    "LinearOperator",
-    "Dense",
-    "Diagonal",
-    "ScaledIdentity",
-    "AtA",
-    "AAT",
-    "Eigendecomposition",
-    "LowRankPlusDiagonal",
-    "LBFGSOperator",
-    "FunctionOperator",
-    "OperatorSum",
-    "OperatorProduct",
-    "Scaled",
-    "Adjoint",
-    "Transpose",
-    "Inverse",
-    "cg",
-    "minres",
-    "lsqr",
-    "steihaug",
-    "trust_exact",
-    "LinearSolution",
-    "TrustRegionStep",
-    "Outcome",
-    "Callback",
-    "MissingAbilityError",
-    "SingularError",
-]
+from .._deprecated import rename as _rename
+from ._checks import Callback as Callback
+from ._derived import Adjoint as Adjoint
+from ._derived import Inverse as Inverse
+from ._derived import OperatorProduct as OperatorProduct
+from ._derived import OperatorSum as OperatorSum
+from ._derived import Scaled as Scaled
+from ._derived import Transpose as Transpose
+from ._lbfgs import LBFGSOperator as LBFGSOperator
+from ._lowrank import AAT as AAT
+from ._lowrank import AtA as AtA
+from ._lowrank import Eigendecomposition as Eigendecomposition
+from ._lowrank import LowRankPlusDiagonal as LowRankPlusDiagonal
+from ._matrices import Dense as Dense
+from ._matrices import Diagonal as Diagonal
+from ._matrices import FunctionOperator as FunctionOperator
+from ._matrices import ScaledIdentity as ScaledIdentity
+from ._operator import LinearOperator as LinearOperator
+from ._results import LinearSolution as LinearSolution
+from ._results import MissingAbilityError as MissingAbilityError
+from ._results import Outcome as Outcome
+from ._results import SingularError as SingularError
+from ._results import TrustRegionStep as TrustRegionStep
+from ._solvers import cg as cg
+from ._solvers import lsqr as lsqr
+from ._solvers import minres as minres
+from ._trust_region import steihaug as steihaug
+from ._trust_region import trust_exact as trust_exact
 
-__getattr__ = rename(__name__, {"Sum": "OperatorSum", "Product": "OperatorProduct", "Solution": "LinearSolution"})
+if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+    __all__ = sorted(name for name in globals() if not name.startswith("_"))
+
+__getattr__ = _rename(__name__, {"Sum": "OperatorSum", "Product": "OperatorProduct", "Solution": "LinearSolution"})

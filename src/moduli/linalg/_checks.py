@@ -54,15 +54,12 @@ def operand(operator: "LinearOperator", value: object, length: int, name: str, a
     if value.ndim < -axis or value.shape[axis] != length:
         wanted = f"vectors of {length}" if axis == -1 else f"matrices of {length} rows (matvec takes vectors)"
         raise ValueError(f"{name} has shape {tuple(value.shape)}, but {operator} needs {wanted}")
-    _check_batch(operator, value.shape[:axis], name)
-    return value
-
-
-def _check_batch(operator: "LinearOperator", lead: torch.Size, name: str) -> None:
+    lead = value.shape[:axis]
     try:
         broadcast(operator.batch_shape, lead)
     except RuntimeError as error:
         raise ValueError(f"the leading axes {tuple(lead)} of {name} do not broadcast with {operator}") from error
+    return value
 
 
 def diagonal_argument(operator: "LinearOperator", diag: object) -> Tensor:
@@ -83,10 +80,7 @@ def factor(operator: "LinearOperator", factor: object) -> Tensor:
     if factor.dtype.is_complex and not operator.dtype.is_complex:
         raise TypeError(f"the factor is complex, but {operator} is real")
     if factor.ndim > len(operator.batch_shape):
-        raise ValueError(
-            f"the factor of {operator} has shape {tuple(factor.shape)}; it is one number, or one per member"
-        )
-    _check_batch(operator, factor.shape, "the factor")
+        raise ValueError(f"the factor has shape {tuple(factor.shape)}; {operator} takes one, or one per member")
     return factor.to(dtype=operator.dtype, device=operator.device)
 
 
@@ -98,26 +92,26 @@ def prepare(
     rtol: float | None,
     atol: float,
     maxiter: int | None,
+    symmetric: bool = True,
 ) -> tuple["LinearOperator", int, float, float, int]:
-    """A as a single symmetric operator, its size, and of the right-hand side the norm, the tolerance and the limit."""
-    operator = symmetric_operator(A, solver)
-    n = operator.shape[-1]
-    size = norm(finite(operator, b, n, name))
-    return operator, n, size, tolerance(b.dtype, size, rtol, atol), limit(maxiter, n)
+    """A as a single operator, its columns, and of the right-hand side the norm, the tolerance and the limit.
+
+    The tolerance is max(rtol · norm, atol), the limit ten times the size if it is not given.
+    """
+    operator = take_operator(A, solver, symmetric)
+    rows, n = operator.shape
+    size = norm(finite(operator, b, rows, name))
+    tol = max((default_rtol(b.dtype) if rtol is None else rtol) * size, atol)
+    return operator, n, size, tol, max(10 * rows, 10 * n, 1) if maxiter is None else maxiter
 
 
-def symmetric_operator(A: "LinearOperator | Tensor", solver: str) -> "LinearOperator":
-    """A as a single symmetric operator; a matrix given to a solver of symmetric systems is taken to be symmetric."""
-    operator = single(A, solver, symmetric=True)
-    if not operator.is_symmetric:
-        raise TypeError(
-            f"{solver} needs a symmetric operator, and {operator} is not declared so; declare it, or use lsqr"
-        )
-    return operator
+def default_rtol(dtype: torch.dtype) -> float:
+    """The relative tolerance if none is given, eps^(2/3): 4e-11 in double and 2e-5 in single precision."""
+    return float(torch.finfo(dtype).eps ** (2 / 3))
 
 
-def single(A: "LinearOperator | Tensor", solver: str, symmetric: bool = False) -> "LinearOperator":
-    """A as an operator, unless it is a batch of them."""
+def take_operator(A: "LinearOperator | Tensor", solver: str, symmetric: bool = True) -> "LinearOperator":
+    """A as an operator, unless it is a batch; a matrix given to a solver of symmetric systems is taken to be symmetric."""
     from ._matrices import Dense
     from ._operator import LinearOperator
 
@@ -126,6 +120,8 @@ def single(A: "LinearOperator | Tensor", solver: str, symmetric: bool = False) -
         raise TypeError(f"{solver} needs a LinearOperator or a matrix, not {type(A).__name__}; see FunctionOperator")
     if operator.batch_shape:
         raise ValueError(f"{solver} solves one system at a time, and {operator} is a batch; call it once per member")
+    if symmetric and not operator.is_symmetric:
+        raise TypeError(f"{solver} needs symmetry, and {operator} is not declared so; declare it, or use lsqr")
     return operator
 
 
@@ -144,16 +140,6 @@ def finite_number(value: float, operator: "LinearOperator", solver: str, iterati
     if not math.isfinite(value):
         raise ValueError(f"{solver}: {operator} gave non-finite numbers in iteration {iteration}, from a finite vector")
     return value
-
-
-def tolerance(dtype: torch.dtype, size: float, rtol: float | None, atol: float) -> float:
-    """max(rtol · size, atol); rtol is eps^(2/3) if not given: 4e-11 in double and 2e-5 in single precision."""
-    return max((torch.finfo(dtype).eps ** (2 / 3) if rtol is None else rtol) * size, atol)
-
-
-def limit(maxiter: int | None, n: int) -> int:
-    """The limit on iterations: ten times the size, if not given."""
-    return max(10 * n, 1) if maxiter is None else maxiter
 
 
 def inner(a: Tensor, b: Tensor) -> float:

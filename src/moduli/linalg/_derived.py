@@ -56,21 +56,14 @@ class OperatorSum(LinearOperator):
     def _rmatmat(self, Y: Tensor) -> Tensor:
         return reduce(torch.add, [term._rmatmat(Y) for term in self._terms])
 
-    def _split(self) -> tuple[list[LinearOperator], Tensor | None]:
-        """The terms that are not diagonal, and the diagonal of those that are: (..., 1) if a multiple of I, else (..., n)."""
-        rest = [term for term in self._terms if not isinstance(term, DiagonalKind)]
-        flat = [term._entries for term in self._terms if isinstance(term, DiagonalKind)]
-        return rest, reduce(torch.add, flat) if flat else None
-
     def _solve(self, B: Tensor) -> Tensor:
         return self._solve_plus_diag(B, torch.zeros((1,), dtype=self.dtype, device=self.device))
 
     def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
-        rest, flat = self._split()
-        shift = d if flat is None else flat + d
+        rest = [term for term in self._terms if not isinstance(term, DiagonalKind)]
+        shift = reduce(torch.add, [term._entries for term in self._terms if isinstance(term, DiagonalKind)], d)
         if not rest:
-            n = self.shape[-1]
-            return Diagonal(shift.expand(*shift.shape[:-1], n))._solve(B)
+            return Diagonal(shift.expand(*shift.shape[:-1], self.shape[-1]))._solve(B)
         if len(rest) == 1:
             # Without a shift the term may know a better way than that for a shifted one.
             return rest[0]._solve(B) if not bool((shift != 0).any()) else rest[0]._solve_plus_diag(B, shift)
@@ -157,13 +150,8 @@ class OperatorProduct(LinearOperator):
 def add(first: LinearOperator, second: LinearOperator) -> LinearOperator:
     """The sum of two operators in the closest form that their kinds know."""
     OperatorSum(first, second)  # refuses what cannot be added
-    better = first._plus(second)
-    if better is None:
-        better = second._plus(first)
-    if better is not None:
-        return better
     terms = [t for part in (first, second) for t in (part._terms if isinstance(part, OperatorSum) else (part,))]
-    return OperatorSum(*terms)
+    return first._plus(second) or second._plus(first) or OperatorSum(*terms)
 
 
 def check_alike(kind: str, parts: tuple[LinearOperator, ...]) -> tuple[int, ...]:
@@ -362,6 +350,3 @@ class Scaled(DerivedOperator):
 
     def _adjoint(self) -> LinearOperator:
         return Scaled(self._operator.adjoint(), self._by.conj())
-
-    def _scale(self, factor: Tensor) -> LinearOperator:
-        return Scaled(self._operator, factor * self._by)

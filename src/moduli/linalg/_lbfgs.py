@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _checks
+from ._lowrank import LowRankPlusDiagonal
 from ._matrices import expand, lu_solve
 from ._operator import LinearOperator
 from ._results import SingularError
@@ -21,8 +22,11 @@ class LBFGSOperator(LinearOperator):
     * B⁻¹ = γ I + Sᵀ R⁻ᵀ (D + γ Y Yᵀ) R⁻¹ S - γ Yᵀ R⁻¹ S - γ Sᵀ R⁻ᵀ Y, γ = 1/σ, R the upper part of S Yᵀ with the diagonal
       (Theorem 2.2).
 
-    A product, a system, and a system shifted by a number cost O(m n) once the Gram matrices are known; a system shifted
-    by a vector costs O(m² n). The Gram matrices are computed in O(m² n), unless they are given.
+    A product and a system cost O(m n) once the Gram matrices are known, a shifted system O(m² n). The Gram matrices are
+    computed in O(m² n), unless they are given.
+
+    Attributes:
+        initial: σ, the multiple of the identity that the pairs correct, one per member.
 
     Args:
         s: Steps in rows, oldest first, (*batch, m, n), real. A pair of two zero rows is an empty slot and has no effect.
@@ -82,21 +86,15 @@ class LBFGSOperator(LinearOperator):
             self._empty = self._empty & (s == 0).all(-1) & (y == 0).all(-1)
         if bool((~(curvature > 0) & ~self._empty).any()):
             at = tuple(int(i) for i in (~(curvature > 0) & ~self._empty).nonzero()[0])
-            raise ValueError(
-                f"pair {at if batch else at[0]} has sᵀy = {float(curvature[at]):.3g}, but BFGS needs sᵀy > 0; skip or damp it"
-            )
+            fact = f"pair {at if batch else at[0]} has sᵀy = {float(curvature[at]):.3g}"
+            raise ValueError(f"{fact}, but BFGS needs sᵀy > 0; skip or damp it")
         self._d = torch.where(self._empty, torch.ones_like(curvature), curvature)
-        self._sigma = self._initial(scale)
-        if not bool((self._sigma > 0).all()) or not bool(torch.isfinite(self._sigma).all()):
+        self.initial = self._choose_initial(scale)
+        if not bool((self.initial > 0).all()) or not bool(torch.isfinite(self.initial).all()):
             raise ValueError(f"scale is the initial curvature, a positive number, not {scale}")
         super().__init__((*batch, n, n), s.dtype, s.device, positive_semidefinite=True)
 
-    @property
-    def initial(self) -> Tensor:
-        """σ, the multiple of the identity that the pairs correct, one per member."""
-        return self._sigma
-
-    def _initial(self, scale: float | Tensor | None) -> Tensor:
+    def _choose_initial(self, scale: float | Tensor | None) -> Tensor:
         batch, m = self._s.shape[:-2], self._s.shape[-2]
         if scale is not None:
             return torch.as_tensor(scale, dtype=self._s.dtype, device=self._s.device).expand(batch)
@@ -104,10 +102,8 @@ class LBFGSOperator(LinearOperator):
             return torch.ones(batch, dtype=self._s.dtype, device=self._s.device)
         order = torch.arange(m, device=self._s.device).expand(self._d.shape)
         newest = torch.where(self._empty, -torch.ones_like(order), order).amax(-1, keepdim=True)
-        row = newest.clamp(min=0)
-        y = self._y.gather(-2, row.unsqueeze(-1).expand(*row.shape, self._y.shape[-1])).squeeze(-2)
-        ratio = (y * y).sum(-1) / self._d.gather(-1, row).squeeze(-1)
-        return torch.where(newest.squeeze(-1) < 0, torch.ones_like(ratio), ratio)
+        ratios = self._yy.diagonal(dim1=-2, dim2=-1) / self._d
+        return torch.where(newest < 0, 1.0, ratios.gather(-1, newest.clamp(min=0))).squeeze(-1)
 
     # -- the small matrices -------------------------------------------------------------------------------------------
 
@@ -115,25 +111,28 @@ class LBFGSOperator(LinearOperator):
         """The Cholesky factor of σ S Sᵀ + L D⁻¹ Lᵀ, which is positive definite when every sᵀy is (Theorem 2.4)."""
         if self._factored is None:
             L = self._sy.tril(-1)
-            inner = self._sigma[..., None, None] * self._ss + (L / self._d.unsqueeze(-2)) @ L.mT
+            inner = self.initial[..., None, None] * self._ss + (L / self._d.unsqueeze(-2)) @ L.mT
             inner = inner + self._empty.to(inner.dtype).diag_embed()
             self._factored, info = torch.linalg.cholesky_ex(inner)
             if bool((info != 0).any()):
-                raise SingularError(
-                    f"the steps of {self} are linearly dependent to working precision; keep fewer pairs"
-                )
+                raise SingularError(f"steps are linearly dependent to working precision; keep fewer pairs of {self}")
         return self._factored
 
-    def _middle_matrix(self) -> Tensor:
-        """M, with a one or a minus one on the diagonal of empty slots."""
-        L, empty = self._sy.tril(-1), self._empty.to(self.dtype).diag_embed()
-        top = torch.cat([self._sigma[..., None, None] * self._ss + empty, L], -1)
-        return torch.cat([top, torch.cat([L.mT, -self._d.diag_embed()], -1)], -2)
+    def _compact(self) -> LowRankPlusDiagonal:
+        """Theorem 2.3, with a one or a minus one on the diagonal of M for empty slots."""
+        sigma, L = self.initial[..., None, None], self._sy.tril(-1)
+        top = torch.cat([sigma * self._ss + self._empty.to(self.dtype).diag_embed(), L], -1)
+        M = torch.cat([top, torch.cat([L.mT, -self._d.diag_embed()], -1)], -2)
+        # Pairs differ in length by orders of magnitude; scaling them alike costs nothing and keeps the pivots honest.
+        size = M.diagonal(dim1=-2, dim2=-1).abs().clamp(min=torch.finfo(self.dtype).tiny).rsqrt().unsqueeze(-1)
+        core = size * lu_solve(size * M * size.mT, size.squeeze(-1).diag_embed(), self)
+        W = torch.cat([sigma * self._s, self._y], -2)
+        return LowRankPlusDiagonal(self.initial.unsqueeze(-1).expand(self.shape[:-1]), W.mT, -core)
 
     # -- products and systems -----------------------------------------------------------------------------------------
 
     def _matmat(self, X: Tensor) -> Tensor:
-        sigma, d = self._sigma[..., None, None], self._d.unsqueeze(-1)
+        sigma, d = self.initial[..., None, None], self._d.unsqueeze(-1)
         L = self._sy.tril(-1)
         u, v = sigma * (self._s @ X), self._y @ X
         # M [p; q] = [u; v] by block elimination: the second row gives q = D⁻¹ (Lᵀ p - v).
@@ -143,7 +142,7 @@ class LBFGSOperator(LinearOperator):
         return sigma * X - sigma * (self._s.mT @ p) - self._y.mT @ q  # Theorem 2.3
 
     def _solve(self, B: Tensor) -> Tensor:
-        gamma, d = 1 / self._sigma[..., None, None], self._d.unsqueeze(-1)
+        gamma, d = 1 / self.initial[..., None, None], self._d.unsqueeze(-1)
         R = self._sy.triu(1) + self._d.diag_embed()
         p: Tensor = torch.linalg.solve_triangular(R, self._s @ B, upper=True)
         right = d * p + gamma * (self._yy @ p - self._y @ B)
@@ -151,33 +150,7 @@ class LBFGSOperator(LinearOperator):
         return gamma * B + self._s.mT @ w - gamma * (self._y.mT @ p)  # Theorem 2.2
 
     def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
-        tau = self._sigma.unsqueeze(-1) + d
-        if not bool((d != 0).any()):
-            return self._solve(B)
-        if bool((tau == 0).any()):
-            return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
-        W = torch.cat([self._sigma[..., None, None] * self._s, self._y], -2)
-        X = self._solve_shifted(W, tau, B)
-        # One step of refinement, another O(m n), wins back what the subtraction in Woodbury's identity loses.
-        return X + self._solve_shifted(W, tau, B - (self._matmat(X) + d.unsqueeze(-1) * X))
-
-    def _solve_shifted(self, W: Tensor, tau: Tensor, B: Tensor) -> Tensor:
-        """(T - Wᵀ M⁻¹ W)⁻¹ B = T⁻¹ B + T⁻¹ Wᵀ (M - W T⁻¹ Wᵀ)⁻¹ W T⁻¹ B, with T = diag τ."""
-        first = B / tau.unsqueeze(-1)
-        if tau.shape[-1] == 1:
-            # W Wᵀ consists of the Gram matrices: nothing of length n is multiplied.
-            sigma, sy = self._sigma[..., None, None], self._sy
-            top = torch.cat([sigma * sigma * self._ss, sigma * sy], -1)
-            gram = torch.cat([top, torch.cat([sigma * sy.mT, self._yy], -1)], -2) / tau.unsqueeze(-1)
-        else:
-            gram = (W / tau.unsqueeze(-2)) @ W.mT
-        inner = self._middle_matrix() - gram
-        # Pairs differ in length by orders of magnitude; scaling them alike costs nothing and keeps the pivots honest.
-        size = inner.diagonal(dim1=-2, dim2=-1).abs().clamp(min=torch.finfo(self.dtype).tiny).rsqrt().unsqueeze(-1)
-        solved = size * lu_solve(size * inner * size.mT, size * (W @ first), f"{self} plus the diagonal")
-        return first + (W.mT @ solved) / tau.unsqueeze(-1)
+        return self._compact()._solve_plus_diag(B, d) if bool((d != 0).any()) else self._solve(B)
 
     def _diagonal(self) -> Tensor:
-        sigma = self._sigma.unsqueeze(-1)
-        W = torch.cat([sigma.unsqueeze(-1) * self._s, self._y], -2)
-        return sigma - (W * lu_solve(self._middle_matrix(), W, self)).sum(-2)
+        return self._compact()._diagonal()

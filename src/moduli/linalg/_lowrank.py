@@ -1,4 +1,4 @@
-"""Operators of low rank beside a diagonal, and those known by their eigenvalues and eigenvectors."""
+"""Operators known by a factor: of low rank beside a diagonal, by eigenvalues and eigenvectors, and Jᴴ J by J."""
 
 from collections.abc import Callable
 from typing import final
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from ._matrices import expand, lu_solve, project_out, refuse_zero
+from ._matrices import Dense, expand, lu_solve, project_out, refuse_zero
 from ._operator import LinearOperator
 from ._results import SingularError
 
@@ -63,9 +63,7 @@ class LowRankPlusDiagonal(LinearOperator):
             fact = f"core has shape {tuple(core.shape)}, and factor {tuple(factor.shape)}"
             raise ValueError(f"{fact}: core is (..., {k}, {k}), or (..., {k}) for a diagonal one")
         if any(part.real.dtype != factor.real.dtype for part in (diag, core)) or diag.dtype.is_complex:
-            raise TypeError(
-                f"diag ({diag.dtype}), factor ({factor.dtype}) and core ({core.dtype}) need one precision, and diag is real"
-            )
+            raise TypeError(f"diag ({diag.dtype}, real), factor ({factor.dtype}) and core need one precision")
         self._diag, self._factor, self._core = diag, factor, core.to(factor.dtype)
         batch = _checks.broadcast(diag.shape[:-1], factor.shape[:-2], core.shape[:-2])
         super().__init__((*batch, n, n), factor.dtype, factor.device, symmetric=True)
@@ -87,9 +85,9 @@ class LowRankPlusDiagonal(LinearOperator):
         if k > n or bool((D == 0).any()):
             return lu_solve(D.to(U.dtype).diag_embed() + U @ C @ U.mH, B, what)
         if bool((D > 0).all()):
-            return solve_one_sign(D, U, C, B, what)
+            return _solve_one_sign(D, U, C, B, what)
         if bool((D < 0).all()):
-            return -solve_one_sign(-D, U, -C, B, what)
+            return -_solve_one_sign(-D, U, -C, B, what)
         X = _woodbury(D, U, C, B, what)
         residual = B - (D.unsqueeze(-1) * X + U @ (C @ (U.mH @ X)))
         return X + _woodbury(D, U, C, residual, what)
@@ -109,6 +107,10 @@ class Eigendecomposition(LinearOperator):
     A product or a system, with or without a multiple of the identity, costs two products with Q: the factorisation is
     paid once for every radius that a trust region tries. A shift by a vector goes through `LowRankPlusDiagonal` if
     k < n, and through the matrix otherwise.
+
+    Attributes:
+        values: λ, the eigenvalues, (*batch, k).
+        vectors: Q, the eigenvectors in columns, (*batch, n, k).
 
     Args:
         values: λ, (*batch, k), real.
@@ -138,7 +140,7 @@ class Eigendecomposition(LinearOperator):
         if tuple(values.shape) != (*batch, k) or k > n:
             fact = f"values have shape {tuple(values.shape)} and vectors {tuple(vectors.shape)}"
             raise ValueError(f"{fact}; needed are (..., k) and (..., n, k) with k at most n")
-        self._values, self._vectors = values, vectors
+        self.values, self.vectors = values, vectors
         positive = bool((values >= 0).all())
         super().__init__((*batch, n, n), vectors.dtype, vectors.device, symmetric=True, positive_semidefinite=positive)
 
@@ -168,16 +170,6 @@ class Eigendecomposition(LinearOperator):
         values, vectors = torch.linalg.eigh(matrix)
         return cls(values, vectors)
 
-    @property
-    def values(self) -> Tensor:
-        """λ, the eigenvalues, (*batch, k)."""
-        return self._values
-
-    @property
-    def vectors(self) -> Tensor:
-        """Q, the eigenvectors in columns, (*batch, n, k)."""
-        return self._vectors
-
     def map(self, function: Callable[[Tensor], Tensor]) -> "Eigendecomposition":
         """Q diag(f(λ)) Qᴴ, with the same vectors: |A|, a power of A, a clipped spectrum.
 
@@ -190,42 +182,159 @@ class Eigendecomposition(LinearOperator):
             >>> Eigendecomposition.of(torch.diag(torch.tensor([-4.0, 9.0]))).map(lambda v: v.abs().sqrt()).values
             tensor([2., 3.])
         """
-        return Eigendecomposition(function(self._values), self._vectors)
+        return Eigendecomposition(function(self.values), self.vectors)
 
     def _matmat(self, X: Tensor) -> Tensor:
-        return self._vectors @ (self._values.unsqueeze(-1) * (self._vectors.mH @ X))
+        return self.vectors @ (self.values.unsqueeze(-1) * (self.vectors.mH @ X))
 
     def _solve(self, B: Tensor) -> Tensor:
-        n, k = self._vectors.shape[-2:]
+        n, k = self.vectors.shape[-2:]
         if k < n:
             raise SingularError(f"{self} is singular: it has {k} eigenvectors; solve_plus_diag adds a shift")
-        refuse_zero(self._values, self, "eigenvalues")
-        return self._vectors @ ((self._vectors.mH @ B) / self._values.unsqueeze(-1))
+        refuse_zero(self.values, self, "eigenvalues")
+        return self.vectors @ ((self.vectors.mH @ B) / self.values.unsqueeze(-1))
 
     def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
-        n, k = self._vectors.shape[-2:]
+        n, k = self.vectors.shape[-2:]
         if d.shape[-1] != 1 or n == 0:
             if k == n or not _checks.is_real(d):
                 return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
-            return LowRankPlusDiagonal(d.real.broadcast_to((*d.shape[:-1], n)), self._vectors, self._values)._solve(B)
-        shifted = self._values + d
+            return LowRankPlusDiagonal(d.real.broadcast_to((*d.shape[:-1], n)), self.vectors, self.values)._solve(B)
+        shifted = self.values + d
         refuse_zero(shifted, f"{self} plus the diagonal", "eigenvalues")
-        inside = self._vectors.mH @ B
-        X = self._vectors @ (inside / shifted.unsqueeze(-1))
+        inside = self.vectors.mH @ B
+        X = self.vectors @ (inside / shifted.unsqueeze(-1))
         if k == n:
             return X
         refuse_zero(d, f"{self} plus the diagonal", "shifts")
-        return X + project_out(self._vectors, B, inside) / d.unsqueeze(-1)
+        return X + project_out(self.vectors, B, inside) / d.unsqueeze(-1)
 
     def _diagonal(self) -> Tensor:
-        Q = self._vectors
-        return (Q * self._values.unsqueeze(-2) * Q.conj()).sum(-1)
+        Q = self.vectors
+        return (Q * self.values.unsqueeze(-2) * Q.conj()).sum(-1)
 
     def _to_dense(self) -> Tensor:
-        return (self._vectors * self._values.unsqueeze(-2)) @ self._vectors.mH
+        return (self.vectors * self.values.unsqueeze(-2)) @ self.vectors.mH
 
 
-def solve_one_sign(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tensor:
+class Gram(LinearOperator):
+    """Jᴴ J for an operator J, which is all that `AtA` and `AAT` are.
+
+    Systems are solved from J: the condition number of J, not its square, is what counts.
+
+    Args:
+        inner: J.
+    """
+
+    def __init__(self, inner: LinearOperator) -> None:
+        self._factor = inner
+        *batch, _, n = inner.shape
+        free = inner.is_matrix_free
+        super().__init__((*batch, n, n), inner.dtype, inner.device, positive_semidefinite=True, matrix_free=free)
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self._factor._rmatmat(self._factor._matmat(X))
+
+    def _solve(self, B: Tensor) -> Tensor:
+        # J = Q R, hence Jᴴ J = Rᴴ R (Björck 1996, chapter 2)
+        J = self._explicit("solve")
+        m, n = J.shape[-2:]
+        if m < n:
+            fact = f"{self} is singular: its factor has {m} rows and {n} columns"
+            raise SingularError(f"{fact}; solve_plus_diag adds a shift")
+        return _seminormal(torch.linalg.qr(J)[1], B, self)
+
+    def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
+        J, what = self._explicit("solve_plus_diag"), f"{self} plus the diagonal"
+        m, n = J.shape[-2:]
+        real = d.real
+        if not _checks.is_real(d) or bool((real < 0).any()):
+            return lu_solve(J.mH @ J + d.expand(*d.shape[:-1], n).diag_embed(), B, what)
+        if m < n and bool((real > 0).all()):
+            return _solve_one_sign(real, J.mH, torch.eye(m, dtype=J.dtype, device=J.device), B, what)
+        # The square root has no derivative at zero, where the augmented rows are zero anyway.
+        root = torch.where(real > 0, real, 1).sqrt() * (real > 0)
+        rows = root.to(J.dtype).expand(*d.shape[:-1], n).diag_embed()
+        return _seminormal(torch.linalg.qr(torch.cat(expand(J, rows), -2))[1], B, what)
+
+    def _diagonal(self) -> Tensor:
+        J = self._factor._to_dense()
+        return (J * J.conj()).sum(-2)
+
+    def _to_dense(self) -> Tensor:
+        J = self._factor._to_dense()
+        return J.mH @ J
+
+    def _explicit(self, ability: str) -> Tensor:
+        return self._factor._to_dense() if not self.is_matrix_free else self._dense_for(ability)._to_dense()
+
+
+@final
+class AtA(Gram):
+    """Aᴴ A for a factor A of m rows and n columns, never formed for a product.
+
+    With A the Jacobian of residuals it is the Gauss-Newton matrix; `solve_plus_diag(b, d)` is the Levenberg-Marquardt
+    system. Systems are solved by the QR factorisation of A (of A above the root of the shift, if there is one), whose
+    condition is the root of that of Aᴴ A. With fewer rows than columns a shifted system costs O(n m²).
+
+    Args:
+        factor: A: an operator, or a matrix (*batch, m, n).
+
+    Raises:
+        TypeError: If the factor is neither an operator nor a real or complex tensor.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import AtA
+        >>> J = torch.tensor([[1.0, 0.0, 2.0]])
+        >>> G = AtA(J)
+        >>> G @ torch.ones(3), G.diagonal(), G.solve_plus_diag(torch.tensor([1.0, 1.0, 2.0]), 1.0)
+        (tensor([3., 0., 6.]), tensor([1., 0., 4.]), tensor([0.1667, 1.0000, 0.3333]))
+
+    References:
+        Björck, Numerical Methods for Least Squares Problems, SIAM 1996, chapter 2.
+    """
+
+    def __init__(self, factor: LinearOperator | Tensor) -> None:
+        super().__init__(factor if isinstance(factor, LinearOperator) else Dense(factor))
+
+
+@final
+class AAT(Gram):
+    """A Aᴴ for a factor A of n rows and k columns, never formed for a product.
+
+    With one gradient per column it is the empirical Fisher matrix. Systems are solved as in `AtA`, for the adjoint
+    factor: by QR, and in O(n k²) with a shift and fewer columns than rows.
+
+    Args:
+        factor: A: an operator, or a matrix (*batch, n, k).
+
+    Raises:
+        TypeError: If the factor is neither an operator nor a real or complex tensor.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import AAT
+        >>> F = AAT(torch.tensor([[1.0], [2.0]]))
+        >>> F.to_dense(), F.solve_plus_diag(torch.tensor([1.0, 2.0]), 5.0)
+        (tensor([[1., 2.],
+                [2., 4.]]), tensor([0.1000, 0.2000]))
+    """
+
+    def __init__(self, factor: LinearOperator | Tensor) -> None:
+        super().__init__((factor if isinstance(factor, LinearOperator) else Dense(factor)).adjoint())
+
+
+def _seminormal(R: Tensor, B: Tensor, what: object) -> Tensor:
+    """(Rᴴ R)⁻¹ B by two triangular systems."""
+    if bool((R.diagonal(dim1=-2, dim2=-1) == 0).any()):
+        raise SingularError(f"{what} is singular: the columns of its factor are dependent")
+    half = torch.linalg.solve_triangular(R.mH, B, upper=False)
+    X: Tensor = torch.linalg.solve_triangular(R, half, upper=True)
+    return X
+
+
+def _solve_one_sign(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tensor:
     """(D + U C Uᴴ)⁻¹ B for D > 0, in the basis of the span of D^(-1/2) U."""
     root = D.sqrt().unsqueeze(-1)
     Q: Tensor

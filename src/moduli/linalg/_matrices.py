@@ -1,7 +1,8 @@
-"""Operators that are stored entry by entry: a matrix, a diagonal, one number; and how dense systems are solved."""
+"""Operators known by their entries (a matrix, a diagonal, one number) or by a function; and how dense systems are solved."""
 
 from abc import abstractmethod
-from typing import ClassVar, final
+from collections.abc import Callable
+from typing import final
 
 import torch
 from torch import Tensor
@@ -47,10 +48,6 @@ class Dense(LinearOperator):
     def _matmat(self, X: Tensor) -> Tensor:
         return self._matrix @ X
 
-    def _matvec(self, x: Tensor) -> Tensor:
-        # One vector takes the faster matrix-vector kernel; a batch of vectors must not be read as a matrix.
-        return self._matrix @ x if x.ndim == 1 else (self._matrix @ x.unsqueeze(-1)).squeeze(-1)
-
     def _rmatmat(self, Y: Tensor) -> Tensor:
         return self._matrix.mH @ Y
 
@@ -62,9 +59,8 @@ class Dense(LinearOperator):
         n = self.shape[-1]
         shifted = self._matrix + (d.expand(*d.shape[:-1], n)).diag_embed()
         # A shift that takes nothing away keeps a positive matrix positive.
-        if self.is_positive_semidefinite and not d.dtype.is_complex and bool((d >= 0).all()):
-            return positive_solve(shifted, B, f"{self} plus the diagonal")
-        return lu_solve(shifted, B, f"{self} plus the diagonal")
+        positive = self.is_positive_semidefinite and not d.dtype.is_complex and bool((d >= 0).all())
+        return (positive_solve if positive else lu_solve)(shifted, B, f"{self} plus the diagonal")
 
     def _to_dense(self) -> Tensor:
         return self._matrix
@@ -90,7 +86,6 @@ class DiagonalKind(LinearOperator):
     """A diagonal matrix: `_entries` are (..., n), or (..., 1) where all of them are equal."""
 
     _entries: Tensor
-    _noun: ClassVar[str] = "entries"
 
     @abstractmethod
     def _replace(self, entries: Tensor, positive: bool) -> LinearOperator: ...
@@ -98,21 +93,16 @@ class DiagonalKind(LinearOperator):
     def _matmat(self, X: Tensor) -> Tensor:
         return self._entries.unsqueeze(-1) * X
 
-    def _matvec(self, x: Tensor) -> Tensor:
-        return self._entries * x
-
     def _rmatmat(self, Y: Tensor) -> Tensor:
         return self._entries.conj().unsqueeze(-1) * Y
 
     def _solve(self, B: Tensor) -> Tensor:
-        if self.shape[-1]:
-            refuse_zero(self._entries, self, self._noun)
+        refuse_zero(self._entries, self, "entries")
         return B / self._entries.unsqueeze(-1)
 
     def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
         shifted = self._entries + d
-        if self.shape[-1]:
-            refuse_zero(shifted, f"{self} plus the diagonal", "entries")
+        refuse_zero(shifted, f"{self} plus the diagonal", "entries")
         return B / shifted.unsqueeze(-1)
 
     def _diagonal(self) -> Tensor:
@@ -195,8 +185,6 @@ class ScaledIdentity(DiagonalKind):
         (tensor([2., 2., 2.]), tensor([0.2500, 0.2500, 0.2500]), tensor(6.))
     """
 
-    _noun = "scales"
-
     def __init__(
         self,
         n: int,
@@ -217,6 +205,89 @@ class ScaledIdentity(DiagonalKind):
 
     def _replace(self, entries: Tensor, positive: bool) -> LinearOperator:
         return ScaledIdentity(self.shape[-1], entries[..., 0])
+
+
+@final
+class FunctionOperator(LinearOperator):
+    """A matrix-free operator: products with a Hessian, a Jacobian, or anything else that is linear.
+
+    It multiplies, and refuses to solve: forming the matrix would cost n products and n² numbers, so that is left to the
+    caller, who has `cg`, `minres` and `lsqr` for it. `to_dense`, `diagonal` and `trace` cost n products when asked for.
+
+    Args:
+        matvec: A function of a vector (n,) that returns A x, (rows,); with `vectorized`, of (..., n).
+        n: The length of x.
+        rows: The length of A x; n by default.
+        rmatvec: A function of a vector (rows,) that returns Aᴴ y; not needed if symmetric.
+        dtype: The dtype of the vectors; torch's default dtype if not given.
+        device: The device of the vectors.
+        symmetric: Declared: A = Aᴴ, as every Hessian is.
+        positive_semidefinite: Declared: A = Aᴴ and xᴴ A x ≥ 0.
+        vectorized: Declared: the functions map the last axis and keep leading ones, so that one call does many products.
+        batch: The batch shape, if the function holds one operator per member; needs `vectorized`.
+
+    Raises:
+        ValueError: If a batch is given without `vectorized`.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import FunctionOperator
+        >>> f = lambda x: (x**4).sum() / 12
+        >>> x = torch.tensor([1.0, 2.0])
+        >>> hvp = lambda v: torch.func.jvp(torch.func.grad(f), (x,), (v,))[1]
+        >>> A = FunctionOperator(hvp, 2, symmetric=True)
+        >>> A @ torch.ones(2), A.to_dense()
+        (tensor([1., 4.]), tensor([[1., 0.],
+                [0., 4.]]))
+    """
+
+    def __init__(
+        self,
+        matvec: Callable[[Tensor], Tensor],
+        n: int,
+        *,
+        rows: int | None = None,
+        rmatvec: Callable[[Tensor], Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        symmetric: bool = False,
+        positive_semidefinite: bool = False,
+        vectorized: bool = False,
+        batch: tuple[int, ...] = (),
+    ) -> None:
+        rows = n if rows is None else rows
+        if batch and not vectorized:
+            raise ValueError(f"batch = {tuple(batch)} needs a function of (..., {n}); declare it with vectorized=True")
+        self._forward, self._backward, self._vectorized = matvec, rmatvec, vectorized
+        super().__init__(
+            (*batch, rows, n),
+            torch.get_default_dtype() if dtype is None else dtype,
+            torch.empty(0, device=device).device,
+            symmetric=symmetric,
+            positive_semidefinite=positive_semidefinite,
+            matrix_free=True,
+        )
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self._map_columns(self._forward, X, self.shape[-2], "matvec")
+
+    def _rmatmat(self, Y: Tensor) -> Tensor:
+        if self._backward is None:
+            return super()._rmatmat(Y)
+        return self._map_columns(self._backward, Y, self.shape[-1], "rmatvec")
+
+    def _map_columns(self, function: Callable[[Tensor], Tensor], X: Tensor, length: int, name: str) -> Tensor:
+        """The function at every column, with what it returns checked."""
+        # The function knows the batch axes next to the last one, so the columns become one more axis before them.
+        lead = _checks.broadcast(self.batch_shape, X.shape[:-2])
+        rows = X.expand(*lead, *X.shape[-2:]).movedim(-1, 0)
+        found = [function(rows)] if self._vectorized else [function(row) for row in rows.flatten(0, -2)]
+        for result in found:
+            if result.ndim == 0 or result.shape[-1] != length or result.dtype != self.dtype:
+                fact = f"{name} of {self} returned {result.dtype} of shape {tuple(result.shape)}"
+                raise ValueError(f"{fact}; it should return {self.dtype} with {length} numbers along the last axis")
+        results = torch.stack(found) if found else rows.new_zeros(0, length)
+        return results.reshape(*rows.shape[:-1], length).movedim(0, -1)
 
 
 def expand(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,9 +312,7 @@ def positive_solve(A: Tensor, B: Tensor, what: object) -> Tensor:
     A, B = expand(A, B)
     L, info = torch.linalg.cholesky_ex(A)
     if bool((info != 0).any()):
-        raise SingularError(
-            f"{what} is declared positive semidefinite, but it is singular, or the declaration is wrong"
-        )
+        raise SingularError(f"{what} is declared positive semidefinite, but is singular, or not so")
     return torch.cholesky_solve(B, L)
 
 

@@ -19,7 +19,6 @@ class LinearOperator(ABC):
     | hook | gives | without it |
     |---|---|---|
     | `_matmat(X)` | A X | (required) |
-    | `_matvec(x)` | A x | a matrix of one column |
     | `_rmatmat(Y)` | Aᴴ Y | A Y if declared symmetric, else refused |
     | `_solve(B)` | A⁻¹ B | factors `to_dense()`, unless the operator is matrix-free |
     | `_solve_plus_diag(B, d)` | (A + diag d)⁻¹ B | factors `to_dense()`, unless the operator is matrix-free |
@@ -29,6 +28,15 @@ class LinearOperator(ABC):
     Every operator may have leading *batch* axes: its shape is (*batch, m, n), one matrix per member, and vectors are
     (..., n) with leading axes that broadcast against the batch. Solutions are differentiable wherever torch is. Operators
     are values: the tensors they are made from must not be changed in place while they are used.
+
+    Attributes:
+        shape: (*batch, m, n): m numbers out, n numbers in.
+        batch_shape: The leading axes: one matrix per member. Empty for a single operator.
+        dtype: The dtype of vectors that go in and come out.
+        device: The device of vectors that go in and come out.
+        is_symmetric: Whether A = Aᴴ is declared or follows from the structure (Hermitian, if complex). Never measured.
+        is_positive_semidefinite: Whether xᴴ A x ≥ 0 is declared or follows from the structure. Never measured.
+        is_matrix_free: Whether only products are known: `solve` then refuses instead of forming the matrix.
 
     Args:
         shape: (*batch, m, n).
@@ -62,51 +70,13 @@ class LinearOperator(ABC):
         positive_semidefinite: bool = False,
         matrix_free: bool = False,
     ) -> None:
-        self._shape = torch.Size(shape)
-        self._dtype = dtype
-        self._device = device
-        self._symmetric = symmetric or positive_semidefinite
-        self._positive_semidefinite = positive_semidefinite
-        self._matrix_free = matrix_free
-        if self._symmetric and self._shape[-1] != self._shape[-2]:
+        self.shape = torch.Size(shape)
+        self.batch_shape = self.shape[:-2]
+        self.dtype, self.device = dtype, device
+        self.is_symmetric = symmetric or positive_semidefinite
+        self.is_positive_semidefinite, self.is_matrix_free = positive_semidefinite, matrix_free
+        if self.is_symmetric and self.shape[-1] != self.shape[-2]:
             raise ValueError(f"{self} is declared symmetric, but is not square")
-
-    # -- what it is ---------------------------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> torch.Size:
-        """(*batch, m, n): m numbers out, n numbers in."""
-        return self._shape
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """The leading axes: one matrix per member. Empty for a single operator."""
-        return self._shape[:-2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of vectors that go in and come out."""
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of vectors that go in and come out."""
-        return self._device
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether A = Aᴴ is declared or follows from the structure (Hermitian, if complex). Never measured."""
-        return self._symmetric
-
-    @property
-    def is_positive_semidefinite(self) -> bool:
-        """Whether xᴴ A x ≥ 0 is declared or follows from the structure. Never measured."""
-        return self._positive_semidefinite
-
-    @property
-    def is_matrix_free(self) -> bool:
-        """Whether only products are known: `solve` then refuses instead of forming the matrix."""
-        return self._matrix_free
 
     # -- products -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +87,7 @@ class LinearOperator(ABC):
             TypeError: If `x` is no tensor of this dtype.
             ValueError: If `x` has the wrong length, batch or device.
         """
-        return self._matvec(_checks.operand(self, x, self._shape[-1], "x"))
+        return self._matmat(_checks.operand(self, x, self.shape[-1], "x").unsqueeze(-1)).squeeze(-1)
 
     def rmatvec(self, y: Tensor) -> Tensor:
         """Aᴴ y, for one vector (m,) or a batch of them (..., m).
@@ -125,11 +95,11 @@ class LinearOperator(ABC):
         Raises:
             MissingAbilityError: If only products with A are known.
         """
-        return self._rmatvec(_checks.operand(self, y, self._shape[-2], "y"))
+        return self._rmatmat(_checks.operand(self, y, self.shape[-2], "y").unsqueeze(-1)).squeeze(-1)
 
     def matmat(self, X: Tensor) -> Tensor:
         """A X, for a matrix (..., n, k)."""
-        return self._matmat(_checks.operand(self, X, self._shape[-1], "X", -2))
+        return self._matmat(_checks.operand(self, X, self.shape[-1], "X", -2))
 
     def rmatmat(self, Y: Tensor) -> Tensor:
         """Aᴴ Y, for a matrix (..., m, k).
@@ -137,7 +107,7 @@ class LinearOperator(ABC):
         Raises:
             MissingAbilityError: If only products with A are known.
         """
-        return self._rmatmat(_checks.operand(self, Y, self._shape[-2], "Y", -2))
+        return self._rmatmat(_checks.operand(self, Y, self.shape[-2], "Y", -2))
 
     # -- systems ------------------------------------------------------------------------------------------------------
 
@@ -149,7 +119,7 @@ class LinearOperator(ABC):
             SingularError: If there is no unique solution (an exactly zero pivot or eigenvalue).
         """
         self._need_square("solve")
-        return self._solve(_checks.operand(self, b, self._shape[-1], "b").unsqueeze(-1)).squeeze(-1)
+        return self._solve(_checks.operand(self, b, self.shape[-1], "b").unsqueeze(-1)).squeeze(-1)
 
     def solve_plus_diag(self, b: Tensor, diag: float | complex | Tensor) -> Tensor:
         """The x with (A + D) x = b, where D is a multiple of the identity or a diagonal matrix.
@@ -165,7 +135,7 @@ class LinearOperator(ABC):
             SingularError: If there is no unique solution.
         """
         self._need_square("solve_plus_diag")
-        rhs = _checks.operand(self, b, self._shape[-1], "b")
+        rhs = _checks.operand(self, b, self.shape[-1], "b")
         return self._solve_plus_diag(rhs.unsqueeze(-1), _checks.diagonal_argument(self, diag)).squeeze(-1)
 
     # -- entries ------------------------------------------------------------------------------------------------------
@@ -191,11 +161,11 @@ class LinearOperator(ABC):
 
     def adjoint(self) -> "LinearOperator":
         """Aᴴ, the conjugate transpose; also written `A.H`."""
-        return self if self._symmetric else self._adjoint()
+        return self if self.is_symmetric else self._adjoint()
 
     def transpose(self) -> "LinearOperator":
         """Aᵀ; also written `A.T`. For a real operator it is the adjoint."""
-        return self._transpose() if self._dtype.is_complex else self.adjoint()
+        return self._transpose() if self.dtype.is_complex else self.adjoint()
 
     @property
     def H(self) -> "LinearOperator":
@@ -231,7 +201,7 @@ class LinearOperator(ABC):
         from ._matrices import Diagonal, ScaledIdentity
 
         self._need_square("add_diagonal")
-        d, n = _checks.diagonal_argument(self, diag), self._shape[-1]
+        d, n = _checks.diagonal_argument(self, diag), self.shape[-1]
         return self + (ScaledIdentity(n, d[..., 0]) if d.shape[-1] == 1 else Diagonal(d))
 
     def __add__(self, other: "LinearOperator | float | complex | Tensor") -> "LinearOperator":
@@ -240,10 +210,7 @@ class LinearOperator(ABC):
 
             return add(self, other)
         if isinstance(other, Tensor) and other.ndim:
-            raise TypeError(
-                f"{self} + a tensor of shape {tuple(other.shape)} could mean two things; write A + Dense(matrix) or "
-                "A.add_diagonal(vector)"
-            )
+            raise TypeError(f"{self} + a tensor could mean two things; write A + Dense(B) or A.add_diagonal(d)")
         if isinstance(other, int | float | complex | Tensor):
             return self.add_diagonal(other)
         return NotImplemented
@@ -280,24 +247,18 @@ class LinearOperator(ABC):
         return self.matvec(other) if isinstance(other, Tensor) and other.ndim == 1 else self.matmat(other)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} of shape {' x '.join(map(str, self._shape))}"
+        return f"{type(self).__name__} of shape {' x '.join(map(str, self.shape))}"
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _matmat(self, X: Tensor) -> Tensor: ...
 
-    def _matvec(self, x: Tensor) -> Tensor:
-        return self._matmat(x.unsqueeze(-1)).squeeze(-1)
-
     def _rmatmat(self, Y: Tensor) -> Tensor:
-        if self._symmetric:
+        if self.is_symmetric:
             return self._matmat(Y)
         fact = f"{self} cannot multiply by its adjoint: only products with A are known"
         raise MissingAbilityError(f"{fact}; give rmatvec=, or declare symmetric=True if A = Aᴴ")
-
-    def _rmatvec(self, y: Tensor) -> Tensor:
-        return self._matvec(y) if self._symmetric else self._rmatmat(y.unsqueeze(-1)).squeeze(-1)
 
     def _solve(self, B: Tensor) -> Tensor:
         return self._dense_for("solve")._solve(B)
@@ -307,7 +268,7 @@ class LinearOperator(ABC):
 
     def _to_dense(self) -> Tensor:
         # A copy per call: torch.eye is the only thing that can be multiplied to read off the matrix.
-        return self._matmat(torch.eye(self._shape[-1], dtype=self._dtype, device=self._device))
+        return self._matmat(torch.eye(self.shape[-1], dtype=self.dtype, device=self.device))
 
     def _diagonal(self) -> Tensor:
         return self._to_dense().diagonal(dim1=-2, dim2=-1)
@@ -336,22 +297,17 @@ class LinearOperator(ABC):
     def _keep_under(self, factor: Tensor) -> dict[str, bool]:
         """Which declarations a multiple keeps."""
         real = _checks.is_real(factor)
-        positive = real and self._positive_semidefinite and bool((factor.real >= 0).all())
-        return {"symmetric": real and self._symmetric, "positive_semidefinite": positive}
+        positive = real and self.is_positive_semidefinite and bool((factor.real >= 0).all())
+        return {"symmetric": real and self.is_symmetric, "positive_semidefinite": positive}
 
     def _dense_for(self, ability: str) -> "LinearOperator":
         """The operator with its matrix formed, for a default that has no better way."""
         from ._matrices import Dense
 
-        if self._matrix_free:
-            raise MissingAbilityError(
-                f"{self} cannot {ability}: it is matrix-free; use cg, minres or lsqr, or form the matrix yourself with "
-                f"Dense(A.to_dense()).{ability}(...)"
-            )
-        return Dense(self._to_dense(), symmetric=self._symmetric, positive_semidefinite=self._positive_semidefinite)
+        if self.is_matrix_free:
+            raise MissingAbilityError(f"{self} cannot {ability}: it is matrix-free; use cg, minres or lsqr")
+        return Dense(self._to_dense(), symmetric=self.is_symmetric, positive_semidefinite=self.is_positive_semidefinite)
 
     def _need_square(self, ability: str) -> None:
-        if self._shape[-1] != self._shape[-2]:
-            raise MissingAbilityError(
-                f"{self} cannot {ability}: it is not square; for least squares use lsqr, or AtA(A).solve(A.rmatvec(b))"
-            )
+        if self.shape[-1] != self.shape[-2]:
+            raise MissingAbilityError(f"{self} cannot {ability}: it is not square; for least squares use lsqr")

@@ -186,15 +186,12 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
     free = low > spread or (low >= -spread and share == 0)
     if free and length(max(low, 0.0)) <= target:
         return end_at(step(max(low, 0.0)), Outcome.INTERIOR, 0, 0.0)
-    floor = max(low, 0.0)  # λ ≥ 0
     if share == 0 and low <= spread and (short := length(0.0)) <= target:
         # Hard case (Nocedal and Wright, section 4.3): an eigenvector z, times tau, fills what is left of the radius
         along = unit * math.sqrt((target - short) * (target + short))
         return end_at(step(0.0, along), Outcome.HARD_CASE, 0, max(-low, 0.0))
-    mu = max(floor, share / target)  # here ‖p‖ ≥ radius, from where Newton's method is monotone
-    rounds = 0
-    while rounds < _ROUNDS:
-        rounds += 1
+    mu = max(low, 0.0, share / target)  # λ ≥ 0; here ‖p‖ ≥ radius, from where Newton's method is monotone
+    for rounds in range(1, _ROUNDS + 1):  # noqa: B007 - how many is told
         far = length(mu)
         if abs(far - target) <= 4 * eps * target:
             break
