@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from moduli import m, minimize
-from moduli._minimize._batched import BATCHED, BatchedRuns, _begin_again, _step
+from moduli._minimize._loop import BATCHED, BatchedRuns
 from moduli._minimize._methods import CHAINS
 from moduli._minimize._point import StartPoint
 from moduli._minimize._variables import Variables
 from moduli.m.quasi_newton._dense import Pair, bfgs, dfp
+from moduli.optim import Closure
 
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import PROBLEMS
@@ -29,8 +30,7 @@ def _alone(fun, starts, method, **more):
 @pytest.mark.parametrize("steps", [1, 4, 9])
 def test_steps_are_those_of_single_runs(method, steps):
     together = minimize(BEALE, STARTS, method, batched=True, max_steps=steps)
-    # A single run of Adam does not look at where its last step leads; all the others do.
-    apart = _alone(BEALE, STARTS, method, max_steps=steps + (method == "adam"))
+    apart = _alone(BEALE, STARTS, method, max_steps=steps)
     assert together.method == method
     for i, alone in enumerate(apart):
         torch.testing.assert_close(together.x[i], alone.x, rtol=1e-7, atol=1e-9)
@@ -146,13 +146,14 @@ def test_what_can_not_be_batched_is_refused(call, error, match):
 def test_a_run_that_begins_again_knows_nothing_and_the_others_everything(method):
     point = StartPoint(STARTS)
     runs = BatchedRuns(Variables(point, [None], [None], True), BEALE, None, method)
-    links, f, g = CHAINS[method](), runs.f, runs.g
+    closure = Closure(runs.evaluate, fixed=True)
+    runs.begin(CHAINS[method]())
     for _ in range(4):
-        f, g = _step(runs, links, f, g)
+        runs.advance(closure)
     again, there = torch.tensor([True, False, True, False, False]), runs.x.detach().clone()
-    _begin_again(runs, links, f, g, again)
+    runs.begin_again(again)
     for _ in range(3):
-        f, g = _step(runs, links, f, g)
+        runs.advance(closure)
     for i, begun in enumerate(again.tolist()):
         alone = minimize(BEALE, there[i] if begun else STARTS[i], method, max_steps=3 if begun else 7)
         torch.testing.assert_close(runs.x[i].detach(), alone.x, rtol=1e-7, atol=1e-9)

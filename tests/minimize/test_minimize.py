@@ -240,7 +240,7 @@ def test_the_best_point_is_kept_when_the_function_fails():
         (lambda: minimize(_bowl, torch.zeros(2, dtype=D), bounds=(2.0, 1.0)), ValueError, "not below"),
         (lambda: minimize(_bowl, torch.zeros(2, dtype=D), lower=torch.zeros(3)), ValueError, "shape"),
         (lambda: minimize(_bowl, torch.zeros(2, dtype=D), max_evals=0), ValueError, "max_evals"),
-        (lambda: minimize(3, torch.zeros(2, dtype=D)), TypeError, "function"),
+        (lambda: minimize(3, torch.zeros(2, dtype=D)), TypeError, "not callable"),
     ],
 )
 def test_bad_input_is_an_error_in_a_sentence(call, error, match):

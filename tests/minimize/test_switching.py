@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moduli import minimize
-from moduli._minimize._batched import BATCHED
+from moduli._minimize._loop import BATCHED
 from moduli._minimize._methods import CHAINS, DIRECT
 
 D = torch.float64

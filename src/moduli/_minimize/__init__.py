@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from ..optim import Module, Need
-from ._batched import BATCHED, BatchedRuns, minimize_batched
 from ._constraints import minimize_constrained, read_constraints
-from ._direct import DIRECT
-from ._loop import EndOfRun, SingleRun, run_chain
-from ._methods import IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
+from ._direct import DIRECT, DirectMethod
+from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
+from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY, canonical
 from ._point import StartPoint, data_of, from_vector, to_vector
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
@@ -87,10 +86,6 @@ def minimize(
     References:
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed.
     """
-    if not callable(fun):
-        raise TypeError(f"minimize: fun is a {type(fun).__name__}; give a function of a point")
-    if tol is not None and not tol >= 0:
-        raise ValueError(f"minimize: tol is {tol}; it is a size of the gradient, not negative")
     for name, limit in (("max_evals", max_evals), ("max_steps", max_steps)):
         if limit is not None and limit < 1:
             raise ValueError(f"minimize: {name} is {limit}; allow at least one")
@@ -99,79 +94,69 @@ def minimize(
     if constraints:
         if batched:
             raise ValueError("minimize: constraints take one start at a time; call minimize for each")
-        same = {"method": method, "bounds": bounds, "lower": lower, "upper": upper, "bounds_by": bounds_by}
         return minimize_constrained(
             minimize, fun, x0, read_constraints(constraints), tol=tol, max_evals=max_evals, callback=callback,
-            max_steps=max_steps, progress=progress, **same,
+            max_steps=max_steps, progress=progress, method=method, bounds=bounds, lower=lower, upper=upper, bounds_by=bounds_by,
         )  # fmt: skip
     name = canonical(method) if isinstance(method, str) else "links"
-    point = StartPoint(x0)
-    low, high = read_bounds(point, bounds, lower, upper, batched)
-    bounded = any(bound is not None for bound in (*low, *high))
     if batched:
         name = "lbfgs" if name == "auto" else name
         if name not in BATCHED:
-            raise ValueError(
-                f"minimize: batched starts run with {', '.join(BATCHED)}; for {name} call minimize for each start"
-            )
-        if bounded and bounds_by == "projection":
-            raise ValueError("minimize: batched starts take bounds by transform; leave bounds_by out")
-        runs = BatchedRuns(Variables(point, low, high, True), fun, max_evals, name)
-        with _show_progress(progress, runs, callback) as after:
-            minimize_batched(runs, tol=point.choose_tol(tol, 1e-8, 1e-4), max_steps=max_steps, after=after)
-        return runs.result()
-    links = None if isinstance(method, str) else ([method] if isinstance(method, Module) else list(method))
-    projects = name in IN_BOX or name == "auto"
-    transform = bounded and (bounds_by == "transform" or (bounds_by == "auto" and not projects))
-    if bounded and not transform and not projects:
-        raise ValueError(f"minimize: {name} takes bounds by transform; projection works with {', '.join(IN_BOX)}")
+            raise ValueError(f"minimize: {', '.join(BATCHED)} are batched; for {name} call minimize for each start")
+    point = StartPoint(x0)
+    low, high = read_bounds(point, bounds, lower, upper, batched)
+    projects = not batched and (name in IN_BOX or name == "auto")
+    bounded = any(bound is not None for bound in (*low, *high))
+    if bounded and bounds_by == "projection" and not projects:
+        raise ValueError(f"minimize: {name} takes bounds by transform; by projection {', '.join(IN_BOX)} do")
+    transform = batched or (bounded and (bounds_by == "transform" or not projects))
     variables = Variables(point, low, high, transform)
-    values_only = name in VALUES_ONLY or name in DIRECT
-    run = SingleRun(variables, fun, max_evals or max(10_000, 200 * point.size), name, values_only)
-    if name == "auto":
-        run.method = name = _choose(run)
-    residuals = name in RESIDUALS
-    if links is not None:
-        residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
+    if batched:
+        run: SingleRun = BatchedRuns(variables, fun, max_evals, name)
+    else:
+        values_only = name in VALUES_ONLY or name in DIRECT
+        run = SingleRun(variables, point.leaves, fun, max_evals, name, values_only)
+        if name == "auto":
+            # Least squares for a vector; the dense quasi-Newton method where its matrix is small.
+            run.ready = run.call()
+            data = data_of(run.ready[1])
+            several = data is not None and data.dim() == 1 and data.numel() > 1
+            run.method = name = "lm" if several else "bfgs" if point.size <= 200 else "lbfgs"
+    run.residuals = name in RESIDUALS
+    if not isinstance(method, str):
+        links = [method] if isinstance(method, Module) else list(method)
+        run.residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
+    elif name not in DIRECT:
+        links = IN_BOX[name](variables) if bounded and not transform else CHAINS[name]()
     size = point.choose_tol(tol, 1e-8, 1e-4)
     with _show_progress(progress, run, callback) as after:
         try:
-            if all(fixed is not None and bool(fixed.all()) for fixed in variables.find_fixed()):
-                run.evaluate(residuals)
+            if not batched and all(fixed is not None and bool(fixed.all()) for fixed in variables.find_fixed()):
+                run.evaluate()
                 run.norms = 0.0 * run.size
                 run.end("All variables are fixed by their bounds.", True)
             elif name in DIRECT:
-                _run_direct(run, name, point.choose_tol(None, 1e-12, 1e-6), max_steps, after)
+                _run_direct(run, DIRECT[name], point.choose_tol(None, 1e-12, 1e-6), max_steps, after)
             else:
-                chain = make_chain(name, variables) if links is None else links
-                run_chain(run, chain, tol=size, residuals=residuals, steps=max_steps, after=after)
+                run_chain(run, links, tol=size, steps=max_steps, after=after)
         except EndOfRun as stop:
             run.end(str(stop), False)
-        run.finish(residuals, size)
+        run.finish(size)
     return run.result()
 
 
-def _choose(run: SingleRun) -> str:
-    """Least squares for a vector; the dense quasi-Newton method where its matrix is small."""
-    data = data_of(run.peek())
-    if data is not None and data.dim() == 1 and data.numel() > 1:
-        return "lm"
-    return "bfgs" if run.point.size <= 200 else "lbfgs"
-
-
-def _run_direct(run: SingleRun, name: str, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
-    leaves = run.variables.leaves
-    start = to_vector(leaves).double().numpy().copy()
+def _run_direct(run: SingleRun, find: DirectMethod, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
+    start = to_vector(run.leaves).double().numpy().copy()
 
     def value(x: Any) -> float:
-        pieces = from_vector(torch.from_numpy(np.ascontiguousarray(x)), leaves)
+        pieces = from_vector(torch.from_numpy(np.ascontiguousarray(x)), run.leaves)
         with torch.no_grad():
-            for leaf, piece in zip(leaves, pieces, strict=True):
+            for leaf, piece in zip(run.leaves, pieces, strict=True):
                 leaf.copy_(piece)
-            found = float(run.evaluate(residuals=False))
+            found = float(run.evaluate())
         return found if not math.isnan(found) else math.inf
 
-    for reason, success in DIRECT[name](value, start, tol):
+    for reason, success in find(value, start, tol):
         if reason:
             run.end(reason, success)
         if not run.active or run.count_step(after, steps):
@@ -180,12 +165,12 @@ def _run_direct(run: SingleRun, name: str, tol: float, steps: int | None, after:
 
 @contextmanager
 def _show_progress(
-    wanted: bool, runs: RunRecord, callback: Callable[[Result], Any] | None
+    wanted: bool, run: RunRecord, callback: Callable[[Result], Any] | None
 ) -> Iterator[Callable[[], bool]]:
     """What is to be called after each step: it shows the progress, and says whether the callback ends the run."""
 
     def ask() -> bool:
-        return callback is not None and ask_to_stop(callback, runs.result())
+        return callback is not None and ask_to_stop(callback, run.result())
 
     if not wanted:
         yield ask
@@ -193,10 +178,10 @@ def _show_progress(
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True) as progress:
-        task = progress.add_task("minimize", total=runs.max_evals)
+        task = progress.add_task("minimize", total=run.max_evals)
 
         def show_and_ask() -> bool:
-            progress.update(task, completed=runs.evaluations, description=f"loss {runs.value:.6g}")
+            progress.update(task, completed=run.evaluations, description=f"loss {run.value:.6g}")
             return ask()
 
         yield show_and_ask

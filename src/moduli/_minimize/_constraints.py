@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ..m import AugmentedLagrangian
-from ._loop import loss_of, value_of
-from ._point import StartPoint, data_of
-from ._result import FoundProblem, Result, ask_to_stop
+from ._point import StartPoint, data_of, loss_of, value_of
+from ._result import Result, ask_to_stop
+
+_WRITTEN = "{'type': 'eq', 'fun': f} for f(x) = 0, or {'type': 'ineq', 'fun': f} for f(x) >= 0"
 
 
 class Constraint(NamedTuple):
@@ -38,16 +39,10 @@ def read_constraints(given: Any) -> list[Constraint]:
             out += _constrain_between(one)
             continue
         if not isinstance(one, Mapping):
-            raise TypeError(
-                f"minimize: a constraint is a dictionary with 'type' and 'fun', not a {type(one).__name__}; write a linear "
-                "one as {'type': 'eq', 'fun': lambda x: A @ x - b}"
-            )
+            raise TypeError(f"minimize: a constraint is a dictionary, not a {type(one).__name__}: {_WRITTEN}")
         kind, fun = one.get("type"), one.get("fun")
         if kind not in ("eq", "ineq") or not callable(fun) or one.get("args"):
-            raise ValueError(
-                "minimize: a constraint is {'type': 'eq', 'fun': f} for f(x) = 0, or {'type': 'ineq', 'fun': f} for f(x) >= 0; "
-                "its args are not passed on, close over them in f"
-            )
+            raise ValueError(f"minimize: a constraint is {_WRITTEN}; its args are not passed on, close over them")
         out.append(Constraint(fun, kind == "ineq"))
     return out
 
@@ -84,45 +79,34 @@ def minimize_constrained(
     **options: Any,
 ) -> Result:
     """Runs of `minimize` on the augmented Lagrangian, each from where the last ended, until the KKT conditions hold."""
-    began = time.perf_counter()
-    point = StartPoint(x0)
-    tol = point.choose_tol(tol, 1e-6, 1e-3)
-    spent, limit = 1, max_evals or max(20_000, 400 * point.size)
-    # The value at the start, where there is no budget for more.
-    data = loss_of(point.call(fun, point.leaves), True)
-    residuals = data.dim() == 1 and data.numel() > 1
+    began, point = time.perf_counter(), StartPoint(x0)
+    tol, limit = point.choose_tol(tol, 1e-6, 1e-3), max_evals or max(20_000, 400 * point.size)
     with torch.no_grad():
-        seen = [one.values(point.result(point.leaves)).detach() for one in constraints]
-    multipliers = [torch.zeros_like(c) for c in seen]
+        multipliers = [torch.zeros_like(one.values(point.result(point.leaves))) for one in constraints]
     mu, inner_tol, before = 10.0, 1e-2, math.inf
-    x, history, steps, success, kkt = x0, [], 0, False, math.inf
-    reason = f"The limit of {limit} evaluations was reached."
-    start, problem = point.result(point.leaves), FoundProblem(fun, point, [None] * len(point.leaves))
-    last = Result(start, math.inf, reason, False, 0, 1, None, 0.0, (), "auto", problem=problem)
+    x, history, spent, steps, success = x0, [], 0, 0, False
+
+    def penalise(values: Sequence[Tensor]) -> list[Tensor]:
+        """What half the square of is added to the function: the terms of the augmented Lagrangian, up to a constant."""
+        out = []
+        for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
+            shifted = c - multiplier / mu if one.inequality else c + multiplier / mu
+            out.append(math.sqrt(mu) * (shifted.clamp(max=0) if one.inequality else shifted))
+        return out
 
     def evaluate_augmented(p: Any) -> Any:
-        total = loss_of(fun(p), residuals)
-        values = [one.values(p) for one in constraints]
-        if residuals:
-            # Half the square of these is the augmented Lagrangian, up to a constant.
-            parts = [total]
-            for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
-                shifted = c - multiplier / mu if one.inequality else c + multiplier / mu
-                parts.append(math.sqrt(mu) * (shifted.clamp(max=0) if one.inequality else shifted))
-            return torch.cat(parts)
-        for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
-            total = total + AugmentedLagrangian.term(c, multiplier, mu, one.inequality)
-        return total
+        data, more = loss_of(fun(p), True), penalise([one.values(p) for one in constraints])
+        if data.dim() == 1 and data.numel() > 1:
+            return torch.cat([data, *more])
+        return loss_of(data, False) + sum(value_of(one) for one in more)
 
-    while spent < limit - 1:
+    while True:
         left = None if max_steps is None else max_steps - steps
-        if left == 0:
-            reason = f"The limit of {max_steps} steps was reached."
-            break
-        last = minimize(evaluate_augmented, x, tol=inner_tol, max_evals=limit - spent - 1, max_steps=left, **options)
+        last = minimize(evaluate_augmented, x, tol=inner_tol, max_evals=limit - spent, max_steps=left, **options)
         x, spent, steps = last.x, spent + last.evaluations, steps + last.steps
         with torch.no_grad():
             seen = [one.values(x).detach() for one in constraints]
+            value = last.value - sum(float(value_of(one)) for one in penalise(seen))
         violation = slack = 0.0
         for i, (c, one) in enumerate(zip(seen, constraints, strict=True)):
             violation = max(violation, AugmentedLagrangian.violation(c, one.inequality))
@@ -131,19 +115,20 @@ def minimize_constrained(
                 slack = max(slack, float(torch.minimum(c.abs(), multipliers[i]).max()))
         # The gradient of the Lagrangian with these multipliers is that of the augmented one with the last.
         kkt = max(violation, slack, last.gradient_norm or 0.0)
-        history.append((spent, last.value))
-        if callback is not None and ask_to_stop(callback, dataclasses.replace(last, kkt_residual=kkt)):
+        history.append((spent, value))
+        if callback is not None and ask_to_stop(callback, dataclasses.replace(last, value=value, kkt_residual=kkt)):
             reason = "The callback asked to stop."
             break
-        if not math.isfinite(last.value):
+        if not math.isfinite(last.value) or ("unbounded" in last.reason and mu > 1e8):
             reason = last.reason
             break
         # Without a gradient the method's own word has to do.
         if kkt <= tol and (last.gradient_norm is not None or last.success):
             reason, success = f"The conditions of Karush, Kuhn and Tucker hold to {kkt:.2g}, at most {tol:.2g}.", True
             break
-        if "unbounded" in last.reason and mu > 1e8:
-            reason = last.reason
+        if spent >= limit or steps == max_steps:
+            what = f"{limit} evaluations" if spent >= limit else f"{max_steps} steps"
+            reason = f"The limit of {what} was reached."
             break
         if violation > 0.25 * before:
             if mu >= 1e10:
@@ -152,15 +137,11 @@ def minimize_constrained(
             mu *= 10
         before = min(before, violation)
         inner_tol = max(0.1 * inner_tol, 0.5 * tol)
-    if history:
-        spent += 1
-        with torch.no_grad():
-            data = loss_of(fun(x), residuals)
     found = zip(seen, multipliers, constraints, strict=True)
     active = [one.fun for c, lam, one in found if not one.inequality or bool((lam > c).all())]
     return dataclasses.replace(
         last,
-        value=float(value_of(data.detach() if residuals else data.detach().reshape(()))),
+        value=value,
         reason=reason,
         success=success,
         steps=steps,
@@ -169,5 +150,5 @@ def minimize_constrained(
         history=tuple(history),
         multipliers=tuple(multipliers),
         kkt_residual=kkt,
-        problem=FoundProblem(fun, point, last._require_problem().fixed, active),
+        problem=last._require_problem()._replace(fun=fun, constraints=active),
     )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
 
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Function = Callable[[Vector], float]
+DirectMethod = Callable[[Function, Vector, float], Iterator[tuple[str, bool]]]
 
 
 def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
@@ -61,8 +63,7 @@ def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool
 
 
 def _line(f: Function, x: Vector, value: float, d: Vector, first: float) -> tuple[Vector, float, float]:
-    """The minimum along a line: bracketed by steps that grow, then Brent's parabolas and golden sections."""
-    golden = 0.381966011250105
+    """The minimum along a line: bracketed by steps that grow, then parabolas through the bracket, or golden sections."""
     a, fa, b = 0.0, value, first
     fb = f(x + b * d)
     if fb > fa:
@@ -75,90 +76,63 @@ def _line(f: Function, x: Vector, value: float, d: Vector, first: float) -> tupl
         a, fa, b, fb = b, fb, c, fc
         c = b + 1.618 * (b - a)
         fc = f(x + c * d)
-    low, high = min(a, c), max(a, c)
-    best = second = third = b
-    f1 = f2 = f3 = fb
-    step = before = high - low
+    step = before = abs(c - a)
     for _ in range(60):
-        middle = 0.5 * (low + high)
-        tol = 1e-9 * abs(best) + 1e-12
-        if abs(best - middle) <= 2 * tol - 0.5 * (high - low):
+        tol = 1e-9 * abs(b) + 1e-12
+        if abs(c - a) <= 4 * tol:
             break
-        parabola = False
-        if abs(before) > tol:
-            r = (best - second) * (f1 - f3)
-            q = (best - third) * (f1 - f2)
-            p = (best - third) * q - (best - second) * r
-            q = 2 * (q - r)
-            p = -p if q > 0 else p
-            q = abs(q)
-            if abs(p) < abs(0.5 * q * before) and q * (low - best) < p < q * (high - best):
-                before, step, parabola = step, p / q, True
-        if not parabola:
-            before = (high if best < middle else low) - best
-            step = golden * before
-        new = best + (step if abs(step) >= tol else math.copysign(tol, step))
+        far = c if abs(c - b) > abs(a - b) else a
+        p, q = (b - a) * (fb - fc), (b - c) * (fb - fa)
+        new = b - 0.5 * ((b - a) * p - (b - c) * q) / (p - q) if p != q else math.inf
+        # Half of the step before the last, at most: otherwise parabolas do not converge.
+        if not (min(a, c) < new < max(a, c) and abs(new - b) < 0.5 * before):
+            new = b + 0.381966011250105 * (far - b)
+        elif abs(new - b) < tol:
+            new = b + math.copysign(tol, far - b)
+        before, step = step, abs(new - b)
         fn = f(x + new * d)
-        if fn <= f1:
-            low, high = (best, high) if new >= best else (low, best)
-            third, f3, second, f2, best, f1 = second, f2, best, f1, new, fn
+        beyond = (new > b) == (c > a)  # between b and c
+        if fn <= fb:
+            a, fa, c, fc, b, fb = (b, fb, c, fc, new, fn) if beyond else (a, fa, b, fb, new, fn)
         else:
-            low, high = (new, high) if new < best else (low, new)
-            if fn <= f2 or second == best:
-                third, f3, second, f2 = second, f2, new, fn
-            elif fn <= f3 or third in (best, second):
-                third, f3 = new, fn
-    return (x + best * d, f1, best) if f1 < value else (x, value, 0.0)
+            a, fa, c, fc = (a, fa, new, fn) if beyond else (new, fn, c, fc)
+    return (x + b * d, fb, b) if fb < value else (x, value, 0.0)
 
 
-def powell(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
-    """Minima along a set of directions, one of which is replaced by the way they went together (Powell, 1964)."""
+def descend_along(f: Function, x0: Vector, tol: float, replaces: bool) -> Iterator[tuple[str, bool]]:
+    """Minima along a set of directions in turn, beginning with the coordinates, then along the way they went together.
+
+    Args:
+        f: The function.
+        x0: Where to start.
+        tol: The relative gain that counts as none.
+        replaces: Whether that way takes the place of a direction (Powell, 1964), or not (Hooke and Jeeves' pattern).
+    """
     directions = list(np.eye(len(x0)))
-    x, value, quiet = x0, f(x0), 0
-    while True:
-        yield "", False
-        start, before, drop, which = x, value, 0.0, 0
-        for i, d in enumerate(directions):
-            last = value
-            x, value, _ = _line(f, x, value, d, 0.1 * max(1.0, float(np.abs(x).max())))
-            if last - value > drop:
-                drop, which = last - value, i
-        if _gains_nothing(before, value, tol):
-            quiet += 1
-            if quiet > 1:
-                yield "No direction of the set leads lower.", True
-                return
-            directions = list(np.eye(len(x0)))
-            continue
-        quiet = 0
-        way = x - start
-        beyond = f(x + way)
-        # Keep the old directions unless the new one is worth it (Brent's and Acton's test)
-        t = 2 * (before - 2 * value + beyond) * (before - value - drop) ** 2 - drop * (before - beyond) ** 2
-        if beyond < before and t < 0:
-            x, value, _ = _line(f, x, value, way, 1.0)
-            directions[which] = directions[-1]
-            directions[-1] = way / float(np.abs(way).max())
-
-
-def coordinate_descent(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
-    """Minima along the coordinates in turn, then along the way they went together (Hooke and Jeeves' pattern)."""
     x, value, quiet = x0, f(x0), 0
     sizes = np.full(len(x0), 0.1) * np.maximum(1.0, np.abs(x0))
     while quiet < 2:
         yield "", False
-        start, before = x, value
-        for i, axis in enumerate(np.eye(len(x0))):
-            x, value, moved = _line(f, x, value, axis, float(sizes[i]))
+        start, before, drop, which = x, value, 0.0, 0
+        for i, d in enumerate(directions):
+            last = value
+            x, value, moved = _line(f, x, value, d, float(sizes[i]))
             sizes[i] = max(abs(moved), 0.1 * sizes[i], 1e-10)
-        if (x != start).any():
-            x, value, _ = _line(f, x, value, x - start, 1.0)
-        quiet = quiet + 1 if _gains_nothing(before, value, tol) else 0
-    yield "No coordinate leads lower.", True
-
-
-def _gains_nothing(before: float, value: float, tol: float) -> bool:
-    return before - value <= tol * (abs(before) + abs(value)) * 0.5 + 1e-300
+            if last - value > drop:
+                drop, which = last - value, i
+        if before - value <= tol * (abs(before) + abs(value)) * 0.5 + 1e-300:
+            quiet, directions = quiet + 1, list(np.eye(len(x0)))
+            continue
+        quiet, way = 0, x - start
+        if replaces:
+            beyond = f(x + way)
+            # Keep the old directions unless the new one is worth it (Brent's and Acton's test)
+            t = 2 * (before - 2 * value + beyond) * (before - value - drop) ** 2 - drop * (before - beyond) ** 2
+            if not (beyond < before and t < 0):
+                continue
+            directions[which], directions[-1] = directions[-1], way / float(np.abs(way).max())
+        x, value, _ = _line(f, x, value, way, 1.0)
+    yield "No direction of the set leads lower.", True
 
 
 def cmaes(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
@@ -173,10 +147,10 @@ def cmaes(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
     yield str(reason), reason.success
 
 
-DIRECT: dict[str, Callable[[Function, Vector, float], Iterator[tuple[str, bool]]]] = {
+DIRECT: dict[str, DirectMethod] = {
     "nelder-mead": nelder_mead,
-    "powell": powell,
-    "cd": coordinate_descent,
+    "powell": partial(descend_along, replaces=True),
+    "cd": partial(descend_along, replaces=False),
     "cmaes": cmaes,
 }
 """The methods by name."""

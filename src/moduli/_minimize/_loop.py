@@ -1,4 +1,4 @@
-"""The loop around a chain of links, for one run."""
+"""The loop around a chain of links, and what goes through it: one run, or many starts like the members of a population."""
 
 from __future__ import annotations
 
@@ -10,35 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
-from ._point import data_of
-from ._runs import RunRecord, read
+from ..m import LineSearchBase
+from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer, step
+from ._methods import CHAINS
+from ._point import data_of, from_vector, loss_of, value_of
+from ._runs import Numbers, RunRecord, choose, read
+from ._variables import Variables
 
 
 class EndOfRun(Exception):
     """Ends a run from inside an evaluation."""
-
-
-def loss_of(found: Any, residuals: bool) -> Tensor:
-    """What a user's function returned, as a 0-d tensor or a vector of residuals."""
-    data: Tensor | None = data_of(found)
-    if data is None:
-        raise TypeError(f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor")
-    if data.is_complex() and not residuals:
-        raise TypeError(f"minimize: the function returned a {data.dtype} number; return a real one, for instance abs()")
-    if data.dim() > 0 and not residuals:
-        if data.numel() != 1:
-            raise ValueError(
-                f"minimize: the function returned a tensor of shape {tuple(data.shape)}; return one number (sum or mean), "
-                "or give a vector of residuals to method='lm' or 'gn'"
-            )
-        data = data.reshape(())
-    return data
-
-
-def value_of(data: Tensor) -> Tensor:
-    """The loss: the number itself, or half of the sum of the squares of residuals."""
-    return data if data.dim() == 0 else 0.5 * data.abs().square().sum()
 
 
 class SingleRun(RunRecord):
@@ -49,8 +30,11 @@ class SingleRun(RunRecord):
     """
 
     ready: tuple[list[Tensor], Any] | None = None
+    """The first evaluation of the run, if it was made already."""
+    optimizer: Optimizer
 
-    def _call(self) -> tuple[list[Tensor], Any]:
+    def call(self) -> tuple[list[Tensor], Any]:
+        """What the function sees now, and what it returns."""
         limit = self.max_evals if self.values_only else max(self.max_evals - 1, 1)
         if self.evaluations >= limit:
             raise EndOfRun(f"The limit of {self.max_evals} evaluations was reached.")
@@ -59,16 +43,11 @@ class SingleRun(RunRecord):
         seen = self.variables.seen()
         return seen, self.point.call(self.fun, seen)
 
-    def peek(self) -> Any:
-        """What the function returns at the start; the first evaluation of the run is this one."""
-        self.ready = self._call()
-        return self.ready[1]
-
-    def evaluate(self, residuals: bool) -> Tensor:
+    def evaluate(self) -> Tensor:
         """The user's function at the variables as they are now; remembers the best point."""
-        seen, found = self.ready or self._call()
+        seen, found = self.ready or self.call()
         self.ready = None
-        data = loss_of(found, residuals)
+        data = loss_of(found, self.residuals)
         value = value_of(data.detach())
         if self.first == -math.inf:
             if not bool(value.isfinite()):
@@ -79,97 +58,226 @@ class SingleRun(RunRecord):
             raise EndOfRun(self.reason)
         return data
 
-    def finish(self, residuals: bool, tol: float) -> None:
+    def begin(self, links: list[Module]) -> None:
+        """Take the links of the run."""
+        self.optimizer = Optimizer(self.leaves, *links)
+
+    def advance(self, closure: Closure) -> str:
+        """Make a step; why a link ended the run, or ""."""
+        self.optimizer.step(closure)
+        self.variables.project()
+        if self.residuals and self.value == 0.0:
+            self.end("All residuals are zero.", True)
+        if not self.optimizer.should_terminate:
+            return ""
+        return (self.optimizer.reasons or ["A link of the chain asked to stop."])[-1]
+
+    def begin_again(self, rows: Numbers) -> None:
+        """Forget what the links have learned."""
+        self.optimizer.reset()
+
+    def finish(self, tol: float) -> None:
         """Know the gradient at the point that is returned, and say so where the run ended at another one."""
-        if self.values_only or math.isfinite(self.norms) or not math.isfinite(self.values):
+        if self.batch or self.values_only or math.isfinite(self.norms) or not math.isfinite(self.values):
             return
         if self.evaluations < self.max_evals:
             self.evaluations += 1
             self.each += 1
             leaves = [leaf.detach().clone().requires_grad_() for leaf in self.best]
             with torch.enable_grad():
-                loss = value_of(loss_of(self.point.call(self.fun, leaves), residuals))
+                loss = value_of(loss_of(self.point.call(self.fun, leaves), self.residuals))
             if loss.requires_grad:
-                found = torch.autograd.grad(loss, leaves, allow_unused=True)
-                grads = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
-                self.norms = self.largest(self.variables.follow(leaves, grads))
+                found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                self.norms = self.largest(self.variables.follow(leaves, list(found)))
         if bool(self.good) and not self.variables.transform and tol < float(self.norms) < math.inf:
             self.good = np.bool_(False)
-            self.reasons = [
-                "The run ended where the gradient vanishes, but it had seen a lower point, which is returned: its "
-                f"gradient is {float(self.norms):.2g}. Start again from there."
-            ]
+            fact = "The run ended where the gradient vanishes, but had seen a lower point, which is returned"
+            self.reasons = [f"{fact}: its gradient is {float(self.norms):.2g}. Start again from there."]
 
 
-class _GradientWatch(Module):
-    """Looks at the gradient before every step, and ends the run where it vanishes."""
+BATCHED = ("bfgs", "lbfgs", "cg", "gd", "adam")
+"""The methods whose links take all members of a population at once."""
+
+
+class BatchedRuns(SingleRun):
+    """Runs that are evaluated together, with what was found where each was evaluated last.
+
+    Args:
+        variables: The starts, in the rows of every leaf; bounds by transform of the variables.
+        fun: The loss of one point.
+        max_evals: How often each run may evaluate.
+        method: The name of the method.
+    """
+
+    def __init__(self, variables: Variables, fun: Callable[[Any], Any], max_evals: int | None, method: str) -> None:
+        leaves = variables.leaves
+        counts = {leaf.shape[0] if leaf.dim() else None for leaf in leaves}
+        if len(counts) != 1 or None in counts or variables.point.module is not None:
+            raise ValueError("minimize: with batched=True every tensor of x0 has the starts along its first axis")
+        if any(leaf.is_complex() for leaf in leaves) or len({leaf.dtype for leaf in leaves}) > 1:
+            raise TypeError("minimize: with batched=True the tensors of x0 are real, and of one dtype")
+        #: Tensors like those of one start.
+        self.like = [leaf.detach()[0] for leaf in leaves]
+        # What links move, and closures differentiate by.
+        self.x = self._join([leaf.detach() for leaf in leaves]).requires_grad_()
+        super().__init__(variables, [self.x], fun, max_evals, method, batch=(len(self.x),))
+        self._pair = torch.func.vmap(torch.func.grad_and_value(self._one))
+        #: Where each run was evaluated last; runs that have not moved are not evaluated again.
+        self.at, self.g = torch.full_like(self.x, math.nan), torch.zeros_like(self.x)
+        self.f = torch.full_like(self.x[:, 0], math.inf)
+        self.links: list[Module] = []
+        self.accepted: tuple[Any, Tensor | None, list[Tensor] | None] | None = None
+
+    def _join(self, leaves: list[Tensor]) -> Tensor:
+        return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
+
+    def _one(self, row: Tensor) -> Tensor:
+        data: Tensor | None = data_of(self.point.call(self.fun, from_vector(row, self.like)))
+        if data is None or data.dim() != 0:
+            raise ValueError("minimize: with batched=True the function takes one point and returns a 0-d tensor")
+        return data
+
+    def look(self, z: Tensor) -> None:
+        """Evaluate those runs that have moved since they were evaluated last; those that may not any more find infinity."""
+        moved = (z != self.at).any(1)
+        spent = moved & torch.as_tensor(self.each >= self.max_evals, device=z.device)
+        self.f = torch.where(spent, math.inf, self.f)
+        rows = (moved & ~spent).nonzero()[:, 0]
+        if not len(rows):
+            return
+        self.evaluations += 1
+        self.each[rows.cpu().numpy()] += 1
+        self.at[rows] = math.nan  # unless the function fails, that is known in a moment
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            seen = z if not self.variables.bounded else self._join(self.variables.seen(from_vector(z, self.like)))
+        x = seen.detach()
+        g, f = (found.detach() for found in self._pair(x[rows]))
+        f = torch.where(f.isnan(), math.inf, f)
+        by_x = torch.zeros_like(x).index_copy(0, rows, g)
+        followed = self.variables.follow(from_vector(x, self.like), from_vector(by_x, self.like))
+        by_z = by_x if seen is z else torch.autograd.grad(seen, z, by_x)[0]
+        self.at = self.at.index_copy(0, rows, z.detach()[rows])
+        self.f, self.g = self.f.index_copy(0, rows, f), self.g.index_copy(0, rows, by_z[rows])
+        self.first = choose(self.first == -math.inf, read(self.f), self.first)
+        judged = torch.full_like(self.f, math.inf).index_copy(0, rows, f)
+        self.judge(judged, from_vector(x, self.like), self.largest(followed))
+
+    def evaluate(self) -> Tensor:
+        """The losses of all runs."""
+        return _Losses.apply(self.x, self)  # type: ignore[no-untyped-call, no-any-return]
+
+    def begin(self, links: list[Module]) -> None:
+        """Take the links of the runs."""
+        self.links = links
+
+    def advance(self, closure: Closure) -> str:
+        """Make a step of all runs; why all of them are over, or ""."""
+        held = self.x.detach().clone()
+        out = step(self._make_objective(closure), self.links)
+        out.update_parameters()
+        with torch.no_grad():  # runs that are over stay where they are
+            self.x.copy_(torch.where(self.spread(self.active, held), self.x, held))
+        self.accepted = out.accepted
+        self.end(f"The limit of {self.max_evals} evaluations was reached.", False, self.each >= self.max_evals)
+        return self.reason if out.should_terminate else ""
+
+    def _make_objective(self, closure: Closure) -> Objective:
+        _, losses, grads = self.accepted or (None, None, None)
+        objective = Objective([self.x], closure, losses, current_step=self.steps, members=len(self.x))
+        objective.grads = grads
+        return objective
+
+    def begin_again(self, rows: Numbers) -> None:
+        """Give these runs what new links know when they have seen the point where the runs are."""
+        fresh, chosen = CHAINS[self.method](), torch.as_tensor(rows, device=self.x.device)
+        objective = self._make_objective(Closure(self.evaluate, fixed=True))
+        step(objective, [link for link in fresh if not isinstance(link, LineSearchBase)])
+        for link, new in zip(self.links[-len(fresh) :], fresh, strict=True):
+            known = [(link.state[self.x], new.state[self.x]), (link.global_state, new.global_state)]
+            for held, begun in known:
+                for key, value in held.items():
+                    if isinstance(value, Tensor) and value.shape[:1] == chosen.shape:
+                        value[chosen] = begun[key][chosen] if key in begun else 0
+
+
+class _Losses(torch.autograd.Function):
+    """The losses of all runs, whose gradients were found with them."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, runs: BatchedRuns) -> Tensor:
+        runs.look(z.detach())
+        ctx.save_for_backward(runs.g)
+        return runs.f.clone()
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Any:
+        (g,) = ctx.saved_tensors
+        return g * given[:, None], None
+
+
+class GradientWatch(Module):
+    """Looks at the gradients before every step, and ends the runs where they vanish.
+
+    Args:
+        run: The runs.
+        tol: The largest component of the gradient at the end.
+    """
 
     needs = frozenset({Need.GRADIENT, Need.LOSS})
+    members = True
 
-    def __init__(self, run: SingleRun, tol: float) -> None:
+    def __init__(self, run: RunRecord, tol: float) -> None:
         super().__init__()
         self.run, self.tol = run, tol
 
     def apply(self, objective: Objective) -> Objective:
+        """Ends the chain where all runs have ended."""
         run, variables = self.run, self.run.variables
         loss, grads = objective.get_loss_grads()
         norm = run.largest(grads if variables.transform else variables.follow(objective.params, grads))
-        if run.steps == 0 and math.isfinite(norm):
-            run.steepness = norm
+        if run.steps == 0:
+            run.steepness = choose(np.isfinite(norm), norm, run.steepness)
         run.check_gradient(loss, norm, self.tol)
         if loss is not None and not variables.transform and math.isfinite(norm):
             run.judge(loss, variables.seen(), norm)
-        if run.active:
-            run.look_far(objective.params, lambda far: self._evaluate(objective, far))
+        if run.some(run.active):
+            run.look_far(objective)
+        if run.batch:  # runs that are over have nowhere to go
+            objective.grads = [torch.where(run.spread(run.active, grad), grad, 0.0) for grad in grads]
         if run.reason:
             objective.terminate(run.reason)
             objective.stop = objective.skip_update = True
             objective.updates = [torch.zeros_like(param) for param in objective.params]
         return objective
 
-    def _evaluate(self, objective: Objective, there: list[Tensor]) -> None:
-        with objective.moved():
-            objective.move_to(there)
-            objective.get_loss(backward=False, at_x0=False)
 
-
-def run_chain(
-    run: SingleRun, links: list[Module], *, tol: float, residuals: bool, steps: int | None, after: Callable[[], bool]
-) -> None:
+def run_chain(run: SingleRun, links: list[Module], *, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
     """Steps of a chain until something ends them.
 
     Args:
-        run: What is known.
+        run: What is known of the run, or of many.
         links: The chain.
         tol: The largest component of the gradient at the end.
-        residuals: Whether the function may return a vector.
         steps: The largest number of steps.
         after: Called after each step; a true result ends the run.
 
     Raises:
         EndOfRun: Where an evaluation ended it.
     """
-    leaves = run.variables.leaves
-    opt = Optimizer(leaves, *links) if run.values_only else Optimizer(leaves, _GradientWatch(run, tol), *links)
-    closure = Closure(lambda: run.evaluate(residuals), fixed=True)
+    run.begin(links if run.values_only else [GradientWatch(run, tol), *links])
+    closure = Closure(run.evaluate, fixed=True)
     try:
-        while run.active:
-            before, lowest = [leaf.detach().clone() for leaf in leaves], run.lowest
-            opt.step(closure)
-            run.variables.project()
-            if opt.should_terminate:
-                run.end(opt.reasons[-1] if opt.reasons else "A link of the chain asked to stop.", True)
-                return
-            if run.value == 0.0 and residuals:
-                run.end("All residuals are zero.", True)
-            if not run.count_step(after, steps):
-                stays = np.bool_(all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True)))
-                run.check_progress(stays, lowest, lambda _: opt.reset())
+        while run.some(run.active):
+            before, lowest = [leaf.detach().clone() for leaf in run.leaves], run.lowest
+            if reason := run.advance(closure):
+                run.end(reason, True)
+            elif not run.count_step(after, steps):
+                again = run.check_progress(before, lowest)
+                if run.some(again):
+                    run.begin_again(again)
     except ClosureError as error:
         if "does not depend" not in str(error) and "without a graph" not in str(error):
             raise
-        run.end(
-            "The function does not depend on x in a way that can be differentiated, so there is nowhere to go; "
-            "method='nelder-mead' looks at values only.",
-            False,
-        )
+        fact = "The function does not depend on x in a way that can be differentiated"
+        run.end(f"{fact}; method='nelder-mead' looks at values only.", False)

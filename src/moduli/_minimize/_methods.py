@@ -43,11 +43,8 @@ class BoundedLevenbergMarquardt(m.LevenbergMarquardt):
         leaves, variables = objective.params, self.variables
 
         def distance(bounds: list[Tensor | None], open_end: float) -> Tensor:
-            parts = [
-                torch.full_like(z, open_end) if b is None else z.detach() - b
-                for z, b in zip(leaves, bounds, strict=True)
-            ]
-            return to_vector(parts)
+            pairs = zip(leaves, bounds, strict=True)
+            return to_vector([torch.full_like(z, open_end) if b is None else z.detach() - b for z, b in pairs])
 
         # x - d stays within the bounds where least <= d <= most
         self.most, self.least = distance(variables.low, torch.inf), distance(variables.high, -torch.inf)
@@ -129,12 +126,6 @@ IN_BOX: dict[str, Callable[[Variables], list[Module]]] = {
 """Chains that stay within bounds by themselves; the others get theirs by a change of variables."""
 
 
-def make_chain(name: str, variables: Variables) -> list[Module]:
-    """The chain of a method for these variables."""
-    inside = variables.bounded and not variables.transform
-    return IN_BOX[name](variables) if inside else CHAINS[name]()
-
-
 # SciPy's names, and those of torchzero's classes; spelling, case and hyphens do not matter.
 _ALIASES = {
     "lbfgsb": "lbfgs",
@@ -149,28 +140,12 @@ _ALIASES = {
     "newtonexact": "newton",
 }
 
-# Methods of SciPy that have no chain here, with what to use instead.
-_INSTEAD = {
-    "tnc": "'newton-cg', or 'lbfgs' with bounds",
-    "trustkrylov": "'trust-ncg'",
-    "slsqp": "constraints= with any method, for instance 'bfgs'",
-    "trustconstr": "constraints= with any method, for instance 'bfgs'",
-    "cobyla": "constraints= with 'nelder-mead' or 'bfgs'",
-    "cobyqa": "constraints= with 'nelder-mead' or 'bfgs'",
-    "trf": "'lm', which takes bounds",
-    "dogbox": "'lm', which takes bounds",
-}
-
 
 def canonical(name: str) -> str:
     """A name as it is in the tables."""
     known = sorted({*CHAINS, *DIRECT, "auto"})
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
-    spelled = {"".join(filter(str.isalnum, other)): other for other in known}
+    spelled = {"".join(filter(str.isalnum, other)): other for other in known} | _ALIASES
     if plain in spelled:
         return spelled[plain]
-    if plain in _ALIASES:
-        return _ALIASES[plain]
-    if plain in _INSTEAD:
-        raise ValueError(f"minimize: there is no method {name!r} here; use {_INSTEAD[plain]}")
-    raise ValueError(f"minimize: there is no method {name!r}; it can be {', '.join(known)}, or a list of links")
+    raise ValueError(f"minimize: there is no method {name!r}; use {', '.join(known)}, or a list of links")

@@ -31,63 +31,40 @@ class StartPoint:
         if isinstance(x0, nn.Module):
             # The user's module stays as it is; the copy is what moves.
             self.module = copy.deepcopy(x0)
-            named = [(name, param) for name, param in self.module.named_parameters() if param.requires_grad]
-            self.leaves = [param for _, param in named]
-            self.names = [name for name, _ in named]
-            self.dims = [None] * len(named)
+            named = {name: param for name, param in self.module.named_parameters() if param.requires_grad}
+            self.names, self.leaves, self.dims = list(named), list(named.values()), [None] * len(named)
             if not self.leaves:
                 raise ValueError(f"minimize: {type(x0).__name__} has no parameters that require a gradient")
         else:
-            self._form = self._take(x0, "x0")
+            _map_leaves(self._take, x0, "x0")
         if not self.leaves or sum(leaf.numel() for leaf in self.leaves) == 0:
             raise ValueError("minimize: x0 has no numbers in it")
         for name, leaf in zip(self.names, self.leaves, strict=True):
-            if not bool(torch.isfinite(torch.view_as_real(leaf) if leaf.is_complex() else leaf).all()):
-                raise ValueError(
-                    f"minimize: {name} is not finite at the start; give a point where the function is defined"
-                )
+            if not bool(leaf.isfinite().all()):
+                raise ValueError(f"minimize: {name} is not finite at the start")
 
-    def _leaf(self, value: Tensor, name: str) -> Callable[[list[Tensor]], Any]:
-        if not (value.is_floating_point() or value.is_complex()):
-            raise TypeError(f"minimize: {name} has dtype {value.dtype}; give real numbers: x0.double()")
-        position = len(self.leaves)
-        self.leaves.append(value.detach().clone().requires_grad_())
+    def _take(self, value: Any, name: str) -> None:
+        data = _read_leaf(value, name)
+        if not (data.is_floating_point() or data.is_complex()):
+            raise TypeError(f"minimize: {name} has dtype {data.dtype}; give real numbers: x0.double()")
+        self.leaves.append(data.detach().clone().requires_grad_())
         self.names.append(name)
-        self.dims.append(None)
-        return lambda leaves: leaves[position]
+        self.dims.append(value.dims if isinstance(value, Labelled) else None)
 
-    def _take(self, value: Any, name: str) -> Callable[[list[Tensor]], Any]:
-        if isinstance(value, Labelled):
-            inner = self._leaf(value.data, name)
-            dims = value.dims
-            self.dims[-1] = dims
+    def _form(self, leaves: Sequence[Any]) -> Any:
+        """What belongs to the leaves in the form of x0, labelled where it is."""
+        rest = iter(leaves)
 
-            def label(leaves: list[Any]) -> Any:
-                found = inner(leaves)
-                # One of many starts lacks the first axis.
-                shape = value.data.shape
-                fits = isinstance(found, Tensor) and found.shape in (shape, shape[1:])
-                return Labelled(found, dims[len(dims) - found.dim() :]) if fits else found
+        def put(value: Any, name: str) -> Any:
+            found = next(rest)
+            if not isinstance(value, Labelled):
+                return found
+            # One of many starts lacks the first axis.
+            shape, dims = value.data.shape, value.dims
+            fits = isinstance(found, Tensor) and found.shape in (shape, shape[1:])
+            return Labelled(found, dims[len(dims) - found.dim() :]) if fits else found
 
-            return label
-        if isinstance(value, Tensor):
-            return self._leaf(value, name)
-        if isinstance(value, Mapping):
-            parts = {key: self._take(item, f"{name}[{key!r}]") for key, item in value.items()}
-            return lambda leaves: {key: part(leaves) for key, part in parts.items()}
-        if isinstance(value, list | tuple) and not (value and all(isinstance(item, int | float) for item in value)):
-            several = [self._take(item, f"{name}[{i}]") for i, item in enumerate(value)]
-            if hasattr(value, "_fields"):
-                return lambda leaves: type(value)(*(part(leaves) for part in several))
-            return lambda leaves: type(value)(part(leaves) for part in several)
-        array = np.asarray(value)
-        if array.dtype.kind not in "iufc":
-            what = f"an array of {array.dtype}" if hasattr(value, "__array__") else f"a {type(value).__name__}"
-            raise TypeError(
-                f"minimize: {name} is {what}; x0 is a tensor, numbers, a labelled tensor, a module, or a nesting of "
-                "dictionaries and lists of those"
-            )
-        return self._leaf(torch.from_numpy(array.astype(complex if array.dtype.kind == "c" else float)), name)
+        return _map_leaves(put, self.x0, "x0")
 
     @property
     def size(self) -> int:
@@ -121,19 +98,9 @@ class StartPoint:
             return out
         return self._form([value.detach().clone() for value in values])
 
-    def leaves_of(self, x: Any) -> list[Tensor]:
-        """The leaves of a result of this point, detached."""
-        if self.module is not None:
-            return [param.detach() for param in x.parameters() if param.requires_grad]
-        found = StartPoint.__new__(StartPoint)
-        found.leaves, found.names, found.dims, found.module = [], [], [], None
-        found._take(x, "x")
-        return [leaf.detach() for leaf in found.leaves]
-
     def row(self, i: int) -> StartPoint:
         """The form of one of many starts, which are along the first axis of every leaf."""
-        out = StartPoint.__new__(StartPoint)
-        out.x0, out.module, out.names, out._form = None, None, self.names, self._form
+        out = copy.copy(self)
         out.leaves = [leaf.detach()[i] for leaf in self.leaves]
         out.dims = [None if dims is None else dims[1:] for dims in self.dims]
         return out
@@ -142,7 +109,7 @@ class StartPoint:
         """What belongs to the leaves (a tensor or anything else for each) in the form of x0; by name for a module."""
         if self.module is not None:
             return dict(zip(self.names, parts, strict=True))
-        return self._form(list(parts))
+        return self._form(parts)
 
     def match(self, given: Any, what: str, covers: Callable[[Any], bool]) -> list[Any]:
         """What is given for every leaf; None where nothing is.
@@ -164,22 +131,40 @@ class StartPoint:
             elif isinstance(x, Mapping) and isinstance(part, Mapping):
                 for key, item in part.items():
                     if key not in x:
-                        known = ", ".join(map(str, x))
-                        raise ValueError(
-                            f"minimize: {what} name {key!r}, which {name or 'the module'} does not have; it has {known}"
-                        )
+                        raise ValueError(f"minimize: {what} name {key!r}, which {name or 'the module'} does not have")
                     walk(item, x[key], f"{name}[{key!r}]" if name else key)
             elif isinstance(x, list | tuple) and isinstance(part, list | tuple) and len(part) == len(x):
                 for i, (item, below) in enumerate(zip(part, x, strict=True)):
                     walk(item, below, f"{name}[{i}]")
             else:
-                raise TypeError(
-                    f"minimize: {what} do not have the form of {name or 'the module'}; give one for all, or the form of x0 "
-                    "(for a module a dictionary by parameter name)"
-                )
+                raise TypeError(f"minimize: {what} do not have the form of {name or 'the module, by parameter name'}")
 
         walk(given, *((self.x0, "x0") if self.module is None else (out, "")))
         return list(out.values())
+
+
+def _map_leaves(act: Callable[[Any, str], Any], value: Any, name: str) -> Any:
+    """A nesting with every leaf, which is called by its path, replaced; its containers are new, of the same kinds."""
+    if isinstance(value, Mapping):
+        return {key: _map_leaves(act, item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple) and not (value and all(isinstance(item, int | float) for item in value)):
+        several = [_map_leaves(act, item, f"{name}[{i}]") for i, item in enumerate(value)]
+        return type(value)(*several) if hasattr(value, "_fields") else type(value)(several)
+    return act(value, name)
+
+
+def _read_leaf(value: Any, name: str) -> Tensor:
+    """The numbers of a leaf: a tensor, labelled or not, or what NumPy takes for numbers, in double precision."""
+    if isinstance(value, Labelled | Tensor):
+        data: Tensor = value.data if isinstance(value, Labelled) else value
+        return data
+    array = np.asarray(value)
+    if array.dtype.kind not in "iufc":
+        what = f"an array of {array.dtype}" if hasattr(value, "__array__") else f"a {type(value).__name__}"
+        raise TypeError(
+            f"minimize: {name} is {what}; x0 is tensors, numbers, a module, or dictionaries and lists of those"
+        )
+    return torch.from_numpy(array.astype(complex if array.dtype.kind == "c" else float))
 
 
 class _FunctionOfModule(nn.Module):
@@ -199,6 +184,27 @@ def data_of(found: Any) -> Any:
     return data if isinstance(data, Tensor) else None
 
 
+def loss_of(found: Any, residuals: bool) -> Tensor:
+    """What a user's function returned, as a 0-d tensor or a vector of residuals."""
+    data: Tensor | None = data_of(found)
+    if data is None:
+        raise TypeError(f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor")
+    if data.is_complex() and not residuals:
+        raise TypeError(f"minimize: the function returned a {data.dtype} number; return a real one, for instance abs()")
+    if data.dim() > 0 and not residuals:
+        if data.numel() != 1:
+            raise ValueError(
+                f"minimize: the function returned shape {tuple(data.shape)}; return one number, or use 'lm'"
+            )
+        data = data.reshape(())
+    return data
+
+
+def value_of(data: Tensor) -> Tensor:
+    """The loss: the number itself, or half of the sum of the squares of residuals."""
+    return data if data.dim() == 0 else 0.5 * data.abs().square().sum()
+
+
 def to_vector(tensors: Sequence[Tensor]) -> Tensor:
     """All numbers as one real vector, complex ones as pairs."""
     parts = [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in tensors]
@@ -206,12 +212,12 @@ def to_vector(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def from_vector(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The vector in pieces like these tensors."""
+    """The vector, or the rows of a matrix, in pieces like these tensors."""
     out, position = [], 0
     for tensor in like:
         shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
         count = math.prod(shape)
-        piece = vector[position : position + count].reshape(shape)
+        piece = vector[..., position : position + count].reshape((*vector.shape[:-1], *shape))
         piece = torch.view_as_complex(piece.contiguous()) if tensor.is_complex() else piece
         out.append(piece.to(tensor.dtype))
         position += count

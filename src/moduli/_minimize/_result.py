@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..labels import Space
 from ..labels import Tensor as Labelled
-from ._point import StartPoint, data_of, from_vector, to_vector
+from ._point import StartPoint, data_of, from_vector, to_vector, value_of
 
 
 def ask_to_stop(callback: Callable[[Result], Any], result: Result) -> bool:
@@ -74,14 +74,15 @@ class Result:
 
         In the form of x0, labelled where x0 is (the axis of residuals is called "residual", or as they call it).
         """
-        return self._require_problem().jacobian(self.x)
+        return self._require_problem().jacobian()
 
     def hessian(self) -> Any:
         """The second derivatives of the value at `x`: for each tensor of x0, in its form, a block for each tensor of x0.
 
         For one tensor of shape S it has shape S + S. Where x0 is labelled, the second axes have a prime in their name.
         """
-        return self._require_problem().hessian(self.x)
+        problem = self._require_problem()
+        return problem.part_blocks(problem.compute_hessian())
 
     def covariance(self) -> Any:
         r"""The covariance of the parameters, in the form of `hessian`.
@@ -90,12 +91,15 @@ class Result:
         its Hessian, which is the covariance if the loss is a negative log-likelihood. What is fixed, and what constraints
         determine, does not vary; what the function does not determine has an infinite variance.
         """
-        return self._require_problem().covariance(self.x)
+        problem = self._require_problem()
+        return problem.part_blocks(problem.compute_covariance())
 
     @property
     def stderr(self) -> Any:
         """The standard error of each parameter: roots of the diagonal of `covariance`, in the form of x0."""
-        return self._require_problem().stderr(self.x)
+        problem = self._require_problem()
+        variances = problem.compute_covariance().diagonal()
+        return problem.point.form(from_vector(variances.sqrt(), problem.point.leaves))
 
     def _require_problem(self) -> FoundProblem:
         if self.starts:
@@ -103,14 +107,6 @@ class Result:
         if self.problem is None:
             raise ValueError("this result was loaded without its function, so it can not be differentiated any more")
         return self.problem
-
-    def __getstate__(self) -> list[Any]:
-        # Functions are seldom picklable, and a result is worth keeping without.
-        return [None if entry.name == "problem" else getattr(self, entry.name) for entry in fields(self)]
-
-    def __setstate__(self, state: list[Any]) -> None:
-        for entry, value in zip(fields(self), state, strict=True):
-            object.__setattr__(self, entry.name, value)
 
     def __repr__(self) -> str:
         shown = f"{self.value:.6g}" if isinstance(self.value, float) else repr(self.value)
@@ -120,24 +116,26 @@ class Result:
         )
 
 
-class FoundProblem:
+class FoundProblem(NamedTuple):
     """A function of a point of some form, differentiated where it is asked.
 
     Args:
         fun: The function.
         point: The form of x0.
+        at: Where it is differentiated, as the real vector of all leaves.
         fixed: For each leaf the numbers that bounds fix, or None.
         constraints: Functions of the point that are zero: what holds as an equation at the result.
     """
 
-    def __init__(
-        self,
-        fun: Callable[[Any], Any],
-        point: StartPoint,
-        fixed: Sequence[Tensor | None],
-        constraints: Sequence[Callable[[Any], Any]] = (),
-    ) -> None:
-        self.fun, self.point, self.fixed, self.constraints = fun, point, fixed, constraints
+    fun: Callable[[Any], Any]
+    point: StartPoint
+    at: Tensor
+    fixed: Sequence[Tensor | None]
+    constraints: Sequence[Callable[[Any], Any]] = ()
+
+    def __reduce__(self) -> Any:
+        # Functions are seldom picklable, and a result is worth keeping without.
+        return type(None), ()
 
     # ------------------------------------------------------------------ as matrices
 
@@ -145,30 +143,30 @@ class FoundProblem:
         """A function at the point with these real numbers."""
         return self.point.call(fun, from_vector(vector, self.point.leaves))
 
-    def _differentiate(self, fun: Callable[[Any], Any], x: Any) -> tuple[Tensor, Tensor]:
+    def _differentiate(self, fun: Callable[[Any], Any]) -> tuple[Tensor, Tensor]:
         """The values as a vector, and their Jacobian by the real vector of all leaves."""
-        start = to_vector(self.point.leaves_of(x))
 
         def values(vector: Tensor) -> Tensor:
             data: Tensor = data_of(self._evaluate(fun, vector))
             return data.reshape(-1)
 
-        return values(start).detach(), torch.autograd.functional.jacobian(values, start)  # type: ignore[no-untyped-call]
+        return values(self.at).detach(), torch.autograd.functional.jacobian(values, self.at)  # type: ignore[no-untyped-call]
 
-    def _compute_hessian(self, x: Any) -> Tensor:
+    def compute_hessian(self) -> Tensor:
         """The Hessian of the value by the real vector of all leaves."""
 
         def value(vector: Tensor) -> Tensor:
             data: Tensor = data_of(self._evaluate(self.fun, vector))
-            return 0.5 * data.abs().square().sum() if data.numel() > 1 else data.reshape(())
+            return value_of(data if data.numel() > 1 else data.reshape(()))
 
-        H: Tensor = torch.autograd.functional.hessian(value, to_vector(self.point.leaves_of(x)))  # type: ignore[no-untyped-call]
+        H: Tensor = torch.autograd.functional.hessian(value, self.at)  # type: ignore[no-untyped-call]
         return 0.5 * (H + H.T)
 
-    def _spread(self, x: Any) -> Tensor:
-        vector, J = self._differentiate(self.fun, x)
+    def compute_covariance(self) -> Tensor:
+        """The covariance by the real vector of all leaves."""
+        vector, J = self._differentiate(self.fun)
         if vector.numel() == 1:
-            curvature, scale = self._compute_hessian(x), 1.0
+            curvature, scale = self.compute_hessian(), 1.0
         else:
             curvature, scale = J.T @ J, None
         marks = [torch.zeros_like(leaf) for leaf in self.point.leaves]
@@ -176,7 +174,7 @@ class FoundProblem:
             if fixed is not None:
                 mark[fixed] = 1
         held = torch.eye(J.shape[1], dtype=J.dtype)[to_vector(marks) != 0]
-        A = torch.cat([held, *(self._differentiate(constraint, x)[1] for constraint in self.constraints)])
+        A = torch.cat([held, *(self._differentiate(constraint)[1] for constraint in self.constraints)])
         # Directions in which neither what is fixed nor a constraint changes.
         _, sizes, Vh = torch.linalg.svd(A, full_matrices=True)
         rank = int((sizes > 1e-10 * max(1.0, float(sizes.max()) if sizes.numel() else 1.0)).sum())
@@ -195,38 +193,23 @@ class FoundProblem:
 
     # ------------------------------------------------------------------ in x0's form
 
-    def jacobian(self, x: Any) -> Any:
+    def jacobian(self) -> Any:
         """Rows of the Jacobian by leaf."""
-        _, J = self._differentiate(self.fun, x)
-        found = self._evaluate(self.fun, to_vector(self.point.leaves_of(x)))
+        _, J = self._differentiate(self.fun)
+        found = self._evaluate(self.fun, self.at)
         shape = data_of(found).shape
         if isinstance(found, Labelled):
             return self._part(J, shape, found.dims, everywhere=True)
         return self._part(J, shape, [Space(n, "residual") for n in shape])
 
-    def hessian(self, x: Any) -> Any:
-        """Blocks of the Hessian by pairs of leaves."""
-        return self._blocks(self._compute_hessian(x))
-
-    def covariance(self, x: Any) -> Any:
-        """Blocks of the covariance by pairs of leaves."""
-        return self._blocks(self._spread(x))
-
-    def stderr(self, x: Any) -> Any:
-        """Roots of the covariance's diagonal."""
-        return self.point.form(from_vector(self._spread(x).diagonal().sqrt(), self.point.leaves))
-
-    def _blocks(self, matrix: Tensor) -> Any:
+    def part_blocks(self, matrix: Tensor) -> Any:
+        """A matrix by pairs of leaves, in x0's form."""
         point = self.point
         if any(leaf.is_complex() for leaf in point.leaves):
             raise TypeError("minimize: second derivatives are given of real parameters; x0 has complex ones")
         bands = torch.split(matrix, [leaf.numel() for leaf in point.leaves])
-        return point.form(
-            [
-                self._part(band, leaf.shape, dims)
-                for band, leaf, dims in zip(bands, point.leaves, point.dims, strict=True)
-            ]
-        )
+        rows = zip(bands, point.leaves, point.dims, strict=True)
+        return point.form([self._part(band, leaf.shape, dims) for band, leaf, dims in rows])
 
     def _part(self, matrix: Tensor, shape: Sequence[int], dims: Any, everywhere: bool = False) -> Any:
         """Rows of a matrix in x0's form, after the axes that the rows themselves have.
@@ -234,13 +217,11 @@ class FoundProblem:
         Labelled where the rows and x0 are, or everywhere.
         """
         parts: list[Any] = []
-        pieces = [from_vector(row, self.point.leaves) for row in matrix]
-        for i, own in enumerate(self.point.dims):
-            leaf = torch.stack([row[i] for row in pieces])
+        for leaf, own in zip(from_vector(matrix, self.point.leaves), self.point.dims, strict=True):
             if own is None and everywhere:
                 own = tuple(Space(n) for n in leaf.shape[1:])
-            leaf = leaf.reshape((*shape, *leaf.shape[1:]))
-            parts.append(leaf if own is None or dims is None else Labelled(leaf, (*dims, *_prime(own, dims))))
+            part = leaf.reshape((*shape, *leaf.shape[1:]))
+            parts.append(part if own is None or dims is None else Labelled(part, (*dims, *_prime(own, dims))))
         return self.point.form(parts)
 
 

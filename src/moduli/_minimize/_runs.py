@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._point import StartPoint
+from ..optim import Objective
+from ._point import StartPoint, to_vector
 from ._result import FoundProblem, Result
 from ._variables import Variables
 
@@ -47,9 +48,10 @@ class RunRecord:
     leaf. What is not known is infinite.
 
     Args:
-        variables: What is moved.
+        variables: The numbers of x0, and the way from them to what the function sees.
+        leaves: What is moved.
         fun: The function of x.
-        max_evals: How often each run may call it.
+        max_evals: How often each run may call it; 10000 or 200 per number, if not given.
         method: The name of the method.
         values_only: Whether the method asks for no gradients.
         batch: The shape of the runs.
@@ -58,14 +60,19 @@ class RunRecord:
     def __init__(
         self,
         variables: Variables,
+        leaves: list[Tensor],
         fun: Callable[[Any], Any],
-        max_evals: int,
+        max_evals: int | None,
         method: str,
-        values_only: bool,
+        values_only: bool = False,
         batch: tuple[int, ...] = (),
     ) -> None:
         self.variables, self.point, self.fun, self.method = variables, variables.point, fun, method
-        self.max_evals, self.values_only, self.batch = max_evals, values_only, batch
+        self.leaves, self.values_only, self.batch = leaves, values_only, batch
+        size = self.point.size // math.prod(batch)
+        self.max_evals = max(10_000, 200 * size) if max_evals is None else max_evals
+        #: Whether the function may return a vector.
+        self.residuals = False
         self.best: list[Tensor] = [leaf.detach().clone() for leaf in variables.seen()]
         self.start = [leaf.clone() for leaf in self.best]
         self.size: Numbers = np.maximum(self.largest(self.best), 1.0)
@@ -84,7 +91,7 @@ class RunRecord:
         self.began = time.perf_counter()
         #: Whether evaluations ask only how the function goes on, and are no candidates for the best.
         self.probing = False
-        self._mark, self._way = [leaf.detach().clone() for leaf in variables.leaves], self.start
+        self._mark, self._way = [leaf.detach().clone() for leaf in leaves], leaves
         self._next: Numbers = self.each + 2 * STRIDE
         self._still: Numbers = self.each + 0
         self._quiet: Numbers = self._still
@@ -181,11 +188,11 @@ class RunRecord:
         return not self.some(self.active)
 
     @np.errstate(all="ignore")
-    def look_far(self, leaves: list[Tensor], evaluate: Callable[[list[Tensor]], None]) -> None:
+    def look_far(self, objective: Objective) -> None:
         """One value far along a way that goes on as it went; where it falls that far, the run is over."""
         if self.steps % STRIDE or self.variables.bounded:
             return
-        here, before = [leaf.detach().clone() for leaf in leaves], self._way
+        here, before = [param.detach().clone() for param in objective.params], self._way
         self._way = [a - b for a, b in zip(here, self._mark, strict=True)]
         self._mark, length = here, self.largest(self._way)
         same = self.largest([a - b for a, b in zip(self._way, before, strict=True)]) <= 1e-3 * length
@@ -195,36 +202,40 @@ class RunRecord:
         self._next = np.where(rows, 2 * self.steps, self._next)
         far, self.probing = np.where(rows, 2 * FAR * self.size / length, 0.0), True
         try:
-            evaluate([a + (self.spread(far, a) * d).to(a.dtype) for a, d in zip(here, self._way, strict=True)])
+            with objective.moved():
+                ways = zip(here, self._way, strict=True)
+                objective.move_to([a + (self.spread(far, a) * d).to(a.dtype) for a, d in ways])
+                objective.get_loss(backward=False, at_x0=False)
         except OUTSIDE:
             pass
         finally:
             self.probing = False
 
     @np.errstate(all="ignore")
-    def check_progress(self, stays: Numbers, before: Numbers, begin_again: Callable[[Numbers], None]) -> None:
-        """Have runs that stay where they are, or fall no more, begin again, and end them when that does not help.
+    def check_progress(self, there: list[Tensor], before: Numbers) -> Numbers:
+        """Which runs should begin again, because they stay where they are or fall no more; end them when it did not help.
 
         Args:
-            stays: Which runs were left where they were by the step.
+            there: Where the runs were before the step.
             before: The lowest values before the step.
-            begin_again: Has these runs forget what they have learned.
         """
+        if self.batch:
+            stays: Numbers = read((self.leaves[0] == there[0]).all(1)).astype(bool)
+        else:
+            stays = np.bool_(all(map(torch.equal, there, self.leaves)))
         self._still = (self._still + 1) * stays
         silent = np.isfinite(before) & (before - self.lowest <= 1e-15 * abs(self.lowest))
         self._quiet = (self._quiet + 1) * silent
         again = stays
         if self._patience == 30:
             again = again | (self._quiet == 15)
-        if self.some(again & self.active):
-            begin_again(again & self.active)
         still, quiet = self._still > (10 if self.values_only else 2), self._quiet >= self._patience
-        if not self.some(still | quiet):
-            return
-        eps = torch.finfo(self.best[0].dtype).eps
-        small = self.norms <= eps**0.5 * 10 * np.maximum(abs(self.values), 1.0)
-        self.end("No lower point was found: the loss is at the limit of its precision.", small, still)
-        self.end(f"The loss has not fallen for {self._patience} steps.", small, quiet)
+        if self.some(still | quiet):
+            eps = torch.finfo(self.best[0].dtype).eps
+            small = self.norms <= eps**0.5 * 10 * np.maximum(abs(self.values), 1.0)
+            self.end("No lower point was found: the loss is at the limit of its precision.", small, still)
+            self.end(f"The loss has not fallen for {self._patience} steps.", small, quiet)
+        return again & self.active
 
     def result(self) -> Result:
         """All runs so far."""
@@ -239,11 +250,11 @@ class RunRecord:
 
     def _describe(self, point: StartPoint, at: tuple[int, ...] = ()) -> Result:
         """One run, at its place in `batch`."""
-        x, value, good = point.result([leaf[at] for leaf in self.best]), float(self.values[at]), bool(self.good[at])
+        best, value, good = [leaf[at] for leaf in self.best], float(self.values[at]), bool(self.good[at])
         reason, counts = self.reasons[sum(at)] or "Still running.", (self.steps, int(self.each[at]))
         norm = float(self.norms[at]) if bool(self.norms[at] < math.inf) else None
         history = [(count, float(values[at])) for count, values in self.history] if at else self.history
         seconds = time.perf_counter() - self.began
         fixed = [None if mask is None else mask[at] for mask in self.variables.find_fixed()]
-        problem = FoundProblem(self.fun, point, fixed)
+        problem, x = FoundProblem(self.fun, point, to_vector(best), fixed), point.result(best)
         return Result(x, value, reason, good, *counts, norm, seconds, tuple(history), self.method, problem=problem)

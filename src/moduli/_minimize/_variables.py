@@ -52,8 +52,8 @@ class Variables:
         """Put the variables back into the box."""
         if self.bounded and not self.transform:
             with torch.no_grad():
-                for z, a, b in zip(self.leaves, self.low, self.high, strict=True):
-                    z.copy_(_clamp(z, a, b))
+                for z, inside in zip(self.leaves, self.seen(), strict=True):
+                    z.copy_(inside)
 
     def find_free(self, leaves: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         """For each number whether it can go downhill: not where it is at a bound that the gradient pushes against."""
@@ -127,25 +127,21 @@ def read_bounds(
         lower, upper, bounds = bounds.lb, bounds.ub, None
     if isinstance(bounds, Iterator):
         bounds = list(bounds)
-    named = list(zip(point.names, point.leaves, strict=True))
-    if bounds is not None:
-        pairs = zip(point.match(bounds, "bounds", _is_interval), named, strict=True)
-        sides = [_read_intervals(given, leaf, name, batched) for given, (name, leaf) in pairs]
-        low, high = [side[0] for side in sides], [side[1] for side in sides]
+    sides: Sequence[tuple[Any, Any]]
+    if bounds is None:
+        both = (point.match(lower, "lower bounds", _is_end), point.match(upper, "upper bounds", _is_end))
+        sides = list(zip(*both, strict=True))
     else:
-        low, high = (
-            [_read_side(given, leaf, name, side, end) for given, (name, leaf) in zip(parts, named, strict=True)]
-            for side, end, parts in (
-                ("lower", -torch.inf, point.match(lower, "lower bounds", _is_end)),
-                ("upper", torch.inf, point.match(upper, "upper bounds", _is_end)),
-            )
-        )
-    for i, (name, leaf) in enumerate(named):
-        _check(name, leaf, low[i], high[i])
-    return (
-        [None if bool((bound == -torch.inf).all()) else bound for bound in low],
-        [None if bool((bound == torch.inf).all()) else bound for bound in high],
-    )
+        given = point.match(bounds, "bounds", _is_interval)
+        sides = [_part_intervals(*one, batched) for one in zip(given, point.leaves, point.names, strict=True)]
+    low: list[Bound] = []
+    high: list[Bound] = []
+    for (below, above), name, leaf in zip(sides, point.names, point.leaves, strict=True):
+        a, b = _read_side(below, leaf, name, "lower", -torch.inf), _read_side(above, leaf, name, "upper", torch.inf)
+        _check(name, leaf, a, b)
+        low.append(None if bool((a == -torch.inf).all()) else a)
+        high.append(None if bool((b == torch.inf).all()) else b)
+    return low, high
 
 
 def _check(name: str, leaf: Tensor, low: Tensor, high: Tensor) -> None:
@@ -160,10 +156,7 @@ def _check(name: str, leaf: Tensor, low: Tensor, high: Tensor) -> None:
     # What is fixed is put where it belongs.
     outside = ((leaf < low) | (leaf > high)) & ((low != high) | low.isinf())
     if bool(outside.any()):
-        raise ValueError(
-            f"minimize: the start is outside of the bounds ({int(outside.sum())} numbers of {name}); start inside, "
-            "for instance at x0.clamp(low, high)"
-        )
+        raise ValueError(f"minimize: the start is outside of the bounds in {int(outside.sum())} numbers of {name}")
 
 
 def _read_side(given: Any, leaf: Tensor, name: str, side: str, end: float) -> Tensor:
@@ -188,37 +181,23 @@ def _is_interval(given: Any) -> bool:
     return isinstance(given, list | tuple) and len(given) == 2 and all(map(_is_end, given))
 
 
-def _read_intervals(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Tensor, Tensor]:
+def _part_intervals(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Any, Any]:
     """Both bounds of one leaf from an interval, a list of intervals, or an array with intervals along its last axis."""
     one = leaf[0] if batched and leaf.dim() else leaf
+    if given is None or _is_interval(given):
+        return given or (None, None)
     if isinstance(given, np.ndarray) and given.dtype == object:
         given = given.tolist()
-    if given is None or _is_interval(given):
-        data = _fill_open([given or (None, None)])[0]
-    elif isinstance(given, list | tuple) and all(pair is None or _is_interval(pair) for pair in given):
-        if one.dim() > 1 or len(given) != one.numel():
-            raise ValueError(
-                f"minimize: {name} has {one.numel()} variables, and its bounds {len(given)} entries; give an interval "
-                "(low, high) for each, or one for all"
-            )
-        data = _fill_open([pair or (None, None) for pair in given]).reshape(*one.shape, 2)
-    elif not isinstance(given, Tensor | Labelled | np.ndarray) or getattr(given.dtype, "kind", "f") not in "iuf":
-        raise TypeError(
-            f"minimize: bounds of {name} are not understood; bounds are one interval (low, high) for all variables, a list "
-            "with an interval for each variable as in SciPy, or a dictionary of those by name; None is open. Tensors of "
-            "bounds are given by lower= and upper="
-        )
-    else:
-        data = torch.as_tensor(given.data if isinstance(given, Labelled) else given)
+    if isinstance(given, list | tuple) and all(pair is None or _is_interval(pair) for pair in given):
+        ends = [(-torch.inf, torch.inf) if pair is None else pair for pair in given]
+        open_ = [(-torch.inf if a is None else a, torch.inf if b is None else b) for a, b in ends]
+        given = torch.tensor(open_[0] if one.dim() == 0 and len(open_) == 1 else open_, dtype=torch.float64)
+    if not isinstance(given, Tensor | Labelled | np.ndarray) or getattr(given.dtype, "kind", "f") not in "iuf":
+        forms = "give (low, high) for all variables, a list of those, or a dictionary by name, or lower= and upper="
+        raise TypeError(f"minimize: bounds of {name} are not understood; {forms}")
+    data = torch.as_tensor(given.data if isinstance(given, Labelled) else given)
     if data.shape not in ((2,), (*one.shape, 2), (*leaf.shape, 2)):
-        raise ValueError(
-            f"minimize: bounds of {name} are an array of shape {tuple(data.shape)}; it has {(*one.shape, 2)}, or "
-            "give lower= and upper="
-        )
-    low, high = data.to(leaf).unbind(-1)
-    return low.expand(leaf.shape).clone(), high.expand(leaf.shape).clone()
-
-
-def _fill_open(pairs: Sequence[Any]) -> Tensor:
-    ends = [(-torch.inf if low is None else low, torch.inf if high is None else high) for low, high in pairs]
-    return torch.tensor(ends, dtype=torch.float64)
+        fact = f"minimize: {name} has {one.numel()} variables, and its bounds are of shape {tuple(data.shape)}"
+        raise ValueError(f"{fact}; give (low, high) for each of {tuple(one.shape)}, or one for all")
+    low, high = data.unbind(-1)
+    return low, high
