@@ -181,9 +181,9 @@ torch.set_num_threads(1)
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 class Timed(Ray):
     spent, members = [], 0
-    def evaluate(self, fitness, rows, seeds, *rest):
+    def collect(self, fitness, rows, seeds, *rest):
         start = time.perf_counter()
-        found = super().evaluate(fitness, rows, seeds, *rest)
+        found = super().collect(fitness, rows, seeds, *rest)
         self.spent.append((time.perf_counter() - start) / len(seeds))
         return found
 for rank in (None, 1):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES, _fitness
+from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES, _problem
 from moduli.evolve import cmaes as _cmaes
 from moduli.evolve import de as _de
 from moduli.evolve import pso as _pso
-from moduli.evolve._coordinates import reflect
 from moduli.evolve._noise import KEPT, SEGMENT, Noise, key
+from moduli.evolve._problem import reflect
 
 CPU = torch.device("cpu")
 
@@ -122,11 +122,11 @@ def test_noise_is_standard_normal():
 def test_ranks_by_a_loop():
     f = torch.tensor([3.0, 1.0, math.inf, 1.0, -2.0, math.inf], dtype=torch.float64)
     expected = [sum((g < v) + 0.5 * (g == v) for g in f.tolist()) - 0.5 for v in f.tolist()]
-    assert _fitness.centre_ranks(f).tolist() == pytest.approx([r / 5 - 0.5 for r in expected])
+    assert _problem.centre_ranks(f).tolist() == pytest.approx([r / 5 - 0.5 for r in expected])
     n = len(f)
     raw = [max(0.0, math.log(n / 2 + 1) - math.log(k)) for k in range(1, n + 1)]
     u = [v / sum(raw) - 1 / n for v in raw]
-    got = _fitness.nes_utilities(f).tolist()
+    got = _problem.nes_utilities(f).tolist()
     assert got == pytest.approx(
         [u[3], (u[1] + u[2]) / 2, (u[4] + u[5]) / 2, (u[1] + u[2]) / 2, u[0], (u[4] + u[5]) / 2]
     )

@@ -20,13 +20,12 @@ same names are made of them by one adapter, and have the same settings.
 from __future__ import annotations
 
 from ._base import Search
-from ._coordinates import Bounds
 from ._distribution import GradientSearch
 from ._executor import EvaluationError, EvaluationWarning, Executor, InProcess, Ranks
 from ._pool import Pool
-from ._ray import Ray
-from ._reason import Reason
+from ._problem import Bounds, Reason
 from ._search import SearchResult, search
+from ._workers import Ray
 from .ars import ARS
 from .cem import CEM
 from .cmaes import CMAES

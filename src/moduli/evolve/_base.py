@@ -10,11 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .._torch import UNKNOWN, count_storage_uses
-from ._coordinates import Bounds, Coordinates
-from ._fitness import clean
 from ._noise import Share, key
-from ._reason import Reason
+from ._problem import Bounds, Coordinates, Reason, clean
 
 
 class Search(ABC):
@@ -70,17 +67,19 @@ class Search(ABC):
         if not bool(x0.isfinite().all()):
             raise ValueError(f"x0 of {name} contains infinities or NaN")
         if integer and not self.allows_integer:
-            raise TypeError(
-                f"{name} moves a continuous distribution and has no integer coordinates; use DE, PSO, GA or CEM"
-            )
+            raise TypeError(f"{name} has no integer coordinates; use DE, PSO, GA or CEM")
         if categorical and not self.allows_categorical:
             raise TypeError(f"{name} has no categorical coordinates: their order means nothing; use GA or CEM")
+        if not isinstance(population, int) or population < self.least:
+            raise ValueError(f"{name} needs at least {self.least} members; population={population!r}")
+        if max_evaluations is not None and population > max_evaluations:
+            raise ValueError(f"max_evaluations={max_evaluations} is less than one generation of {population} members")
         self.dim, self.dtype, self.device = x0.numel(), x0.dtype, x0.device
         self.coordinates = Coordinates(self.dim, x0.dtype, x0.device, bounds, integer, categorical)
         self.target, self.patience, self.max_evaluations, self.tol = target, patience, max_evaluations, tol
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None
-        self._given = x0.new_empty(0)
+        self._lent = False
         # A model may fill most of the memory, so copies are counted here.
         inside = x0.detach().clamp(self.coordinates.lower, self.coordinates.upper)
         best = x0.detach() if own and not self.coordinates.bounded else inside.clone()
@@ -89,26 +88,15 @@ class Search(ABC):
             "counter": 0,
             "generation": 0,
             "evaluations": 0,
-            "population": self._check_population(population),
+            "population": population,
             "best": self.coordinates.rounded(best),
             "best_fitness": math.inf,
             "stalled": 0,
             "lost": 0,
             "flat": 0,
         }
-        self._lent = False
         del best
         self._start(inside)
-
-    def _check_population(self, population: int) -> int:
-        if not isinstance(population, int) or population < self.least:
-            raise ValueError(f"{type(self).__name__} needs at least {self.least} members; population={population!r}")
-        if self.max_evaluations is not None and population > self.max_evaluations:
-            raise ValueError(
-                f"max_evaluations={self.max_evaluations} is less than one generation of {population} members; raise it, "
-                "or give a smaller population"
-            )
-        return population
 
     # -- what a method fills in
 
@@ -159,8 +147,6 @@ class Search(ABC):
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Some of the members that `ask` would give. Seed-replayed methods make only these."""
-        if not 0 <= start <= stop <= self.population:
-            raise IndexError(f"members {start} to {stop} of a population of {self.population}")
         with torch.no_grad():
             return self._propose(start, stop)
 
@@ -183,10 +169,7 @@ class Search(ABC):
         else:
             given = torch.tensor([float(f) for f in fitness], dtype=torch.float64)
         if given.shape != (self.population,):
-            raise ValueError(
-                f"tell needs one fitness for each of {self.population} members, shape ({self.population},); "
-                f"got shape {tuple(given.shape)}"
-            )
+            raise ValueError(f"tell: one fitness for each of {self.population} members; got shape {tuple(given.shape)}")
         if given.is_complex():
             raise TypeError("fitness is complex; a search needs real numbers that can be ordered")
         seen, state = clean(given), self.state
@@ -307,9 +290,7 @@ class Search(ABC):
         missing = [k for k in self.state if k not in given]
         unknown = [k for k in given if k not in self.state]
         if missing or unknown:
-            raise ValueError(
-                f"the state of {name} lacks {missing} and has {unknown} that {name} with these settings has not"
-            )
+            raise ValueError(f"the state of {name} lacks {missing}, and has {unknown} that these settings have not")
         for k, v in given.items():
             mine = self.state[k]
             if isinstance(mine, Tensor):
@@ -321,9 +302,9 @@ class Search(ABC):
 
     def _check_kind(self, name: str, mine: Tensor, given: Tensor, fits: bool) -> None:
         if not fits or given.dtype != mine.dtype:
+            got = f"{given.dtype} of shape {tuple(given.shape)}"
             raise ValueError(
-                f"{name!r} of {type(self).__name__} is {mine.dtype} of shape {tuple(mine.shape)}; got {given.dtype} of "
-                f"shape {tuple(given.shape)}"
+                f"{name!r} of {type(self).__name__} is {mine.dtype} of shape {tuple(mine.shape)}; got {got}"
             )
 
     def _restore_derived(self) -> None:  # noqa: B027 - most methods have nothing to make
@@ -353,21 +334,6 @@ class Search(ABC):
     def _tensor(self, name: str) -> Tensor:
         value: Tensor = self.state[name]
         return value
-
-    def _lend(self, count: int) -> Tensor:
-        """Memory for members that the caller keeps: what was given last, where no one else holds it.
-
-        The C library returns a freed megabyte to the system, and a page fault for every 4 KiB of a fresh one takes longer than
-        most passes over it. What is shared, other processes may still read.
-        """
-        shape = count, self.dim
-        if count != self.population or count * self.dim > 1 << 24:  # more than a search should keep
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
-        held = self._given
-        shared = held.is_shared()  # type: ignore[no-untyped-call]
-        if shared or held.shape != shape or not count_storage_uses(held) <= _ALONE < UNKNOWN:
-            held = self._given = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return held.detach()
 
     def _uniform(self, generator: torch.Generator, *shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=self.dtype, device=self.device)
@@ -429,7 +395,7 @@ class MatrixSearch(Search):
 
     def _propose(self, start: int, stop: int) -> Tensor:
         # A copy, which the caller may write to: what is learned is learned from the original.
-        return self._lend(stop - start).copy_(self._proposal()["x"][start:stop])
+        return self._proposal()["x"][start:stop].clone()
 
     def _learn(self, fitness: Tensor) -> None:
         self._select(self._proposal(), fitness)
@@ -462,6 +428,3 @@ class MatrixSearch(Search):
         low, high = self._tensor("x").amin(0), self._tensor("x").amax(0)
         spread = float((high - low).max() / torch.maximum(low.abs(), high.abs()).max().clamp(min=1.0))
         return Reason.SMALL_STEP if spread <= self.tol else None
-
-
-_ALONE = count_storage_uses(torch.empty(1, device="cpu"))

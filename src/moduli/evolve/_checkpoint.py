@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ..io import CheckpointError, make_directory, read, save, write_bytes
 from ._base import Search
 
 _RECORD = struct.Struct("<qqd")
@@ -30,27 +29,26 @@ class SearchFile:
     before.
 
     Args:
-        path: Where it is; None for a search that is not kept.
+        path: Where it is.
         writes: Whether this process writes it.
         about: What has to be the same for a search to go on.
     """
 
-    def __init__(self, path: str | Path | None, writes: bool, about: dict[str, Any]) -> None:
-        self.path, self.writes, self.about = Path(path or ""), writes and path is not None, about
+    def __init__(self, path: str | Path, writes: bool, about: dict[str, Any]) -> None:
+        self.path, self.writes, self.about = Path(path), writes, about
         self.journal = Path(f"{self.path}.journal")
-        self.exists = path is not None and self.path.exists()
+        self._generation = self._checksum = 0
 
-    def load(self, search: Search) -> list[float]:
-        """Have a search go on from the file, if there is one; the history until then.
+    def load(self, search: Search) -> tuple[list[float], dict[int, float]]:
+        """Have a search go on from the file, if there is one: the history until then, and what the journal knows.
 
         Raises:
-            CheckpointError: If the file was damaged.
+            CheckpointError: If the file or the journal was damaged. A record that was cut off at the end is not there.
             ValueError: If it is the file of something else.
         """
-        if not self.exists:
-            return []
-        from ..io import read  # a chain of links needs no files
-
+        if not self.path.exists():
+            self.save(search, [])
+            return [], {}
         found = read(self.path)
         extra = found.extra if isinstance(found.extra, dict) else {}
         about = extra.get("search")
@@ -60,69 +58,45 @@ class SearchFile:
             if about[name] != mine:
                 raise ValueError(f"{self.path} holds a search with {name} {about[name]}; this one has {mine}")
         search.load_state_dict({**extra["numbers"], **found.module})
-        return list(about["history"])
+        return list(about["history"]), self._read_journal(search.generation)
 
     def save(self, search: Search, history: list[float]) -> None:
         """Write the state of a search, whole or not at all."""
-        if not self.writes:
-            return
-        from ..io import make_directory, save
+        if self.writes:
+            state = search.state_dict()
+            tensors = {name: state.pop(name) for name in list(state) if isinstance(state[name], Tensor)}
+            make_directory(self.path.parent)
+            save(self.path, tensors, extra={"search": {**self.about, "history": history}, "numbers": state})
 
-        state = search.state_dict()
-        tensors = {name: state.pop(name) for name in list(state) if isinstance(state[name], Tensor)}
-        make_directory(self.path.parent)
-        save(self.path, tensors, extra={"search": {**self.about, "history": history}, "numbers": state})
-
-    def read_journal(self, generation: int) -> dict[int, float]:
-        """What is known of a generation: the records from the first to the last good one.
-
-        Raises:
-            CheckpointError: If a record in the middle was damaged. One that was cut off at the end is not there.
-        """
+    def _read_journal(self, generation: int) -> dict[int, float]:
+        """What is known of a generation: the records from the first to the last good one."""
         known: dict[int, float] = {}
-        if not self.exists or not self.journal.exists():
-            return known
-        from ..io import CheckpointError
-
-        data, before = self.journal.read_bytes(), 0
+        data, before = self.journal.read_bytes() if self.journal.exists() else b"", 0
         for at in range(0, len(data) - _SIZE + 1, _SIZE):
             record, (checksum,) = data[at : at + _RECORD.size], _CHECKSUM.unpack_from(data, at + _RECORD.size)
             before = zlib.crc32(record, before)
             if before != checksum:
                 if at + 2 * _SIZE > len(data):
                     break
-                raise CheckpointError(
-                    f"{str(self.journal)!r} was damaged at byte {at}; remove it, and the generation under way is evaluated "
-                    "again"
-                )
+                raise CheckpointError(f"{str(self.journal)!r} was damaged at byte {at}; remove it, and go on without")
             number, member, value = _RECORD.unpack(record)
             if number == generation:
                 known[member] = value
         return known
 
-    @contextmanager
-    def keep_journal(self, generation: int, known: dict[int, float]) -> Iterator[Callable[[int, float], None]]:
-        """Start the journal of a generation with what is known of it; the block is given what notes one value more.
+    def begin(self, generation: int, known: dict[int, float]) -> None:
+        """Start the journal of a generation with what is known of it."""
+        self._generation, self._checksum = generation, 0
+        if self.writes:
+            write_bytes(self.journal, b"".join(self._pack(member, value) for member, value in known.items()))
 
-        A value is in the hands of the system before that returns.
-        """
-        if not self.writes:
-            yield lambda member, value: None
-            return
-        from ..io import write_bytes
+    def note(self, member: int, value: float) -> None:
+        """One value more, which is in the hands of the system before this returns."""
+        if self.writes:
+            with self.journal.open("ab", buffering=0) as file:
+                file.write(self._pack(member, value))
 
-        before = 0
-
-        def record(member: int, value: float) -> bytes:
-            nonlocal before
-            packed = _RECORD.pack(generation, member, value)
-            before = zlib.crc32(packed, before)
-            return packed + _CHECKSUM.pack(before)
-
-        write_bytes(self.journal, b"".join(record(member, value) for member, value in known.items()))
-        with self.journal.open("ab", buffering=0) as file:
-
-            def note(member: int, value: float) -> None:
-                file.write(record(member, value))
-
-            yield note
+    def _pack(self, member: int, value: float) -> bytes:
+        packed = _RECORD.pack(self._generation, member, value)
+        self._checksum = zlib.crc32(packed, self._checksum)
+        return packed + _CHECKSUM.pack(self._checksum)

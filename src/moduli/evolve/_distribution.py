@@ -6,16 +6,14 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._base import Search
-from ._coordinates import check_choice, check_sigma, reflect
-from ._fitness import clean
 from ._noise import Noise
-from ._reason import Reason
+from ._problem import Reason, check_choice, check_sigma, clean, reflect
 
 
 class Distribution(Search):
@@ -31,9 +29,6 @@ class Distribution(Search):
         shapes: The shapes of the parameters that the vector holds, in order.
         **options: Those of `Search`.
     """
-
-    _made_of: ClassVar[tuple[str, ...]] = ("mean", "sigma", "C")
-    """Entries of the state that the members depend on."""
 
     def __init__(
         self,
@@ -70,17 +65,13 @@ class Distribution(Search):
         """Directions `start` to `stop`; may be shared, so not to be written to."""
         return self._noise.rows(self._int("seed"), self._int("counter"), start, stop)
 
-    def _normal(self) -> Tensor:
-        """The standard normal samples of this generation, N x P."""
-        return self._noise.rows(self._int("seed"), self._int("counter"), 0, self.population)
-
     def _propose(self, start: int, stop: int) -> Tensor:
         mean, scale = self._tensor("mean"), self._scale()
         if not self.antithetic:
-            return self._reflect(_shift(mean, self._directions(start, stop), scale, 1, self._lend(stop - start)))
+            return self._reflect(_shift(mean, self._directions(start, stop), scale, 1))
         first = start // 2
         step = self._directions(first, -(-stop // 2))
-        pairs = self._lend(2 * len(step)).view(-1, 2, self.dim)
+        pairs = step.new_empty(len(step), 2, self.dim)
         for side, sign in enumerate((1, -1)):
             _shift(mean, step, scale, sign, pairs[:, side])
         return self._reflect(pairs.view(-1, self.dim)[start - 2 * first : stop - 2 * first])
@@ -102,10 +93,9 @@ class Distribution(Search):
         if not made_in_parts or self.device.type != "cpu" or self.dtype is torch.bfloat16:
             return None
         out = copy.copy(self)
-        wanted = ("seed", "counter", "population", *self._made_of)
-        out.state = {name: self.state[name] for name in wanted if name in self.state}
+        made_of = ("seed", "counter", "population", "mean", "sigma", "C")
+        out.state = {name: self.state[name] for name in made_of if name in self.state}
         out._pending = out.share = None
-        out._given = self._given[:0].clone()
         return out
 
     def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
@@ -197,7 +187,7 @@ class GradientSearch(Distribution):
         parts, self._estimate = self._estimate, []
         if not parts:
             raise RuntimeError("there is no estimate: make the search with optimizer=None, and tell it a generation")
-        found = _join(parts)
+        found = torch.cat(parts)
         self.state["step"] = float(torch.linalg.vector_norm(found, torch.inf))
         return found
 
@@ -215,7 +205,7 @@ class GradientSearch(Distribution):
 
     def gradient(self, fitness: Tensor) -> Tensor:
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
-        return _join([part.clone() for _, part in self._estimates(clean(fitness))])
+        return torch.cat([part.clone() for _, part in self._estimates(clean(fitness))])
 
     def _learn(self, fitness: Tensor) -> None:
         if self.optimizer == "sgd":
@@ -241,8 +231,12 @@ class GradientSearch(Distribution):
             return
         mean = self._tensor("mean")[columns]
         if self.optimizer == "adam":
-            first, second = self._tensor("first")[columns], self._tensor("second")[columns]
-            _descend_by_adam(mean, gradient, first, second, self.generation + 1, self.lr, self.betas)
+            # Kingma and Ba 2015, algorithm 1, with both corrections for the start at zero in two numbers.
+            first, second, (b1, b2) = self._tensor("first")[columns], self._tensor("second")[columns], self.betas
+            first.lerp_(gradient, 1 - b1)
+            second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+            late, early = math.sqrt(1 - b2 ** (self.generation + 1)), 1 - b1 ** (self.generation + 1)
+            mean.addcdiv_(first, second.sqrt().add_(1e-8 * late), value=-self.lr * late / early)
             return
         if self.momentum:
             gradient = self._tensor("velocity")[columns].mul_(self.momentum).add_(gradient)
@@ -255,18 +249,3 @@ class GradientSearch(Distribution):
         if self.optimizer == "adam" or self.generation == 0:
             return None
         return self._check_step(self._float("step"), self._tensor("mean"))
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _descend_by_adam(
-    mean: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, lr: float, betas: tuple[float, float]
-) -> None:
-    """One step of Adam in place (Kingma and Ba 2015, algorithm 1); `step` counts from one."""
-    first.lerp_(gradient, 1 - betas[0])
-    second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-    # Both corrections for the start at zero in two numbers instead of two passes.
-    late = math.sqrt(1 - betas[1] ** step)
-    mean.addcdiv_(first, second.sqrt().add_(1e-8 * late), value=-lr * late / (1 - betas[0] ** step))

@@ -7,8 +7,8 @@ import random
 import traceback
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -20,8 +20,7 @@ from ._noise import Share, key
 
 Rows = Callable[[int, int], Tensor]
 RowFitness = Callable[[Tensor], Any]
-KnownValues = Mapping[int, float]
-Listener = Callable[[int, float], None]
+Values = Generator[tuple[int, float], None, None]
 
 
 class EvaluationWarning(UserWarning):
@@ -59,10 +58,25 @@ class Executor(ABC):
     share: Share | None = None
 
     @abstractmethod
-    def evaluate(
-        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
-    ) -> dict[int, float]:
-        """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
+    def evaluate(self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: Mapping[int, float]) -> Values:
+        """The fitness of every member that is not known, (index, number), each as it comes."""
+
+    def collect(
+        self,
+        fitness: RowFitness,
+        rows: Rows,
+        seeds: Sequence[int],
+        known: Mapping[int, float],
+        note: Callable[[int, float], None] | None = None,
+    ) -> Tensor:
+        """The fitness of a whole generation, whichever of it was known; `note` hears of each member as it comes."""
+        found = dict(known)
+        with closing(self.evaluate(fitness, rows, seeds, known)) as values:
+            for member, value in values:
+                found[member] = value
+                if note is not None:
+                    note(member, value)
+        return torch.tensor([found[i] for i in range(len(seeds))], dtype=torch.float64)
 
     def map(self, fitness: RowFitness, x: Tensor, seed: int = 0) -> Tensor:
         """The fitness of every row of x.
@@ -76,7 +90,7 @@ class Executor(ABC):
             EvaluationError: If no row could be evaluated.
         """
         seeds = member_seeds(seed, 0, len(x))
-        return evaluate_generation(self, fitness, lambda start, stop: x[start:stop], seeds, {})
+        return self.collect(fitness, lambda start, stop: x[start:stop], seeds, {})
 
     def close(self) -> None:  # noqa: B027 - an executor without workers has nothing to close
         """Let go of the workers."""
@@ -86,19 +100,6 @@ class Executor(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def evaluate_generation(
-    executor: Executor,
-    fitness: RowFitness,
-    rows: Rows,
-    seeds: Sequence[int],
-    known: KnownValues,
-    report: Listener | None = None,
-) -> Tensor:
-    """The fitness of a whole generation, whichever of it was known."""
-    found = {**known, **executor.evaluate(fitness, rows, seeds, known, report or (lambda member, value: None))}
-    return torch.tensor([found[i] for i in range(len(seeds))], dtype=torch.float64)
 
 
 def member_seeds(seed: int, first: int, count: int) -> list[int]:
@@ -122,18 +123,6 @@ def answer(fitness: Callable[[Any], Any], given: Any, seed: int) -> tuple[float,
         return float(value), None
     except Exception:  # noqa: BLE001 - whatever a fitness raises
         return math.nan, traceback.format_exc()
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """The global generators, put back on the way out."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
 
 
 class Faults:
@@ -186,50 +175,42 @@ class InProcess(Executor):
     """
 
     def __init__(self, vectorised: bool = False, block: int = 256) -> None:
-        if block < 1:
-            raise ValueError(f"block={block}: a vectorised call takes at least one member")
         self.vectorised, self.block = vectorised, block
 
-    def evaluate(
-        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
-    ) -> dict[int, float]:
-        """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
+    def evaluate(self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: Mapping[int, float]) -> Values:
+        """The fitness of every member that is not known, (index, number), each as it comes."""
         todo = [i for i in range(len(seeds)) if i not in known]
-        faults, found = Faults(0, len(todo)), dict[int, float]()
-        with kept_generators():
+        faults = Faults(0, len(todo))
+        make = getattr(fitness, "evaluate_member", None) or (lambda i: fitness(rows(i, i + 1)[0]))
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        try:
+            for member in () if self.vectorised else todo:
+                value, error = answer(make, member, seeds[member])
+                if error is not None:
+                    faults.should_retry(member, error)
+                yield member, value
             if self.vectorised:
-                found = self._evaluate_together(fitness, rows, seeds, known, report)
-            else:
-                make = getattr(fitness, "evaluate_member", None) or (lambda i: fitness(rows(i, i + 1)[0]))
-                for member in todo:
-                    found[member], error = answer(make, member, seeds[member])
-                    if error is not None:
-                        faults.should_retry(member, error)
-                    report(member, found[member])
+                yield from self._evaluate_together(getattr(fitness, "batch", fitness), rows, seeds, todo)
+        finally:
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
         faults.check()
-        return found
 
-    def _evaluate_together(
-        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
-    ) -> dict[int, float]:
-        batch, found = getattr(fitness, "batch", fitness), dict[int, float]()
+    def _evaluate_together(self, batch: RowFitness, rows: Rows, seeds: Sequence[int], todo: Sequence[int]) -> Values:
         for start in range(0, len(seeds), self.block):
             stop = min(start + self.block, len(seeds))
-            if all(member in known for member in range(start, stop)):
+            new = [member for member in todo if start <= member < stop]
+            if not new:
                 continue
             torch.manual_seed(seeds[start])
             with torch.no_grad():
                 values = batch(rows(start, stop))
             if not isinstance(values, Tensor) or values.shape != (stop - start,):
                 what = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-                raise ValueError(
-                    f"a vectorised fitness returns one number per member, shape ({stop - start},); got {what}"
-                )
-            for member, value in enumerate(values.tolist(), start):
-                if member not in known:
-                    found[member] = value
-                    report(member, value)
-        return found
+                raise ValueError(f"a vectorised fitness returns one number per member, {stop - start}; got {what}")
+            numbers = values.tolist()
+            yield from ((member, numbers[member - start]) for member in new)
 
 
 class Ranks(Executor):
@@ -260,9 +241,7 @@ class Ranks(Executor):
 
     def __init__(self, group: Any = None, device: torch.device | str = "cpu") -> None:
         if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError(
-                "Ranks needs torch.distributed: call torch.distributed.init_process_group on each rank first"
-            )
+            raise RuntimeError("Ranks needs torch.distributed.init_process_group on each rank first")
         self.group, self.device = group, torch.device(device)
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.keeps_files = self.rank == 0
@@ -275,15 +254,15 @@ class Ranks(Executor):
         if there is not vector:
             vector.copy_(there)
 
-    def evaluate(
-        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
-    ) -> dict[int, float]:
-        """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
+    def evaluate(self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: Mapping[int, float]) -> Values:
+        """The fitness of every member that is not known, (index, number), each as it comes."""
         others = {i: known.get(i, 0.0) for i in range(len(seeds)) if i % self.world != self.rank or i in known}
         failure: BaseException | None = None
         mine: dict[int, float] = {}
         try:
-            mine = InProcess().evaluate(fitness, rows, seeds, others, report)
+            for member, value in InProcess().evaluate(fitness, rows, seeds, others):
+                mine[member] = value
+                yield member, value
         except RuntimeError as error:
             # The others are waiting: they are told before this rank gives up.
             failure = error
@@ -298,18 +277,13 @@ class Ranks(Executor):
         if failure is not None:
             raise failure
         table = gathered.cpu().view(self.world, width, 2).tolist()
-        found: dict[int, float] = {}
         for member, seed in enumerate(seeds):
             told, value = table[member % self.world][member // self.world]
             if int(told) != seed:
-                raise RuntimeError(
-                    f"rank {member % self.world} evaluated member {member} with seed {int(told)}, rank {self.rank} expects "
-                    f"{seed}: the ranks do not run the same search; give all of them the same method, settings and seed"
-                )
-            found[member] = value
+                fact = f"rank {member % self.world} evaluated member {member} with seed {int(told)} instead of {seed}"
+                raise RuntimeError(f"{fact}: the ranks do not run the same search with the same settings and seed")
             if member not in mine and member not in known:
-                report(member, value)
-        return found
+                yield member, value
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,16 +78,11 @@ class Noise:
         # How many generators there are, and so how many counters a generation uses up.
         self.blocks = -(-directions // self.block) * self.segments
         self.kept = directions * dim <= KEPT
+        # Whether `pieces` gives a direction in several, and nothing of it is kept.
+        self.in_pieces = dim > SEGMENT and not self.kept
         self._generator = torch.Generator(device)
         self._whole = self._empty(0)
         self._held: tuple[int, int] | None = None
-        # Who makes one member after the other gives memory for a direction: the mirrored member has the same.
-        self.last: dict[Any, Tensor] | None = None
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether `pieces` gives a direction in several, and nothing of it is kept."""
-        return self.dim > SEGMENT and not self.kept
 
     def rows(self, seed: int, counter: int, start: int, stop: int) -> Tensor:
         """Directions `start` to `stop`, one per row. Not to be written to."""
@@ -103,23 +98,7 @@ class Noise:
         if self.kept or self.block > 1:
             yield slice(0, self.dim), self.rows(seed, counter, index, index + 1)[0]
         else:
-            yield from self._recall_pieces(seed, counter + index * self.segments)
-
-    def _recall_pieces(self, seed: int, counter: int) -> Iterator[tuple[slice, Tensor]]:
-        """A direction as it was drawn last, which is forgotten: it may be written over. Or else one that is drawn, and kept."""
-        # A product of low rank is made again in less time than it is copied in.
-        if self.last is None or self.rank is not None:
-            yield from self._draw_pieces(seed, counter)
-            return
-        known = (seed, counter) in self.last
-        values = self.last.popitem()[1] if self.last else self._empty(self.dim)
-        if known:
-            yield from ((columns, values[columns]) for columns in self._cut())
-        else:
-            for columns, piece in self._draw_pieces(seed, counter):
-                values[columns] = piece
-                yield columns, piece
-        self.last[None if known else (seed, counter)] = values
+            yield from self._draw_pieces(seed, counter + index * self.segments)
 
     def sum_weighted(
         self, seed: int, counter: int, first: Tensor, second: Tensor | None = None, share: Share | None = None
@@ -229,9 +208,7 @@ class Noise:
 
 def _parts(dim: int, shapes: Sequence[Sequence[int]] | None, rank: int) -> list[tuple[int, int]]:
     if shapes is None:
-        raise ValueError(
-            f"rank={rank} needs the shapes of the parameters that the vector holds: shapes=[(64, 32), (64,)]"
-        )
+        raise ValueError(f"rank={rank} needs the shapes of the parameters: shapes=[(64, 32), (64,)]")
     if rank < 1:
         raise ValueError(f"rank={rank}: low-rank noise has a rank of at least 1")
     held = sum(math.prod(shape) for shape in shapes)

@@ -61,14 +61,9 @@ class Pool(Workers):
         max_tasks_per_child: int | None = None,
     ) -> None:
         super().__init__(workers or os.cpu_count() or 1, timeout, retries, threads, start_timeout)
-        methods = multiprocessing.get_all_start_methods()
-        start = start or ("forkserver" if "forkserver" in methods else "spawn")
-        if start not in methods:
-            raise ValueError(f"start={start!r} is unknown here; there are {', '.join(methods)}")
+        start = start or ("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
         if max_tasks_per_child is not None and (start == "fork" or max_tasks_per_child < 1):
-            raise ValueError(
-                f"max_tasks_per_child={max_tasks_per_child} with start={start!r}: give at least 1, and no fork"
-            )
+            raise ValueError(f"max_tasks_per_child={max_tasks_per_child} is at least 1, and not with fork")
         self.start, self.max_tasks_per_child = start, max_tasks_per_child
         self._context: Any = multiprocessing.get_context(start)
         if start == "forkserver":

@@ -10,46 +10,38 @@ from fnmatch import fnmatchcase
 from inspect import signature
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..layout import Entry, layout_and_tensors
+from . import ars, cem, cmaes, de, ga, guided_es, open_es, pgpe, pso, snes, xnes
 from ._base import Search
-from ._checkpoint import SearchFile
 from ._distribution import choose_population
-from ._executor import EvaluationWarning, Executor, InProcess, evaluate_generation, member_seeds
-from ._reason import Reason
-from .ars import ARS
-from .cem import CEM
-from .cmaes import CMAES
-from .de import DE
-from .ga import GA
-from .guided_es import GuidedES
-from .open_es import OpenES
-from .pgpe import PGPE
-from .pso import PSO
-from .snes import SNES
-from .xnes import XNES
+from ._executor import EvaluationWarning, Executor, InProcess, member_seeds
+from ._problem import Reason
+
+if TYPE_CHECKING:
+    from ._checkpoint import SearchFile
 
 METHODS: dict[str, tuple[type[Search], dict[str, Any]]] = {
-    "pso": (PSO, {}),
-    "de": (DE, {}),
-    "jade": (DE, {"strategy": "current-to-pbest/1", "adapt": "jade"}),
-    "shade": (DE, {"strategy": "current-to-pbest/1", "adapt": "shade"}),
-    "ga": (GA, {}),
-    "cem": (CEM, {}),
-    "openes": (OpenES, {}),
-    "pgpe": (PGPE, {}),
-    "ars": (ARS, {}),
-    "guidedes": (GuidedES, {}),
-    "snes": (SNES, {}),
-    "xnes": (XNES, {}),
-    "cmaes": (CMAES, {}),
-    "sepcmaes": (CMAES, {"covariance": "separable"}),
-    "ipop": (CMAES, {"restarts": "ipop"}),
-    "bipop": (CMAES, {"restarts": "bipop"}),
+    "pso": (pso.PSO, {}),
+    "de": (de.DE, {}),
+    "jade": (de.DE, {"strategy": "current-to-pbest/1", "adapt": "jade"}),
+    "shade": (de.DE, {"strategy": "current-to-pbest/1", "adapt": "shade"}),
+    "ga": (ga.GA, {}),
+    "cem": (cem.CEM, {}),
+    "openes": (open_es.OpenES, {}),
+    "pgpe": (pgpe.PGPE, {}),
+    "ars": (ars.ARS, {}),
+    "guidedes": (guided_es.GuidedES, {}),
+    "snes": (snes.SNES, {}),
+    "xnes": (xnes.XNES, {}),
+    "cmaes": (cmaes.CMAES, {}),
+    "sepcmaes": (cmaes.CMAES, {"covariance": "separable"}),
+    "ipop": (cmaes.CMAES, {"restarts": "ipop"}),
+    "bipop": (cmaes.CMAES, {"restarts": "bipop"}),
 }
 
 
@@ -147,8 +139,6 @@ def search(
     """
     started = perf_counter()
     chosen = Chosen(net, over)
-    if budget < 1:
-        raise ValueError(f"budget={budget}: a search evaluates at least one member")
     if method == "auto":
         method = choose_method(chosen.numel)
     if method not in METHODS:
@@ -157,9 +147,14 @@ def search(
         raise ValueError("vectorised=True evaluates in this process; leave executor out")
     kind, preset = METHODS[method]
     # A covariance matrix loses its positive eigenvalues in single precision long before it has converged.
-    double = kind in (CMAES, XNES) and preset.get("covariance", settings.get("covariance")) != "separable"
-    if double and "covariance" not in settings:
-        _check_matrix(method, chosen.numel)
+    double = kind in (cmaes.CMAES, xnes.XNES) and preset.get("covariance", settings.get("covariance")) != "separable"
+    size = chosen.numel
+    needed = 4 * 8 * size * size / 1024**3  # the covariance, its root, and as much again while they change
+    if double and "covariance" not in settings and needed > 2:
+        raise ValueError(
+            f"method={method!r} keeps a covariance of {size} x {size} numbers, which takes {needed:.3g} GB; use 'sepcmaes', "
+            "'snes' or 'openes', whose memory is that of the model, or ask for it with covariance='full'"
+        )
     settings.setdefault("population", _first_population(kind, chosen.numel, budget))
     x0 = chosen.read(net, torch.float64 if double else None)
     if "rank" in settings:
@@ -169,10 +164,15 @@ def search(
     workers = executor or InProcess(vectorised=vectorised)
     searcher.share = workers.share
     about = {"method": method, "names": chosen.names, "shapes": [list(entry.shape) for entry in chosen.entries]}
-    file = SearchFile(checkpoint, workers.keeps_files, about)
-    history = file.load(searcher)
+    file, history, known = None, list[float](), dict[int, float]()
+    if checkpoint is not None:
+        from ._checkpoint import SearchFile  # others need no files
+
+        file = SearchFile(checkpoint, workers.keeps_files, about)
+        history, known = file.load(searcher)
+    evaluate = functools.partial(workers.collect, ModuleFitness(net, chosen, fitness, searcher), searcher.rows)
     try:
-        reason = _run(ModuleFitness(net, chosen, fitness, searcher), searcher, file, history, workers, callback)
+        reason = _run(evaluate, searcher, file, history, known, callback)
     finally:
         best = searcher.lend_best()
         chosen.write(net, best)
@@ -189,16 +189,6 @@ def choose_method(size: int) -> str:
     return "sepcmaes" if size <= 100_000 else "openes"
 
 
-def _check_matrix(method: str, size: int) -> None:
-    """Refuse a covariance matrix that can not have been meant, and say what it would cost."""
-    needed = 4 * 8 * size * size  # the covariance, its root, and as much again while they change
-    if needed > 2 * 1024**3:
-        raise ValueError(
-            f"method={method!r} keeps a covariance of {size} x {size} numbers, which takes {needed / 1024**3:.3g} GB; use "
-            "'sepcmaes', 'snes' or 'openes', whose memory is that of the model, or ask for it with covariance='full'"
-        )
-
-
 def _first_population(kind: type[Search], size: int, budget: int) -> int:
     """The method's default, or less where the budget does not suffice for one generation of it."""
     default = signature(kind).parameters["population"].default if "population" in signature(kind).parameters else 64
@@ -207,18 +197,15 @@ def _first_population(kind: type[Search], size: int, budget: int) -> int:
 
 
 def _run(
-    fitness: ModuleFitness,
+    evaluate: Callable[..., Tensor],
     searcher: Search,
-    file: SearchFile,
+    file: SearchFile | None,
     history: list[float],
-    executor: Executor,
+    known: dict[int, float],
     callback: Callable[[Search], Any] | None,
 ) -> Reason:
     """Generations until there is a reason to end; the history grows."""
-    known = file.read_journal(searcher.generation)
     try:
-        if not file.exists:
-            file.save(searcher, history)
         while (reason := searcher.should_stop()) is None:
             seeds = member_seeds(int(searcher.state["seed"]), searcher.evaluations, searcher.population)
             if 0 < len(known) < len(seeds):
@@ -227,11 +214,12 @@ def _run(
                     "were under way when the search ended are evaluated again"
                 )
                 warnings.warn(EvaluationWarning(what), stacklevel=3)
-            with file.keep_journal(searcher.generation, known) as note:
-                values = evaluate_generation(executor, fitness, searcher.rows, seeds, known, note)
-            searcher.tell(values)
+            if file is not None:
+                file.begin(searcher.generation, known)
+            searcher.tell(evaluate(seeds, known, None if file is None else file.note))
             history.append(searcher.best_fitness)
-            file.save(searcher, history)
+            if file is not None:
+                file.save(searcher, history)
             known = {}
             if callback is not None and callback(searcher):
                 return searcher.should_stop() or Reason.CALLBACK
@@ -249,9 +237,7 @@ class Chosen:
         every = [name for entry in layout for name in entry.names]
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in every):
-                raise ValueError(
-                    f"{type(net).__name__} has no parameter called {pattern!r}; it has {', '.join(every) or 'none'}"
-                )
+                raise ValueError(f"there is no parameter called {pattern!r}; it has {', '.join(every) or 'none'}")
         self.entries: list[Entry] = [e for e in layout if any(fnmatchcase(n, p) for n in e.names for p in patterns)]
         for entry in self.entries:
             if not entry.dtype.is_floating_point:

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ._distribution import GradientSearch
 
-__all__ = ["ARS"]
-
 
 class ARS(GradientSearch):
     """Augmented random search: finite differences along the best random directions, divided by their deviation.

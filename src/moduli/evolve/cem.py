@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from ._base import MatrixSearch
-from ._fitness import keep_finite
-from ._reason import Reason
-
-__all__ = ["CEM"]
+from ._problem import Reason, keep_finite
 
 
 class CEM(MatrixSearch):

@@ -16,17 +16,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._coordinates import check_choice, check_sigma
 from ._distribution import Distribution, choose_population
-from ._reason import Reason
-
-__all__ = ["CMAES"]
-
+from ._problem import Reason, check_choice, check_sigma
 
 # Above this dimension the eigendecomposition costs more than everything else together.
 _EIGEN_UP_TO = 40
@@ -90,7 +87,6 @@ class CMAES(Distribution):
         self.factor = ("eigen" if dim <= _EIGEN_UP_TO else "cholesky") if factor == "auto" else factor
         self._sigma0 = sigma
         self._default = choose_population(dim) if population is None else population
-        self._constants: dict[int, Constants] = {}
         options.setdefault("antithetic", False)
         super().__init__(x0, population=self._default, **options)
 
@@ -125,10 +121,7 @@ class CMAES(Distribution):
     @property
     def constants(self) -> Constants:
         """The strategy parameters of the current population."""
-        size = self.population
-        if size not in self._constants:
-            self._constants[size] = constants(self.dim, size, separable=self.covariance == "separable")
-        return self._constants[size]
+        return constants(self.dim, self.population, separable=self.covariance == "separable")
 
     def _scale(self) -> Tensor | float:
         if self.covariance == "full":
@@ -139,7 +132,7 @@ class CMAES(Distribution):
         if self._separable():
             return super()._directions(start, stop)
         if self._pending is None:  # kept from `ask` to `tell`
-            self._pending = self._normal() @ self._tensor("root").mT
+            self._pending = super()._directions(0, self.population) @ self._tensor("root").mT
         return self._pending[start:stop]  # type: ignore[no-any-return]
 
     def _separable(self) -> bool:
@@ -161,7 +154,8 @@ class CMAES(Distribution):
             self._restart()
 
     def _learn_full(self, order: Tensor, age: int, k: Constants) -> None:
-        z, y, C = self._normal(), self._directions(0, self.population), self._tensor("C")
+        z, y = super()._directions(0, self.population), self._directions(0, self.population)
+        C = self._tensor("C")
         w = k.weights.to(z)
         weights = torch.empty_like(w).index_copy_(0, order, w)
         good = weights.clamp(min=0)  # a product with zeros in it takes less than to copy the best rows
@@ -279,6 +273,7 @@ class Constants:
     total: float
 
 
+@lru_cache(maxsize=32)
 def constants(dim: int, population: int, *, separable: bool = False) -> Constants:
     """Table 1 of the tutorial, equations (49) to (58), with active (negative) weights.
 

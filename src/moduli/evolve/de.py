@@ -16,10 +16,8 @@ from torch import Tensor
 
 from ..kernels import fuse
 from ._base import MatrixSearch
-from ._coordinates import check_choice
+from ._problem import check_choice
 from .pso import uniforms
-
-__all__ = ["DE"]
 
 
 class DE(MatrixSearch):
@@ -101,9 +99,13 @@ class DE(MatrixSearch):
             return {"x": x}
         scale, rate, extra = self._settings(g)
         base, a, b = self._pick(x, scale, g)
-        roles = [base], [a], [b], [x], [self._draw(x, g)]
-        numbers = self._fill("scale", scale), self._fill("rate", rate)
-        crossed(*roles, *self._walls(), *numbers, out=[base])
+        # Which coordinates are the mutant's: one of each member is for certain.
+        draw = uniforms(torch.empty_like(x), g)
+        forced = torch.randint(self.dim, (len(x),), generator=g, device=self.device)
+        draw.scatter_(1, forced[:, None], -torch.inf)
+        # One pass over all members takes a number, or a matrix in a list where members differ.
+        numbers = [[n.expand_as(x).contiguous()] if isinstance(n, Tensor) else n for n in (scale, rate)]
+        crossed([base], [a], [b], [x], [draw], *self._walls(), *numbers, out=[base])
         return {"x": c.rounded(base), **extra}
 
     def _pick(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,23 +113,10 @@ class DE(MatrixSearch):
         if self.strategy == "current-to-pbest/1":
             return self._move_towards_best(x, scale, g)
         picks = distinct(len(x), 3, g, self.device)
-        base = self._scratch("base")
-        if self.strategy == "rand/1":
-            torch.index_select(x, 0, picks[0], out=base)
-        else:
-            base.copy_(x[int(self._tensor("fitness").argmin())])
-        a = torch.index_select(x, 0, picks[1], out=self._scratch("a"))
-        return base, a, torch.index_select(x, 0, picks[2], out=self._scratch("b"))
-
-    def _fill(self, name: str, value: Tensor | float) -> Any:
-        """A setting for one pass over all members: a number, or a matrix in a list where members differ."""
-        return [self._scratch(name).copy_(value)] if isinstance(value, Tensor) else value
-
-    def _draw(self, x: Tensor, g: torch.Generator) -> Tensor:
-        """What decides which coordinates are the mutant's: one of each member is for certain."""
-        draw = uniforms(self._scratch("draws"), g)
-        forced = torch.randint(self.dim, (len(x),), generator=g, device=self.device)
-        return draw.scatter_(1, forced[:, None], -torch.inf)
+        if self.strategy == "best/1":
+            picks[0] = self._tensor("fitness").argmin()
+        base, a, b = (x.index_select(0, pick) for pick in picks)
+        return base, a, b
 
     def _settings(self, g: torch.Generator) -> tuple[Tensor | float, Tensor | float, dict[str, Tensor]]:
         """F and CR of each member: fixed, or drawn around what has worked (JADE (9) and (11), SHADE (5) and (6))."""

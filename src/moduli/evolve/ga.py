@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from ._base import MatrixSearch
-from ._fitness import keep_finite
-
-__all__ = ["GA"]
+from ._problem import keep_finite
 
 
 class GA(MatrixSearch):

@@ -14,11 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._coordinates import check_choice
 from ._distribution import GradientSearch
-from ._fitness import SHAPES
-
-__all__ = ["GuidedES"]
+from ._problem import SHAPES, check_choice
 
 
 class GuidedES(GradientSearch):
@@ -60,15 +57,11 @@ class GuidedES(GradientSearch):
         **options: Any,
     ) -> None:
         if options.get("rank") is not None:
-            raise ValueError(
-                "GuidedES stretches its noise along a subspace; noise of low rank is for OpenES, PGPE and ARS"
-            )
+            raise ValueError("GuidedES takes no noise of low rank; that is for OpenES, PGPE and ARS")
         if not options.get("antithetic", True):
             raise ValueError("GuidedES estimates from mirrored pairs; antithetic=False is not part of it")
         if not 0 < alpha <= 1:
-            raise ValueError(
-                f"alpha={alpha}: the share of variance outside of the subspace lies above 0 and at most at 1"
-            )
+            raise ValueError(f"alpha={alpha}: the share of variance lies above 0 and at most at 1")
         check_choice("shape", shape, tuple(SHAPES))
         self.subspace = min(subspace, max(x0.numel(), 1))
         if self.subspace < 1:

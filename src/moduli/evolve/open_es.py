@@ -12,11 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ._coordinates import check_choice
 from ._distribution import GradientSearch
-from ._fitness import SHAPES
-
-__all__ = ["OpenES"]
+from ._problem import SHAPES, check_choice
 
 
 class OpenES(GradientSearch):

@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._coordinates import check_choice
 from ._distribution import GradientSearch
-from ._fitness import SHAPES, clean
-
-__all__ = ["PGPE"]
+from ._problem import SHAPES, check_choice, clean
 
 
 class PGPE(GradientSearch):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..kernels import fuse
 from ._base import MatrixSearch
-from ._coordinates import check_choice
+from ._problem import check_choice
 
 __all__ = ["PSO", "informed_velocity", "neighbourhood_best", "remember_best", "swarm_velocity"]
 

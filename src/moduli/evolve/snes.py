@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from ._distribution import Distribution
-from ._fitness import nes_utilities
-from ._reason import Reason
-
-__all__ = ["SNES"]
+from ._problem import Reason, nes_utilities
 
 
 class SNES(Distribution):

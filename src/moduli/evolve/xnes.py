@@ -12,12 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._coordinates import check_sigma
 from ._distribution import Distribution
-from ._fitness import nes_utilities
-from ._reason import Reason
-
-__all__ = ["XNES"]
+from ._problem import Reason, check_sigma, nes_utilities
 
 
 class XNES(Distribution):
@@ -80,7 +76,7 @@ class XNES(Distribution):
 
     def _learn(self, fitness: Tensor) -> None:
         # Lines 8 to 12, A = σ B: G_δ = Σ u_k z_k; G_M = Σ u_k (z_k z_kᵀ - I); G_σ = tr(G_M)/d; G_B = G_M - G_σ I.
-        z = self._normal()
+        z = super()._directions(0, self.population)
         u = nes_utilities(fitness).to(z)
         mean, sigma, B = self._tensor("mean"), self._float("sigma"), self._tensor("B")
         moment = (z * u[:, None]).mT @ z
