@@ -295,5 +295,5 @@ def check_losses(loss: Any, members: int) -> Tensor:
     """The losses of a population, one per member."""
     if not isinstance(loss, Tensor) or loss.dim() != 1 or loss.numel() != members:
         what = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ClosureError(f"the closure returned a {what} for {members} members; return pop.losses(...)")
+        raise ClosureError(f"the closure returned a {what} for {members} members; return one loss per member")
     return loss
