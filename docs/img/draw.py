@@ -22,7 +22,7 @@ LAB = HERE.parent.parent / "src" / "moduli" / "lab"
 
 def fingerprint() -> str:
     """Of the race that is kept and of the code that draws it."""
-    sources = [KEPT, LAB / "_picture.py", LAB / "_statistics.py"]
+    sources = [KEPT, LAB / "_report.py", LAB / "_results.py"]
     return hashlib.blake2b(b"\0".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 
@@ -53,7 +53,7 @@ def drawn() -> str:
 def keep(path: Path) -> None:
     """Keep of a race what the picture shows: the curves and paths of one problem, and when each run had solved the others."""
     from moduli import lab
-    from moduli.lab._statistics import costs
+    from moduli.lab._results import costs
 
     results = lab.Results.read(path)
     header = {**results.header, "started": "", "machine": {}, "command": []}

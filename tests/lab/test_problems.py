@@ -110,7 +110,7 @@ def test_sizes_and_unknown_names():
     for name, message in [("rosenbrok", "rosenbrock"), ("sphere-1", "from 2"), ("qqqqqq", "there are")]:
         with pytest.raises(problems.UnknownProblemError, match=message):
             problems.get(name)
-    with pytest.raises(ValueError, match="multiple of four"):
+    with pytest.raises(ValueError, match="multiple of 4"):
         problems.get("powell-6")
     with pytest.raises(TypeError, match="no landscape"):
         problems.get("bands").landscape(torch.zeros(2))

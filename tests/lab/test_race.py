@@ -16,7 +16,7 @@ import torch
 from lab import rogues
 from moduli import lab
 from moduli.lab import RunReason, problems, race
-from moduli.lab._pool import Task, execute_all
+from moduli.lab._pool import execute_all
 
 FIELD = ["torch.SGD(lr=0.001)", "Adam | LR(0.05)", "Population(6, spread=0.3) | Adam | LR(0.05)"]
 COURSES = ["rosenbrock", "noisy-20", "spirals"]
@@ -157,8 +157,8 @@ def test_what_cannot_be_sent_is_refused_before_the_race():
         ({"problems": ["sphere"]}, problems.UnknownProblemError, "did you mean"),
         ({"contenders": ["LRR(1)"]}, lab.ChainSyntaxError, "did you mean"),
         ({"contenders": [3]}, TypeError, "a chain or a function"),
-        ({"budget": 0}, ValueError, "at least one evaluation"),
-        ({"threads": 0}, ValueError, "at least one thread"),
+        ({"budget": 0}, ValueError, "budget is at least 1"),
+        ({"threads": 0}, ValueError, "threads is at least 1"),
     ],
 )
 def test_wrong_races_are_refused(change, error, message, tmp_path):
@@ -251,9 +251,10 @@ def test_a_race_that_is_killed_keeps_its_runs_and_leaves_no_process(tmp_path):
 
 
 def test_a_worker_that_dies_is_replaced():
-    tasks = [Task("sphere-10", "LR(1e-6)", seed, 10**6, 0.3 if seed else 600, 1) for seed in range(3)]
+    tasks = [("sphere-10", "LR(1e-6)", seed) for seed in range(3)]
+    limits = {"budget": 10**6, "seconds": 2.0, "threads": 1, "target": None}
     found, workers = {}, []
-    for number, message in execute_all(tasks, 1):
+    for number, message in execute_all(tasks, limits, 1):
         workers += [message["pid"]] if "pid" in message else []
         if "evaluations" in message and number == 0 and "reason" not in message:
             os.kill(workers[0], signal.SIGKILL)

@@ -86,6 +86,8 @@ if __name__ == "__main__":
              listen=lambda event, *_: event == "begin" and print("begun", flush=True))
 """
 
+LIMITS = {"budget": 5, "seconds": 0.2, "threads": 1, "target": None}
+
 HANGS = "import time\ndef problem(x=1.0):\n    time.sleep(1000)\n"
 
 
@@ -142,30 +144,29 @@ def until(done):
 
 
 def test_a_worker_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
-    (tmp_path / "hangs_on_import.py").write_text("import time\nwhile True: time.sleep(1)\n")
+    (tmp_path / "numpy.py").write_text("import time\nwhile True: time.sleep(1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_pool, "STARTUP", 0.5)
-    task = _pool.Task("rosenbrock", "torch.SGD(lr=0.001)", 0, 5, 5.0, 1)
-    messages = [
-        message for _, message in _pool.execute_all([task, task], 1, ["hangs_on_import"]) if "reason" in message
-    ]
+    found = _pool.execute_all([("rosenbrock", "torch.SGD(lr=0.001)", 0)] * 2, LIMITS, 1)
+    messages = [message for _, message in found if "reason" in message]
     assert [message["reason"] for message in messages] == ["hung, was killed"] * 2
     assert "did not start within 0.5 seconds" in messages[0]["detail"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver(number, tmp_path):
-    (tmp_path / "hangs_on_import.py").write_text("import time\nwhile True: time.sleep(1)\n")
+    (tmp_path / "numpy.py").write_text("import time\nwhile True: time.sleep(1)\n")
     program = """
+        import sys
         from moduli.lab import _pool
         _pool.STARTUP = 1.0
-        print(_pool._RunWorker(["hangs_on_import"]).process.pid, flush=True)
+        sys.path.insert(0, sys.argv[1])
+        print(_pool._RunWorker([], 1.0).process.pid, flush=True)
         while True: pass
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    driver = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    driver = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
     with driver:
         try:
             server = int(driver.stdout.readline())
@@ -178,6 +179,6 @@ def test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
 
 def test_a_worker_that_hangs_on_the_import_of_its_problem_is_killed_in_its_time(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time\nwhile True: time.sleep(1)\n")
-    task = _pool.Task(f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0, 5, 0.2, 1)
-    (record,) = [message for _, message in _pool.execute_all([task], 1) if "reason" in message]
+    task = f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0
+    (record,) = [message for _, message in _pool.execute_all([task], LIMITS, 1) if "reason" in message]
     assert (record["reason"], record["detail"]) == ("hung, was killed", "it did not come back within its time")

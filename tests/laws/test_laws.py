@@ -5,7 +5,7 @@ import pytest
 from laws.registry import Row, collect
 from moduli import m, optim
 from moduli.testing import LAWS, check_law
-from moduli.testing._safety import leaks
+from moduli.testing._endurance import leaks
 
 CHAINS = [
     Row("chain: Adam, LR", lambda: [m.Adam(), m.LR(0.05)]),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ._catalogue import links
+from ._console import explain_errors
 from ._files import inspect, merge
 from ._fit import fit
 from ._race import race
@@ -24,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (race, fit, links, inspect, merge):
-    app.command(epilog=EPILOG)(command)
+    app.command(epilog=EPILOG)(explain_errors(command))
 
 
 def _version(asked: bool) -> None:

@@ -90,17 +90,17 @@ def describe() -> dict[str, dict[str, Any]]:
             "family": entry.family,
             "summary": entry.summary,
             "arguments": [_argument(parameter) for parameter in entry.signature.parameters.values()],
-            "signature": str(_strip_annotations(entry.signature)),
+            "signature": _print_signature(entry.signature),
             "documentation": entry.doc,
         }
         for entry in catalogue.entries().values()
     }
 
 
-def _strip_annotations(signature: inspect.Signature) -> inspect.Signature:
+def _print_signature(signature: inspect.Signature) -> str:
     """Names and defaults: in a chain there is nothing to write a type for."""
     parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
-    return signature.replace(parameters=parameters)
+    return str(signature.replace(parameters=parameters))
 
 
 def _argument(parameter: inspect.Parameter) -> dict[str, Any]:

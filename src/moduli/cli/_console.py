@@ -1,14 +1,15 @@
-"""Where the command writes, how it ends when something is wrong, and the problems that it is given."""
+"""Where the command writes, and how it ends when something is wrong."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,8 +19,6 @@ import typer
 if TYPE_CHECKING:  # at work it is imported by what needs it: it costs as much as the rest of a short command
     from rich.console import Console
     from rich.progress import Progress
-
-    from ..lab.problems import Problem
 
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
@@ -64,6 +63,32 @@ def exit_with_usage(message: str) -> NoReturn:
     fail(message, WRONG)
 
 
+def explain_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which ends with a sentence where a file, a name or a problem is not what it should be."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        try:
+            command(**given)
+        except (typer.Exit, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            from .. import io, lab, merge
+
+            problems = given.get("problem") or []
+            for reference in [problems] if isinstance(problems, str) else problems:
+                if told := blame(error, reference):
+                    fail(f"{reference} raised {told}")
+            if isinstance(error, io.CheckpointError | OSError):
+                fail(str(error))
+            names = (lab.ChainSyntaxError, lab.ProblemFileError, lab.problems.UnknownProblemError, merge.MergeError)
+            if isinstance(error, (*names, ModuleNotFoundError)):
+                exit_with_usage(str(error))
+            raise
+
+    return run
+
+
 def print_json(value: Any) -> None:
     """Print JSON, and nothing else, on standard output."""
     clean = json.loads(json.dumps(value), parse_constant=lambda _: None)  # JSON has no infinity
@@ -101,18 +126,6 @@ def number(value: float | None, digits: int = 4) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.{digits}g}"
-
-
-def problem_of(reference: str) -> Problem:
-    """The problem, or the end of the command with a sentence that says why there is none."""
-    from ..lab import ProblemFileError, load_problem, problems
-
-    try:
-        return load_problem(reference)
-    except (ProblemFileError, problems.UnknownProblemError) as error:
-        exit_with_usage(str(error))
-    except Exception as error:  # noqa: BLE001 - the user's file is run, and may raise anything
-        fail(f"{reference} cannot be loaded: {blame(error, reference) or f'{type(error).__name__}: {error}'}")
 
 
 def blame(error: BaseException, reference: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ._console import exit_with_usage, fail, note, out, print_json
+from ._console import exit_with_usage, note, out, print_json
 
 # Said here, so that the help needs no torch.
 RECIPES = (
@@ -26,11 +26,8 @@ def inspect(
     from .. import io
 
     sharded = file.is_dir() or file.suffix == ".json"
-    try:
-        paths = [each.path for each in io.TensorFiles(file).files] if sharded else [file]
-        found = [io.inspect(path, verify=verify) for path in paths]
-    except io.CheckpointError as error:
-        fail(str(error))
+    paths = [each.path for each in io.TensorFiles(file).files] if sharded else [file]
+    found = [io.inspect(path, verify=verify) for path in paths]
     if as_json:
         whole = {"path": str(file), "files": [each.as_dict() for each in found]}
         print_json(whole if sharded else {**found[0].as_dict(), "parameters": found[0].parameters})
@@ -67,7 +64,6 @@ def merge(
     moduli merge recipe.yml -o merged/
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     from .. import io
-    from ..merge import MergeError
 
     written = Path(recipe).suffix in (".yml", ".yaml")
     if not written and recipe not in RECIPES:
@@ -83,19 +79,11 @@ def merge(
     given: dict[str, Any] = dict(_option(text) for text in option or [])
     if base is not None:
         given["base"] = base
-    try:
-        if written:
-            done = io.merge_recipe(recipe, output, shard_size=size, **given)
-            recipe = done.recipe
-        else:
-            io.merge_files(recipe, files or [], output, shard_size=size, **given)
-        found = io.TensorFiles(output)
-    except MergeError as error:
-        exit_with_usage(str(error))
-    except io.CheckpointError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.filename or output}: {error.strerror or error}")
+    if written:
+        recipe = io.merge_recipe(recipe, output, shard_size=size, **given).recipe
+    else:
+        io.merge_files(recipe, files or [], output, shard_size=size, **given)
+    found = io.TensorFiles(output)
     count = sum(found.meta(name).numel() for name in found)
     if as_json:
         summary = {"path": str(output), "recipe": recipe, "files": len(found.files), "tensors": len(found)}

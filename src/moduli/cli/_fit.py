@@ -35,8 +35,7 @@ def fit(
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     from rich.progress import TimeRemainingColumn
 
-    from .. import io
-    from ..lab import ChainSyntaxError, Ended, ProblemFileError
+    from ..lab import Ended, ProblemFileError, load_problem
     from ..lab import fit as fit_problem
 
     if resume and output is None:
@@ -45,18 +44,15 @@ def fit(
         console.exit_with_usage("--resume goes on and --overwrite starts again: give one of them")
     if output is not None and output.exists() and not resume and not overwrite:
         console.exit_with_usage(f"{output} exists: go on from it with --resume, or start again with --overwrite")
-    course = console.problem_of(problem)
+    course = load_problem(problem)
     bar = console.make_bar(
         "{task.fields[name]}", "loss {task.fields[loss]}", "{task.fields[rate]}", TimeRemainingColumn()
     )
-    first: list[tuple[int, float]] = []
     with bar:
         task = bar.add_task("fit", total=steps, name=course.name, loss="-", rate="")
 
         def listen(now: dict[str, Any]) -> None:
-            first.append((now["steps"], now["seconds"])) if not first else None
-            took = now["seconds"] - first[0][1]
-            rate = f"{(now['steps'] - first[0][0]) / took:.0f} steps/s" if took > 0 else ""
+            rate = f"{now['steps'] / now['seconds']:.0f} steps/s"
             bar.update(task, completed=now["steps"], loss=console.number(now["loss"]), rate=rate)
 
         try:
@@ -64,20 +60,11 @@ def fit(
                 course, chain, steps=steps, target=target, seconds=math.inf if seconds is None else seconds, seed=seed,
                 out=output, resume=resume, overwrite=overwrite, every=every, listen=listen,
             )  # fmt: skip
-        except ChainSyntaxError as error:
-            console.exit_with_usage(str(error))
-        except (io.CheckpointError, ProblemFileError) as error:
-            console.fail(str(error))
-        except OSError as error:
-            console.fail(f"{output} cannot be written: {error}")
         except KeyboardInterrupt:
             kept = f"; {output} has the last checkpoint" if output is not None and output.exists() else ""
             console.fail(f"interrupted{kept}", console.INTERRUPTED)
-        except Exception as error:
-            told = console.blame(error, problem)
-            if not told:
-                raise  # no line of the user's: it is ours, and its traceback tells
-            console.fail(f"{course.name} raised {told}")
+        except ProblemFileError as error:
+            console.fail(str(error))
 
     summary = {
         "problem": course.name, "chain": chain, "reason": str(result.reason), "value": result.value, "start": result.start,
@@ -89,11 +76,9 @@ def fit(
         console.print_json(summary)
     else:
         counts = f"{result.steps} steps, {result.evaluations} evaluations, {result.seconds:.1f} s"
-        lines = [
-            f"{course.name}: {result.reason}",
-            f"loss {console.number(result.start, 6)} -> {console.number(result.value, 6)}",
-        ]
-        lines.append(counts if result.path is None else f"{counts}, saved in {result.path}")
+        losses = f"loss {console.number(result.start, 6)} -> {console.number(result.value, 6)}"
+        saved = "" if result.path is None else f", saved in {result.path}"
+        lines = [f"{course.name}: {result.reason}", losses, counts + saved]
         lines += format_fit(result.parameters, result.errors)
         sys.stdout.write(console.escape("\n".join(lines)) + "\n")
     if result.reason is Ended.INTERRUPTED:
@@ -106,18 +91,14 @@ def fit(
 
 def format_fit(parameters: dict[str, Any], errors: dict[str, Any] | None) -> list[str]:
     """The fitted values, one to a line, with their standard errors where there are any."""
-    flat = [(name + place, value) for name, held in parameters.items() for place, value in _flat(held)]
-    beside = [value for held in (errors or {}).values() for _, value in _flat(held)]
-    width = max((len(name) for name, _ in flat), default=0)
+    import numpy
+
     sign = "±" if "utf" in (sys.stdout.encoding or "").lower() else "+-"
-    lines = []
-    for at, (name, value) in enumerate(flat):
-        error = f" {sign} {console.number(beside[at], 2)}" if at < len(beside) else ""
-        lines.append(f"  {name:{width}} = {console.number(value, 6)}{error}")
-    return lines
-
-
-def _flat(held: Any, place: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(held, list):
-        return [(place, held)]
-    return [pair for at, each in enumerate(held) for pair in _flat(each, f"{place}[{at}]")]
+    rows = {}
+    for name, held in parameters.items():
+        beside = None if errors is None else numpy.array(errors[name])
+        for place, value in numpy.ndenumerate(numpy.array(held)):
+            error = "" if beside is None else f" {sign} {console.number(float(beside[place]), 2)}"
+            rows["".join([name, *(f"[{at}]" for at in place)])] = console.number(value, 6) + error
+    width = max(map(len, rows), default=0)
+    return [f"  {name:{width}} = {value}" for name, value in rows.items()]

@@ -51,6 +51,8 @@ def race(
     if listing:
         _list(as_json)
         return
+    from rich.progress import TimeElapsedColumn
+
     from .. import lab
 
     kept = file or output.with_suffix(".jsonl")
@@ -64,29 +66,32 @@ def race(
     if repeat is not None:
         spec = _read_race(repeat, problem or [])
     else:
-        try:
-            field = [_parse_contender(text) for text in chain] if chain else lab.default_field()
-        except lab.ChainSyntaxError as error:
-            console.exit_with_usage(str(error))
         given = budget if problem or budget else lab.DEFAULT_BUDGET
         spec = {
             "problems": problem or list(lab.DEFAULT_PROBLEMS),
-            "contenders": field,
+            "contenders": [_parse_contender(text) for text in chain] if chain else lab.default_field(),
             "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads, "target": target,
         }  # fmt: skip
-    courses = [console.problem_of(reference) for reference in spec["problems"]]
+    courses = [lab.load_problem(reference) for reference in spec["problems"]]
     count = spec["seeds"] if isinstance(spec["seeds"], int) else len(spec["seeds"])
-    watch = _RaceProgress(len(spec["problems"]) * len(spec["contenders"]) * count)
-    interrupted = False
+    total = len(spec["problems"]) * len(spec["contenders"]) * count
+    bar, interrupted = console.make_bar("race", TimeElapsedColumn()), False
+    line = bar.add_task("race", total=total)
+
+    def listen(event: str, _: Any, message: dict[str, Any]) -> None:
+        if event == "end" and lab.RunReason(message["reason"]).failed:
+            what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
+            told = console.escape(f"{what}: {message['reason']}, {message['detail']}")
+            bar.console.print(told, markup=False, style="yellow")
+        bar.update(line, completed=message["finished"])
+
     try:
-        with watch.bar:
+        with bar:
             results = lab.race(
-                **spec, workers=workers, file=kept, resume=resume, command=["moduli", *sys.argv[1:]], listen=watch
+                **spec, workers=workers, file=kept, resume=resume, command=["moduli", *sys.argv[1:]], listen=listen
             )
-    except (lab.problems.UnknownProblemError, ModuleNotFoundError, ValueError, TypeError) as error:
-        console.exit_with_usage(str(error))  # chains, problem files and results that are no such thing are ValueErrors
-    except OSError as error:
-        console.fail(f"the race cannot be kept: {error}")
+    except (ValueError, TypeError) as error:
+        console.exit_with_usage(str(error))
     except KeyboardInterrupt:
         interrupted = True
         if not kept.exists():
@@ -110,7 +115,7 @@ def race(
         console.note().print(f"report: {output}   runs: {kept}", markup=False, style="dim")
     if interrupted:
         console.fail(
-            f"interrupted: {len(results.runs)} of {watch.total} runs are kept; go on with the same command and --resume",
+            f"interrupted: {len(results.runs)} of {total} runs are kept; go on with the same command and --resume",
             console.INTERRUPTED,
         )
     if show:
@@ -145,8 +150,6 @@ def _seeds(text: str) -> int | list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         console.exit_with_usage(f"--seeds {text}: give a number of seeds, such as 3, or the seeds, such as 0,4,7")
-    if min(numbers) < 0 or (len(numbers) == 1 and numbers[0] == 0 and "," not in text):
-        console.exit_with_usage(f"--seeds {text}: there is at least one seed, and none is negative")
     return numbers[0] if len(numbers) == 1 else numbers
 
 
@@ -166,25 +169,6 @@ def _read_race(path: Path, given: list[str]) -> dict[str, Any]:
             console.exit_with_usage(f"{fact}; say so: moduli race {each} --repeat {path}")
     keys = ("seeds", "budget", "seconds", "threads", "target")
     return {"problems": references, "contenders": contenders, **{k: header.get(k) for k in keys}}
-
-
-class _RaceProgress:
-    """What moves while a race runs, and a line per failed run."""
-
-    def __init__(self, total: int) -> None:
-        from rich.progress import TimeElapsedColumn
-
-        self.total, self.bar = total, console.make_bar("race", TimeElapsedColumn())
-        self.task = self.bar.add_task("race", total=total)
-
-    def __call__(self, event: str, task: Any, message: dict[str, Any]) -> None:
-        from .. import lab
-
-        if event == "end" and lab.RunReason(message["reason"]).failed:
-            what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
-            told = console.escape(f"{what}: {message['reason']}, {message['detail']}")
-            self.bar.console.print(told, markup=False, style="yellow")
-        self.bar.update(self.task, completed=message.get("finished"))
 
 
 def _print_table(results: lab.Results) -> None:

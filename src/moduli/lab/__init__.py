@@ -13,16 +13,14 @@ The `moduli` command is a thin layer over this room.
 
 from .._deprecated import rename
 from . import catalogue, problems
-from ._contender import Contender, Entrant, contender
-from ._fit import Ended, Fit, fit
+from ._fit import Fit, fit
 from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
-from ._picture import picture, write_picture
 from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
 from ._reference import ProblemFileError, as_problem, load_problem, split_reference
-from ._report import command_for, report, write_report
-from ._results import Results, ResultsError, flat_rows, write_table
-from ._run import RunReason, run
-from ._statistics import curves, profiles, quantile, summary
+from ._report import command_for, picture, report, write_picture, write_report
+from ._results import Results, ResultsError, curves, flat_rows, profiles, quantile, summary, write_table
+from ._run import Ended, RunReason, run
+from .catalogue import Contender, Entrant, contender
 
 __all__ = [
     "problems",

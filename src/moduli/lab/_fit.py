@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +17,15 @@ from torch.func import functional_call
 
 from .. import io
 from .._minimize import minimize
-from ._contender import Contender, Entrant, contender
 from ._grammar import ParsedChain
 from ._run import IDLE, Meter, RunEnd, RunReason, seed_all, take_steps
+from .catalogue import Contender, Entrant, contender
 from .problems import Problem
 
 # A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.
 SEARCHED = 5
 # How many numbers of a model are told one by one.
 MOST_SHOWN = 64
-
-
-class Ended(StrEnum):
-    """Why a fit ended, as a sentence.
-
-    >>> print(Ended.STEPS)
-    all steps done
-    """
-
-    STEPS = "all steps done"
-    TARGET = "as small as asked for"
-    TIME = "time is up"
-    STOPPED = "the optimizer stopped by itself"
-    DIVERGED = "diverged"
-    INTERRUPTED = "interrupted"
-
-    @property
-    def success(self) -> bool:
-        """Whether the model is what was asked for, or can become it by going on."""
-        return self is not Ended.DIVERGED
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,7 @@ class Fit:
     """
 
     model: torch.nn.Module
-    reason: Ended
+    reason: RunReason
     value: float
     start: float
     steps: int
@@ -121,104 +100,91 @@ def fit(
     runner = contender(chain)
     seed_all(seed)
     model = problem.model(seed)
-    entrant = runner.enter(model)
-    course = _Course(problem, entrant, runner.source, torch.Generator().manual_seed(seed))
+    entrant, generator = runner.enter(model), torch.Generator().manual_seed(seed)
     path = None if out is None else Path(out)
+    # What is saved beside the states, and goes on from there.
+    about: dict[str, Any] = {"chain": runner.source, "problem": problem.name, "start": problem.measure(model)}
+    about |= {"steps": 0, "evaluations": 0, "seconds": 0.0, "still": 0, "last": math.nan}
     if path is not None and path.exists():
         if not resume and not overwrite:
             raise io.CheckpointError(f"{path} exists: go on from it with --resume, or start again with --overwrite")
         if resume:
-            course.load(path)
+            about |= _load(path, entrant, generator, runner.source)
+    meter = Meter(2**62, math.inf, None)
+    meter.evaluations, meter.began = about["evaluations"], meter.began - about["seconds"]
+
+    def save() -> None:
+        if path is not None:
+            extra = {"fit": about, "generator": generator, "losses": entrant.losses}
+            # Of a population, the module in the file is its best member: any program can then read the result.
+            module = entrant.best() if entrant.population is not None else model
+            io.make_directory(path.parent)
+            io.save(path, module, optimizer=entrant.optimizer, population=entrant.population, extra=extra)  # type: ignore[arg-type]
+
+    def drive() -> RunReason:
+        told, measured, saved = 0.0, 0.0, time.monotonic()
+        moves = take_steps(problem, entrant, meter, generator)
+        while about["steps"] < steps:
+            if asked:
+                return RunReason.INTERRUPTED
+            loss = next(moves)
+            here = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
+            searched = meter.evaluations - about["evaluations"] >= SEARCHED
+            still = searched and here == about["last"] and not problem.noisy
+            about.update(steps=about["steps"] + 1, evaluations=meter.evaluations, seconds=meter.seconds())
+            about.update(last=here, still=about["still"] + 1 if still else 0)
+            if about["still"] >= IDLE or entrant.finished:
+                return RunReason.STOPPED
+            now = time.monotonic()
+            if listen is not None and (now - told > 0.1 or about["steps"] == steps):
+                told = now
+                listen({**{key: about[key] for key in ("steps", "evaluations", "seconds")}, "loss": here})
+            if target is not None and now - measured > 0.5:
+                measured = now
+                if problem.measure(entrant.best()) <= target:
+                    return RunReason.TARGET
+            if about["seconds"] > seconds:
+                return RunReason.TIME
+            if now - saved > every:
+                save()
+                saved = time.monotonic()
+        return RunReason.STEPS
+
     with _patience() as asked:
         try:
-            reason = course.drive(steps, target, seconds, path, every, asked, listen or (lambda _: None))
+            reason = drive()
         except RunEnd as end:
-            reason = Ended.DIVERGED if end.reason is RunReason.DIVERGED else Ended.STOPPED
+            reason = end.reason
     best = entrant.best()
     value = problem.measure(best)
     if not math.isfinite(value):
-        reason = Ended.DIVERGED
+        reason = RunReason.DIVERGED
     fitted = best if isinstance(best, torch.nn.Module) else model
     found = _trainable(fitted)
     short = sum(parameter.numel() for parameter in found.values()) <= MOST_SHOWN
     parameters = _to_numbers(found) if short else {}
-    errors = standard_errors(problem, fitted) if parameters and reason is not Ended.DIVERGED else None
-    if path is not None:
-        course.save(path, value=value, parameters=parameters, errors=errors)
-    counts = course.counts()
-    return Fit(fitted, reason, value, course.start, path=path, parameters=parameters, errors=errors, **counts)
+    errors = standard_errors(problem, fitted) if parameters and reason is not RunReason.DIVERGED else None
+    about.update(evaluations=meter.evaluations, seconds=meter.seconds(), value=value)
+    about.update(parameters=parameters, errors=errors)
+    save()
+    counts = {key: about[key] for key in ("start", "steps", "evaluations", "seconds")}
+    return Fit(fitted, reason, value, path=path, parameters=parameters, errors=errors, **counts)
 
 
-class _Course:
-    """A fit under way: what moves, and what has been counted."""
-
-    def __init__(self, problem: Problem, entrant: Entrant, source: str, generator: torch.Generator) -> None:
-        self.problem, self.entrant, self.source, self.generator = problem, entrant, source, generator
-        self.steps, self.still, self.last = 0, 0, math.nan
-        self.start = problem.measure(entrant.model)
-        self.meter = Meter(2**62, math.inf, None)
-
-    def drive(
-        self, steps: int, target: float | None, limit: float, path: Path | None, every: float, asked: list[int],
-        tell: Callable[[dict[str, Any]], None],
-    ) -> Ended:  # fmt: skip
-        told, measured, saved = 0.0, 0.0, time.monotonic()
-        moves = take_steps(self.problem, self.entrant, self.meter, self.generator)
-        while self.steps < steps:
-            if asked:
-                return Ended.INTERRUPTED
-            count = self.meter.evaluations
-            loss = next(moves)
-            self.steps += 1
-            here = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
-            searched = self.meter.evaluations - count >= SEARCHED
-            self.still = self.still + 1 if searched and here == self.last and not self.problem.noisy else 0
-            self.last = here
-            if self.still >= IDLE or self.entrant.finished:
-                return Ended.STOPPED
-            now = time.monotonic()
-            if now - told > 0.1 or self.steps == steps:
-                told = now
-                tell({**self.counts(), "loss": here})
-            if target is not None and now - measured > 0.5:
-                measured = now
-                if self.problem.measure(self.entrant.best()) <= target:
-                    return Ended.TARGET
-            if self.meter.seconds() > limit:
-                return Ended.TIME
-            if path is not None and now - saved > every:
-                self.save(path)
-                saved = time.monotonic()
-        return Ended.STEPS
-
-    def counts(self) -> dict[str, Any]:
-        return {"steps": self.steps, "evaluations": self.meter.evaluations, "seconds": self.meter.seconds()}
-
-    def save(self, path: Path, **found: Any) -> None:
-        entrant = self.entrant
-        about = {"chain": self.source, "problem": self.problem.name, "start": self.start}
-        fitted = {**self.counts(), **about, "still": self.still, "last": self.last, **found}
-        extra = {"fit": fitted, "generator": self.generator, "losses": entrant.losses}
-        # Of a population, the module in the file is its best member: any program can then read the result.
-        module = entrant.best() if entrant.population is not None else entrant.model
-        io.make_directory(path.parent)
-        io.save(path, module, optimizer=entrant.optimizer, population=entrant.population, extra=extra)  # type: ignore[arg-type]
-
-    def load(self, path: Path) -> None:
-        saved = io.read(path).extra
-        about = saved.get("fit") if isinstance(saved, dict) else None
-        if not isinstance(about, dict) or "chain" not in about:
-            raise io.CheckpointError(f"{path} was not written by a fit: it cannot be resumed. Choose another --out")
-        if about["chain"] != self.source:
-            fact = f"{path} was fitted with {about['chain']!r}, and cannot be resumed with {self.source!r}"
-            raise io.CheckpointError(f"{fact}: their states differ")
-        entrant, extra = self.entrant, {"generator": self.generator}
-        model = None if entrant.population is not None else entrant.model
-        io.load(path, model, optimizer=entrant.optimizer, population=entrant.population, extra=extra)
-        entrant.losses = saved["losses"]
-        self.steps, self.meter.evaluations = about["steps"], about["evaluations"]
-        self.start, self.still, self.last = about["start"], about.get("still", 0), about.get("last", math.nan)
-        self.meter.began = time.perf_counter() - about["seconds"]
+def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str) -> dict[str, Any]:
+    """Put a contender where a fit ended, and give what was saved beside."""
+    saved = io.read(path).extra
+    about = saved.get("fit") if isinstance(saved, dict) else None
+    if not isinstance(about, dict) or "chain" not in about:
+        raise io.CheckpointError(f"{path} was not written by a fit: it cannot be resumed. Choose another --out")
+    if about["chain"] != source:
+        fact = f"{path} was fitted with {about['chain']!r}, and cannot be resumed with {source!r}"
+        raise io.CheckpointError(f"{fact}: their states differ")
+    model = None if entrant.population is not None else entrant.model
+    extra = {"generator": generator}
+    io.load(path, model, optimizer=entrant.optimizer, population=entrant.population, extra=extra)
+    entrant.losses = saved["losses"]
+    return about
 
 
 @contextlib.contextmanager

@@ -110,35 +110,28 @@ def parse(source: str) -> ParsedChain:
     >>> parse(str(chain)) == chain
     True
     """
-    line = re.sub(r"\s", " ", source)
-    if not line.strip():
+    if not source.strip():
         raise ChainSyntaxError("a chain needs at least one link", source)
-    tree, reader = _tree(source, line), _ChainReader(source, line)
-    rest = line.lstrip().encode()[tree.end_col_offset :].decode()
-    if "#" in rest:  # Python takes it for a comment, and would drop it in silence
-        raise ChainSyntaxError("'#' has no meaning in a chain", source, len(source) - len(rest) + rest.index("#") + 1)
-    try:
-        return reader.chain(tree)
-    except RecursionError as error:
-        raise ChainSyntaxError("this nests too deeply", source) from error
-
-
-def _tree(source: str, line: str) -> ast.expr:
-    blanks = len(line) - len(line.lstrip())
+    reader = _ChainReader(source)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # such as an escape without a meaning, which Python only warns of
-            return ast.parse(line.lstrip(), mode="eval").body
+            tree = ast.parse(reader.line, mode="eval").body
+        return reader.read(tree)
     except SyntaxError as error:
         # Python's own words, but for the one message that says nothing.
         fact = error.msg
         if fact.startswith("invalid syntax"):
             fact = "this cannot be read: links are joined by '|', and arguments by ','"
         # Without an offset, something is missing at the end.
-        column = min(error.offset + blanks, len(source) + 1) if error.offset else len(source) + 1
+        column = min(error.offset + reader.blanks, len(source) + 1) if error.offset else len(source) + 1
         raise ChainSyntaxError(fact, source, column) from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ChainSyntaxError(f"this cannot be read: {error or 'it nests too deeply'}", source) from error
+    except (RecursionError, MemoryError) as error:
+        raise ChainSyntaxError("this nests too deeply", source) from error
+    except ValueError as error:
+        if isinstance(error, ChainSyntaxError):
+            raise
+        raise ChainSyntaxError(f"this cannot be read: {error}", source) from error
 
 
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
@@ -147,14 +140,21 @@ _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "inf": m
 class _ChainReader:
     """Takes of Python's tree what a chain is made of, and refuses the rest."""
 
-    def __init__(self, source: str, line: str) -> None:
-        self.source, self.blanks = source, len(line) - len(line.lstrip())
-        self.bytes = line.lstrip().encode()
+    def __init__(self, source: str) -> None:
+        self.source, self.line = source, re.sub(r"\s", " ", source).lstrip()
+        self.blanks = len(source) - len(self.line)
+
+    def read(self, tree: ast.expr) -> ParsedChain:
+        rest = self.line.encode()[tree.end_col_offset :].decode()
+        if "#" in rest:  # Python takes it for a comment, and would drop it in silence
+            column = len(self.source) - len(rest) + rest.index("#") + 1
+            raise ChainSyntaxError("'#' has no meaning in a chain", self.source, column)
+        return self.chain(tree)
 
     def column(self, node: ast.expr | ast.keyword, end: bool = False) -> int:
         # Python counts the bytes of UTF-8.
         offset = (node.end_col_offset or 0) if end else node.col_offset
-        return len(self.bytes[:offset].decode()) + 1 + self.blanks
+        return len(self.line.encode()[:offset].decode()) + 1 + self.blanks
 
     def refuse(self, node: ast.expr | ast.keyword, fact: str) -> ChainSyntaxError:
         at = self.column(node)

@@ -16,22 +16,18 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
-from .. import kernels
-from . import catalogue
-from ._contender import Contender, contender
 from ._reference import load_problem
 from ._run import RunReason, drop_infinite, run
+from .catalogue import Contender, contender
 from .problems import Problem
 
-Message = tuple[int, dict[str, Any]]
+Task = tuple[str | Problem, str | Contender, int]
 
 STARTUP = 300.0
 """How many seconds a worker has to import what runs need."""
@@ -39,65 +35,58 @@ STARTUP = 300.0
 GRACE = 3.0
 
 
-@dataclass(frozen=True)
-class Task:
-    """One run to do.
+def execute(
+    problem: str | Problem,
+    runner: str | Contender,
+    seed: int,
+    limits: dict[str, Any],
+    progress: Callable[[int, float], None] | None = None,
+) -> dict[str, Any]:
+    """Do one run, here.
 
-    Attributes:
+    Args:
         problem: A name, ``FILE.py:name``, or a problem.
-        contender: A chain as text, or a contender.
+        runner: A chain as text, or a contender.
         seed: The seed.
-        budget: How many evaluations; None for what the problem says.
-        seconds: How long.
-        threads: How many threads torch has.
-        target: The value that ends it; None for the optimum of the problem.
+        limits: ``budget`` (None for what the problem says), ``seconds``, ``target``, and ``threads`` of torch.
+        progress: Called now and then with (evaluations, best value).
     """
-
-    problem: str | Problem
-    contender: str | Contender
-    seed: int
-    budget: int | None
-    seconds: float
-    threads: int
-    target: float | None = None
-
-    def encode(self) -> bytes:
-        """As bytes, for a process that this one starts, and for no other."""
-        try:
-            data = pickle.dumps(self)
-            if b"__main__" in data:
-                raise TypeError("it is defined in the program itself, which other processes do not know")
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            what = (
-                f"{getattr(self.contender, 'label', self.contender)} on {getattr(self.problem, 'name', self.problem)}"
-            )
-            remedy = "define it in a file that can be imported, or race in this process with workers=0"
-            raise TypeError(f"{what} cannot be sent to another process; {remedy} ({error})") from error
-        return data
-
-    def execute(self, progress: Callable[[int, float], None] | None = None) -> dict[str, Any]:
-        """Do the run, here."""
-        problem = load_problem(self.problem) if isinstance(self.problem, str) else self.problem
-        budget = problem.budget if self.budget is None else self.budget
-        before, state = torch.get_num_threads(), torch.get_rng_state()
-        torch.set_num_threads(self.threads)
-        try:
-            runner = contender(self.contender)
-            return run(
-                problem, runner, self.seed, budget=budget, seconds=self.seconds, target=self.target, progress=progress
-            )
-        finally:
-            torch.set_num_threads(before)
-            torch.set_rng_state(state)
+    course = load_problem(problem) if isinstance(problem, str) else problem
+    budget = course.budget if limits["budget"] is None else limits["budget"]
+    before, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(limits["threads"])
+    try:
+        ends = {"seconds": limits["seconds"], "target": limits["target"], "progress": progress}
+        return run(course, contender(runner), seed, budget=budget, **ends)
+    finally:
+        torch.set_num_threads(before)
+        torch.set_rng_state(state)
 
 
-def execute_all(tasks: Sequence[Task], workers: int, preload: Sequence[str] = ()) -> Generator[Message, None, None]:
+def _encode(task: Task, limits: dict[str, Any]) -> bytes:
+    """As bytes, for a process that this one starts, and for no other."""
+    problem, runner, _ = task
+    try:
+        data = pickle.dumps((*task, limits))
+        if b"__main__" in data:
+            raise TypeError("it is defined in the program itself, which other processes do not know")
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        what = f"{getattr(runner, 'label', runner)} on {getattr(problem, 'name', problem)}"
+        remedy = "define it in a file that can be imported, or race in this process with workers=0"
+        raise TypeError(f"{what} cannot be sent to another process; {remedy} ({error})") from error
+    return data
+
+
+def execute_all(
+    tasks: Sequence[Task], limits: dict[str, Any], workers: int, chains: Sequence[str] = ()
+) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """Do all tasks, so many at a time, each in another process; none of them survives this generator.
 
     Args:
-        tasks: The runs.
+        tasks: The runs: problem, contender and seed.
+        limits: Of each run, as for `execute`.
         workers: How many at a time; 0 does them in this process, one after another.
-        preload: Modules that are imported before the first run.
+        chains: What workers try before the first run: what they import and compile is not among the seconds of a run.
 
     Yields:
         The number of a task, and a message. One with ``"reason"`` is the record of a finished run. One with ``"evaluations"``
@@ -106,16 +95,16 @@ def execute_all(tasks: Sequence[Task], workers: int, preload: Sequence[str] = ()
     if workers == 0:
         for number, task in enumerate(tasks):
             yield number, {"pid": os.getpid()}
-            yield number, task.execute()
+            yield number, execute(*task, limits)
         return
-    orders = [(task.seconds, task.encode()) for task in tasks]  # what cannot be sent is refused before anything runs
+    orders = [_encode(task, limits) for task in tasks]  # what cannot be sent is refused before anything runs
     waiting = list(range(len(tasks)))[::-1]
     team: list[_RunWorker] = []
     try:
         while waiting or any(worker.number is not None for worker in team):
             idle = [worker for worker in team if worker.number is None]
             while len(idle) < len(waiting) and len(team) < workers:
-                idle.append(_RunWorker(preload))
+                idle.append(_RunWorker(chains, limits["seconds"]))
                 team.append(idle[-1])
             for worker in idle[: len(waiting)]:
                 number = waiting.pop()
@@ -140,15 +129,17 @@ def execute_all(tasks: Sequence[Task], workers: int, preload: Sequence[str] = ()
 class _RunWorker:
     """A process, the pipe that it is ordered and tells by, and the file that its errors go to."""
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    def __init__(self, chains: Sequence[str], seconds: float) -> None:
         self.number: int | None = None
         self.last: dict[str, Any] = {}
         self.began = False
         # Without a name: nothing is left, whatever ends this process.
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - `bury` closes it
         self.connection, other = multiprocessing.Pipe()
-        start = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from moduli.lab._pool import work; work()"
-        arguments = [json.dumps(sys.path), str(other.fileno()), str(STARTUP), *preload]
+        start = "import json, signal, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        # What hangs, in C or in an import, is ended by the system.
+        start += "signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2])); from moduli.lab._pool import work; work()"
+        arguments = [json.dumps(sys.path), str(STARTUP), str(other.fileno()), str(seconds), *chains]
         # numpy's libraries would start as many threads as there are cores.
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.process = subprocess.Popen(
@@ -162,13 +153,13 @@ class _RunWorker:
         )
         other.close()
 
-    def order(self, number: int, task: tuple[float, bytes]) -> None:
+    def order(self, number: int, task: bytes) -> None:
         """Have a run done."""
         self.number, self.last = number, {}
         self.errors.seek(0)
         self.errors.truncate()
         with contextlib.suppress(OSError):  # it died; `receive` sees that next
-            self.connection.send(task)
+            self.connection.send_bytes(task)
 
     def receive(self) -> dict[str, Any] | None:
         """What it tells; nothing when it has only begun, None when it has died."""
@@ -206,13 +197,11 @@ class _RunWorker:
 
 def work() -> None:
     """Import once what runs need, do the tasks that arrive, and end with their owner."""
-    _, _, descriptor, startup, *preload = sys.argv
-    # What hangs, in C or in an import, is ended by the system.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, float(startup))
+    _, _, _, descriptor, seconds, *chains = sys.argv
     faulthandler.enable()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    _prepare(preload)
+    for chain in chains:
+        execute("sphere-10", chain, 0, {"budget": 1, "seconds": STARTUP, "threads": 1, "target": None})
     owner: Connection[Any, Any] = Connection(int(descriptor))
 
     def tell(evaluations: int, value: float) -> None:
@@ -222,25 +211,13 @@ def work() -> None:
     with contextlib.suppress(EOFError, ConnectionError):  # the owner is gone
         while True:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            seconds, task = owner.recv()
-            signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
-            owner.send(pickle.loads(task).execute(tell))
+            task = owner.recv_bytes()
+            signal.setitimer(signal.ITIMER_REAL, float(seconds) + GRACE)
+            problem, runner, seed, limits = pickle.loads(task)
+            owner.send(execute(problem, runner, seed, limits, tell))
 
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
-
-
-def _prepare(preload: Sequence[str]) -> None:
-    """Do once what every run would do at its beginning, and count among its seconds."""
-    if "torch.optim" in preload:
-        torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]  # it imports torch's compiler, as they do
-    for name in preload:
-        with contextlib.suppress(ImportError):  # the run that needs it says so
-            __import__(name)
-    catalogue.entries()
-    with warnings.catch_warnings(), contextlib.suppress(ValueError):
-        warnings.simplefilter("ignore")  # what is wrong with compiler or settings is told by the run that needs them
-        kernels.explain()

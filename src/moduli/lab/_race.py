@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from ._contender import Contender, contender
 from ._grammar import ParsedChain
 from ._pool import Task, execute_all
 from ._reference import load_problem
 from ._results import FORMAT, Results, environment, start_file, to_line
+from .catalogue import Contender, contender
 from .problems import Problem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
@@ -117,9 +117,16 @@ def race(
                 fact = f"{problem.name} needs {package}, which is not installed: pip install 'moduli[lab]'"
                 raise ModuleNotFoundError(fact, name=package)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    _check(field, [problem.name for _, problem in courses], numbers, budget, threads)
+    parts: dict[str, list[Any]] = {"problem": [problem.name for _, problem in courses], "seed": numbers}
+    for what, given in {**parts, "contender": [entry.source for entry in field]}.items():
+        if not given or len({*given}) < len(given):
+            raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, given))}")
+    for what, number in {"budget": budget, "number of threads": threads}.items():
+        if number is not None and number < 1:
+            raise ValueError(f"the {what} is at least 1, not {number}")
     if target is not None and not math.isfinite(target):
         raise ValueError(f"the target is a finite number, not {target}")
+    limits = {"budget": budget, "seconds": seconds, "threads": threads, "target": target}
     top = {
         "kind": "race",
         "format": FORMAT,
@@ -128,16 +135,11 @@ def race(
         "problems": [_describe_problem(spec, problem) for spec, problem in courses],
         "contenders": [{"label": entry.label, "source": entry.source} for entry in field],
         "seeds": numbers,
-        "budget": budget,
-        "seconds": seconds,
-        "threads": threads,
-        "target": target,
+        **limits,
         **environment(),
     }
     results = Results(top, problems={problem.name: problem for _, problem in courses})
-    preload = sorted({name for _, problem in courses for name in problem.requires})
-    if any(not entry.is_chain or entry.source.startswith("torch.") for entry in field):
-        preload.append("torch.optim")
+    chains = [entry.source if entry.is_chain else "torch.SGD(lr=0.1)" for entry in field]
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with open(os.devnull, "wb") if file is None else start_file(results, file, resume) as kept:
@@ -146,12 +148,10 @@ def race(
         about: list[dict[str, Any]] = []
         for (spec, problem), entry, seed in product(courses, field, numbers):
             if (problem.name, entry.source, seed) not in done:
-                # A chain travels as text; anything else as itself.
-                runner = entry.source if entry.is_chain else entry
-                tasks.append(Task(spec, runner, seed, budget, seconds, threads, target))
+                tasks.append((spec, entry.source if entry.is_chain else entry, seed))  # a chain travels as text
                 names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
                 about.append({"kind": "run", **names})
-        with contextlib.closing(execute_all(tasks, workers, preload)) as messages:
+        with contextlib.closing(execute_all(tasks, limits, workers, chains)) as messages:
             for number, message in messages:
                 known = {**about[number], **message}
                 event = "end" if "reason" in message else "begin" if "pid" in message else "progress"
@@ -170,17 +170,3 @@ def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:
     # As JSON has it: lists for tuples.
     about = json.loads(json.dumps({key: getattr(problem, key) for key in keys}))
     return {"name": problem.name, "reference": reference, **about}
-
-
-def _check(field: list[Contender], problems: list[str], seeds: list[int], budget: int | None, threads: int) -> None:
-    given = {"problem": problems, "contender": [entry.source for entry in field], "seed": [str(seed) for seed in seeds]}
-    for what, names in given.items():
-        if not names:
-            raise ValueError(f"a race needs at least one {what}")
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise ValueError(f"the {what} {sorted(twice)[0]!r} is given twice")
-    if budget is not None and budget < 1:
-        raise ValueError(f"the budget is at least one evaluation, not {budget}")
-    if threads < 1:
-        raise ValueError(f"a run has at least one thread, not {threads}")

@@ -11,13 +11,12 @@ A function that returns several numbers returns residuals: its problem is one of
 squares, and a fit has standard errors.
 """
 
-import hashlib
-import importlib.util
 import inspect
+import runpy
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -68,31 +67,19 @@ def load_problem(reference: str) -> Problem:
     path, name = place
     if not path.is_file():
         raise ProblemFileError(f"there is no file {path} (a problem of your own is written FILE.py:name)")
-    module = _module(path.resolve())
-    if not hasattr(module, name):
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    found = _run_file(path.resolve())
+    if name not in found:
+        public = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
         raise ProblemFileError(f"{path} has no {name!r}; it has {', '.join(public) or 'no functions or classes'}")
-    return as_problem(getattr(module, name), name)
+    return as_problem(found[name], name)
 
 
-def _module(path: Path) -> ModuleType:
-    # A name of its own, made of the path, so that two files called alike do not meet; and registered, for pickle.
-    name = f"moduli_user_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ProblemFileError(f"{path} is no Python file")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+@cache
+def _run_file(path: Path) -> dict[str, Any]:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)  # what lies beside the file can be imported, as it can from a script
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return runpy.run_path(str(path), run_name="moduli_problem")
 
 
 def as_problem(value: Any, name: str = "problem") -> Problem:

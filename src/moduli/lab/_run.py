@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 import torch
 
-from ._contender import Contender, Entrant
 from ._reference import ProblemFileError
+from .catalogue import Contender, Entrant
 from .problems import Problem
 
 PATH_POINTS = 240
@@ -202,7 +202,7 @@ def _thin(items: list[Any], most: int) -> list[Any]:
 
 
 class RunReason(StrEnum):
-    """Why a run ended, as a sentence.
+    """Why a run or a fit ended, as a sentence.
 
     >>> print(RunReason.REACHED)
     reached the optimum
@@ -211,17 +211,28 @@ class RunReason(StrEnum):
     REACHED = "reached the optimum"
     TARGET = "reached the target"
     BUDGET = "budget spent"
+    STEPS = "all steps done"
     TIME = "time limit"
     STOPPED = "stopped by itself"
     DIVERGED = "diverged"
     CRASHED = "crashed"
     HUNG = "hung, was killed"
     KILLED = "process died"
+    INTERRUPTED = "interrupted"
 
     @property
     def failed(self) -> bool:
         """Whether the run has no result that could be compared: it broke, or left the numbers."""
         return self in (RunReason.DIVERGED, RunReason.CRASHED, RunReason.HUNG, RunReason.KILLED)
+
+    @property
+    def success(self) -> bool:
+        """Whether the model is what was asked for, or can become it by going on."""
+        return not self.failed
+
+
+Ended = RunReason
+"""Why a fit ended: fits have no reasons of their own."""
 
 
 class RunEnd(BaseException):

@@ -2,11 +2,11 @@
 
 A name is looked up in lists and nowhere else: the public links of `moduli.m`, the presets of `moduli.presets`, and, after
 ``torch.``, the optimizers of `torch.optim`. `Population(n)` at the head of a chain makes the rest of it move a population of
-n members instead of one model. Arguments are checked against the signature before anything is made.
+n members instead of one model. Arguments are checked against the signature before anything is made. A `Contender` is a chain, or
+any factory of optimizers, and an `Entrant` what it becomes when it meets a model.
 """
 
 import difflib
-import importlib
 import inspect
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from torch import nn
 
 from .. import optim
 from ..population import Population
-from ._grammar import ChainSyntaxError, Link, ParsedChain, Value
+from ._grammar import ChainSyntaxError, Link, ParsedChain, Value, parse
 
 __all__ = ["CatalogueEntry", "build", "check", "entries", "find"]
 
@@ -86,15 +86,16 @@ def entries() -> dict[str, CatalogueEntry]:
     >>> "torch.Adam" in entries(), "os.system" in entries()
     (True, False)
     """
+    from .. import m, presets  # imported when the first chain is read
+
     found = {
         "Population": CatalogueEntry("Population", "population", "population", _population, _population.__doc__ or "")
     }
-    for room, kind in (("moduli.m", "link"), ("moduli.presets", "preset")):
-        module = importlib.import_module(room)
+    for module, kind in ((m, "link"), (presets, "preset")):
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.isclass(value) if kind == "link" else inspect.isfunction(value):
-                parts = value.__module__.removeprefix(room).strip(".").split(".")
+                parts = value.__module__.removeprefix(module.__name__).strip(".").split(".")
                 family = parts[0] if kind == "link" else kind
                 found[name] = CatalogueEntry(name, kind, family, value, inspect.getdoc(value) or "")
     for name, value in vars(torch.optim).items():
@@ -255,3 +256,108 @@ def scatter(model: nn.Module, *, size: int, spread: float, seed: int) -> Populat
         for (_, stacked), start in zip(population.named_parameters(), model.parameters(), strict=True):
             stacked[0] = start
     return population
+
+
+class Entrant:
+    """A contender that has met a model: an optimizer, and what it moves.
+
+    Attributes:
+        model: The model, at its starting point.
+        optimizer: Something with ``step(closure)``.
+        population: The population it moves, or None when it moves the model itself.
+        losses: The members' losses at the last evaluation.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any, population: Any = None) -> None:
+        self.model, self.optimizer, self.population = model, optimizer, population
+        self.losses: torch.Tensor | None = None
+        # Looked at after every step: walking the modules would cost as much as the step of a small problem.
+        self._parameters = list(model.parameters())
+
+    def finite(self) -> bool:
+        """Whether all parameters are finite. A population is lost only when every member is."""
+        if self.population is not None:
+            return bool(self.population.matrix.isfinite().all(-1).any())
+        return all(bool(parameter.isfinite().all()) for parameter in self._parameters)
+
+    @property
+    def finished(self) -> str:
+        """Why the optimizer wants to end, when one of its links ends chains; otherwise nothing."""
+        if not getattr(self.optimizer, "should_terminate", False):
+            return ""
+        return ", ".join(map(str, getattr(self.optimizer, "reasons", ()))) or "a link asked to stop"
+
+    def best(self) -> Callable[..., Any]:
+        """The model, or the best member at the last evaluation."""
+        if self.population is None or self.losses is None:
+            return self.model
+        member: Callable[..., Any] = self.population[int(self.losses.argmin())]
+        return member
+
+    def points(self) -> torch.Tensor:
+        """All members as rows."""
+        if self.population is not None:
+            matrix: torch.Tensor = self.population.matrix.detach()
+            return matrix
+        return torch.cat([parameter.detach().flatten() for parameter in self._parameters])[None]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that can minimise.
+
+    Attributes:
+        label: What reports call it.
+        source: The chain as text, or where its factory is defined: with it, the run can be repeated.
+        factory: From a model to an `Entrant`, or to an object with ``step(closure)``; None for a chain as text.
+    """
+
+    label: str
+    source: str
+    factory: Callable[[nn.Module], Any] | None
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is a chain as text, which `source` has all of."""
+        return self.factory is None
+
+    def enter(self, model: nn.Module) -> Entrant:
+        """Meet a model.
+
+        >>> from moduli.lab import contender, problems
+        >>> contender("torch.SGD(lr=0.1)").enter(problems.get("rosenbrock").model(0)).points()
+        tensor([[-1.2000,  1.0000]], dtype=torch.float64)
+        """
+        made = Entrant(model, *build(parse(self.source), model)) if self.factory is None else self.factory(model)
+        if not isinstance(made, Entrant):
+            made = Entrant(model, made)
+        if not callable(getattr(made.optimizer, "step", None)):
+            raise TypeError(f"{self.label}: a contender makes an optimizer with step(closure), not {made.optimizer!r}")
+        return made
+
+
+def contender(spec: str | ParsedChain | Callable[[nn.Module], Any] | Contender, label: str | None = None) -> Contender:
+    """Make a contender.
+
+    Args:
+        spec: A chain as text (``"ClipNorm(1) | Adam | LR(1e-2)"``, ``"lbfgs"``, ``"torch.Adam(lr=0.01)"``), or a function from
+            a model to an optimizer with ``step(closure)``, where ``closure(backward=True)`` gives the loss.
+        label: What reports call it; without it, the chain, or the function's name.
+
+    Raises:
+        ChainSyntaxError: When the text is no chain, or names what does not exist.
+
+    >>> contender("torch.SGD( lr=0.1 )").label
+    'torch.SGD(lr=0.1)'
+    """
+    if isinstance(spec, Contender):
+        return spec if label is None else Contender(label, spec.source, spec.factory)
+    if isinstance(spec, str | ParsedChain):
+        chain = parse(spec) if isinstance(spec, str) else spec
+        check(chain)
+        return Contender(label or str(chain), str(chain), None)
+    if not callable(spec):
+        raise TypeError(f"a contender is a chain or a function of a model, not {spec!r}")
+    name = getattr(spec, "__name__", type(spec).__name__)
+    module = getattr(spec, "__module__", "")
+    return Contender(label or name, f"{module}:{getattr(spec, '__qualname__', name)}", spec)

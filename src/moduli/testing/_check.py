@@ -1,14 +1,33 @@
 """The law book: every law by name, and the function that puts a link under all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..optim import Module
-from . import _agreement, _safety, _saving, _settings, _subjects  # noqa: F401 - each enters its laws
+from . import _agreement, _endurance, _settings, _subjects  # noqa: F401 - each enters its laws
 from ._problems import LAWS, Case, LawError, NotApplicable
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check_link` found: the laws that hold, and those that do not apply, with the reason.
+
+    Example:
+        >>> from moduli.testing import Report
+        >>> print(Report("Adam", ("pieces",), {"reference": "it has no reference"}))
+        Adam: 1 law holds, 1 does not apply
+          reference: it has no reference
+    """
+
+    name: str
+    held: tuple[str, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        held, left = len(self.held), len(self.skipped)
+        head = f"{self.name}: {held} law{'s hold' if held != 1 else ' holds'}, {left} do{'es' * (left == 1)} not apply"
+        return "\n".join([head, *(f"  {law}: {why}" for law, why in self.skipped.items())])
 
 
 def check_law(case: Case, law: str) -> str | None:
@@ -97,24 +116,3 @@ def check_link(
     if broken:
         raise LawError("\n".join(map(str, broken))) from broken[0]
     return Report(title, tuple(held), skipped)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `check_link` found: the laws that hold, and those that do not apply, with the reason.
-
-    Example:
-        >>> from moduli.testing import Report
-        >>> print(Report("Adam", ("pieces",), {"reference": "it has no reference"}))
-        Adam: 1 law holds, 1 does not apply
-          reference: it has no reference
-    """
-
-    name: str
-    held: tuple[str, ...]
-    skipped: Mapping[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        held, left = len(self.held), len(self.skipped)
-        head = f"{self.name}: {held} law{'s hold' if held != 1 else ' holds'}, {left} do{'es' * (left == 1)} not apply"
-        return "\n".join([head, *(f"  {law}: {why}" for law, why in self.skipped.items())])

@@ -3,17 +3,15 @@
 Nothing here has ever run on one where it was written, so a report is worth pasting into an issue.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import platform
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
 from .. import kernels, m
 from .._version import __version__
@@ -140,19 +138,13 @@ def _take_steps(make: Callable[[], list[Module]], place: str, seed: int) -> Tens
 
 
 def _report_times(device: str) -> list[str]:
-    lines = ["", f"milliseconds per step on {device}, median of 30 (and the bandwidth that it makes):"]
+    lines = ["", f"milliseconds per step on {device}, median of a second (and the bandwidth that it makes):"]
     for name, shapes in WORKLOADS.items():
         elements = sum(torch.Size(shape).numel() for shape in shapes)
         for label, make in (("moduli", step_own), ("torch, foreach", step_torchs)):
-            step = make(make_parameters(shapes, device))
-            times = []
-            for _ in range(40):
-                torch.accelerator.synchronize()
-                begin = time.perf_counter()
-                step()
-                torch.accelerator.synchronize()
-                times.append(time.perf_counter() - begin)
-            middle = sorted(times[10:])[15]
+            # It waits for the device before it looks at the clock.
+            timer = Timer("step()", globals={"step": make(make_parameters(shapes, device))})
+            middle = timer.blocked_autorange(min_run_time=1.0).median
             lines.append(f"  {name:18}{label:16}{1e3 * middle:8.3f}  {32 * elements / middle / 1e9:8.1f} GB/s")
     return lines
 

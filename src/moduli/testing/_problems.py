@@ -1,7 +1,5 @@
 """What a law is told about a link, small problems with known optima, and ways to run a chain on them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

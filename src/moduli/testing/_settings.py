@@ -1,11 +1,10 @@
-"""Laws about settings: groups, schedulers and schedules are obeyed, and new numbers need no new kernel."""
-
-from __future__ import annotations
+"""Laws about settings: groups and schedules are obeyed, new numbers need no new kernel, and nonsense is refused."""
 
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -36,7 +35,7 @@ def list_numbers(links: Sequence[Module]) -> list[tuple[str, str, float]]:
     ]
 
 
-def require_numbers(case: Case) -> list[tuple[str, str, float]]:
+def _require_numbers(case: Case) -> list[tuple[str, str, float]]:
     """The same of a case that has some."""
     found = list_numbers(case.links())
     if not found:
@@ -71,7 +70,7 @@ def _set_default(opt: Optimizer, name: str, key: str, value: Any, before: Any = 
 @kit.law
 def groups(case: Case) -> None:
     """A setting in the optimizer's groups or in the link's own does what the same default would."""
-    for name, key, value in require_numbers(case):
+    for name, key, value in _require_numbers(case):
         new = _perturb(value)
         second, third = kit.problem(case), kit.problem(case)
         own = [{"params": third.params, key: new}]
@@ -119,7 +118,7 @@ def per_group(case: Case) -> None:
             kit.expect(kit.have_moved(plain, partly), f"{name}.{key}={new} of the second group is ignored")
 
 
-def arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
+def _arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
     """Keyword arguments to build another such link with one setting changed; None where that can't be said."""
     known = inspect.signature(type(link)).parameters
     named = [p for p in known.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -138,7 +137,7 @@ def functions(case: Case) -> None:
     plain = kit.trial(case)
     for link, key, value in found:
         name, function = type(link).__name__, Schedule(lambda step, value=value: value)  # type: ignore[misc]
-        given = arguments(link, key, function.fn)
+        given = _arguments(link, key, function.fn)
         if given is not None:
             try:
                 cast("Any", type(link))(**given)
@@ -216,7 +215,7 @@ def _count_kernels(opt: Optimizer) -> int:
 @kit.law
 def no_rebuild(case: Case) -> None:
     """A new number for a setting never makes a new kernel."""
-    found = require_numbers(case)
+    found = _require_numbers(case)
     at = kit.problem(case)
     opt = kit.run(case, at, 3)
     before = _count_kernels(opt)
@@ -226,3 +225,58 @@ def no_rebuild(case: Case) -> None:
         kit.step(case, opt, at)
     after = _count_kernels(opt)
     kit.expect(after <= before, f"changing numbers made {after - before} more kernels ({before} before)")
+
+
+@kit.law
+def nan(case: Case) -> None:
+    """A NaN setting is refused, by the constructor, by groups and by the link's own groups, in a sentence."""
+    for name, key, _ in _require_numbers(case):
+        _check_refusals(case, name, key, math.nan)
+
+
+@kit.law
+def unknown(case: Case) -> None:
+    """Settings that no link has are refused, by name."""
+    opt = kit.optimizer(case, kit.problem(case).subject)
+    for name in {type(link).__name__ for link in kit.all_links(opt.modules)}:
+        _check_refusals(case, name, "no_such_setting", 1.0)
+
+
+def _check_refusals(case: Case, name: str, key: str, value: float) -> None:
+    """A setting of a link is refused wherever it can be given, in sentences that name both."""
+    at = kit.problem(case)
+    opt = kit.optimizer(case, at.subject)
+    link = next(named_links(opt.modules, name))
+    addressed = f"{name.lower()}.{key}"
+    start = kit.snapshot(at.params)
+
+    def step() -> None:
+        opt.param_groups[0][addressed] = value
+        kit.step(case, opt, at)
+
+    _expect_refusal(
+        f"{name}.set_param_groups with {key}={value}",
+        lambda: link.set_param_groups([{"params": at.params, key: value}]),
+        (name, key),
+    )
+    group = [{"params": at.params, addressed: value}]
+    _expect_refusal(f"a group with {name}.{key}={value}", lambda: kit.optimizer(case, group), (name, key))
+    _expect_refusal(f"a step with {name}.{key}={value}", step, (key,))
+    kit.expect_same(f"a step refused for {name}.{key}={value} moved something:", at.params, start)
+    known = inspect.signature(type(link)).parameters
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    given = _arguments(link, key, value) if key in known or free else {key: value}
+    if given is not None:
+        _expect_refusal(f"{name}({key}={value})", lambda: type(link)(**given), (name,))
+
+
+def _expect_refusal(what: str, do: Callable[[], Any], words: tuple[str, ...]) -> None:
+    try:
+        do()
+    except NotApplicable:
+        return  # a population takes no groups, right or wrong
+    except (TypeError, ValueError) as error:
+        for word in words:
+            kit.expect(word.lower() in str(error).lower(), f"{what} is refused without naming {word!r}: {error}")
+    else:
+        raise LawError(f"{what} is accepted")

@@ -1,7 +1,5 @@
 """Laws about what is moved: dtype, memory format, odd shapes and missing gradients of parameters; populations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -61,11 +59,7 @@ def complex_numbers(case: Case) -> None:
     """Complex parameters stay complex and finite; the loss goes down where the link is an optimizer."""
     if not case.complex:
         raise NotApplicable("it takes no complex parameters")
-    at = kit.problem(case, dtype=torch.complex128)
-    first = at.value()
-    kit.run(case, at, 10)
-    last = at.value()
-    kit.expect_finite("a complex parameter", at.params)
+    first, last = _run_in(case, torch.complex128, 10)
     if case.target and not case.random:
         kit.expect(last < first, f"the loss went from {first:.4g} to {last:.4g} in 10 steps")
 
@@ -76,13 +70,18 @@ def half(case: Case) -> None:
     if not case.half:
         raise NotApplicable("it takes no half-precision parameters")
     for dtype in (torch.float16, torch.bfloat16):
-        at = kit.problem(case, dtype=dtype)
-        start = kit.snapshot(at.params)
-        kit.run(case, at, 3)
-        for param in at.params:
-            kit.expect(param.dtype is dtype, f"a {dtype} parameter became {param.dtype}")
-        kit.expect_finite(f"a {dtype} parameter", at.params)
-        kit.expect(not case.target or kit.have_moved(start, at.params), f"{dtype} parameters did not move")
+        _run_in(case, dtype, 3)
+
+
+def _run_in(case: Case, dtype: torch.dtype, steps: int) -> tuple[float, float]:
+    """The losses before and after some steps, in which parameters move and keep their dtype."""
+    at = kit.problem(case, dtype=dtype)
+    start, first = kit.snapshot(at.params), at.value()
+    kit.run(case, at, steps)
+    kit.expect(all(param.dtype is dtype for param in at.params), f"a {dtype} parameter changed its dtype")
+    kit.expect_finite(f"a {dtype} parameter", at.params)
+    kit.expect(not case.target or kit.have_moved(start, at.params), f"{dtype} parameters did not move")
+    return first, at.value()
 
 
 @kit.law

@@ -87,6 +87,30 @@ class Problem(ABC):
         return f"<{type(self).__name__} {self.name}: {self.summary}>"
 
 
+class SampledProblem(Problem):
+    """A problem of which each step sees another sample, and which is judged without that noise.
+
+    Attributes:
+        sample: What `resample` drew for this step.
+    """
+
+    noisy = True
+    sample: torch.Tensor | None = None
+
+    @abstractmethod
+    def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
+        """The loss of a sample; without one, what a run is judged by."""
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """The loss of this step's sample."""
+        return self.loss_of(model, self.sample)
+
+    def measure(self, model: Callable[..., Any]) -> float:
+        """The loss without the noise."""
+        with torch.no_grad():
+            return float(self.loss_of(model, None))
+
+
 class Point(nn.Module):
     """A model that is one vector: called with nothing, it gives the vector.
 

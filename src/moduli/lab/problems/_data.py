@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ._base import Point, Problem
+from ._base import Point, Problem, SampledProblem
 
 
 class LeastSquares(Problem):
@@ -82,20 +82,16 @@ class DigitsLogistic(Problem):
         return F.cross_entropy(scores, y) + 0.5e-3 * penalty
 
 
-class DigitsMLP(Problem):
+class DigitsMLP(SampledProblem):
     """A network 64-32-10 on handwritten digits, from batches of 128; judged by the loss over all digits."""
 
     name = "digits-mlp"
     summary = "a small network on 8x8 digits, batches of 128"
     tags = ("n-D", "noisy", "data", "network")
     requires = ("sklearn.datasets",)
-    noisy = True
     optimum = 0.0
     tolerance = 1e-3
     budget = 1000
-
-    def __init__(self) -> None:
-        self.rows: torch.Tensor | None = None
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
@@ -103,19 +99,12 @@ class DigitsMLP(Problem):
 
     def resample(self, generator: torch.Generator) -> None:
         """Another batch."""
-        self.rows = torch.randint(len(_digits()[0]), (128,), generator=generator)
+        self.sample = torch.randint(len(_digits()[0]), (128,), generator=generator)
 
-    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The cross entropy of the batch."""
-        x, y = _digits()
-        rows = slice(None) if self.rows is None else self.rows
-        return F.cross_entropy(model(x[rows]), y[rows])
-
-    def measure(self, model: Callable[..., Any]) -> float:
-        """The cross entropy of all digits."""
-        x, y = _digits()
-        with torch.no_grad():
-            return float(F.cross_entropy(model(x), y))
+    def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
+        """The cross entropy of these digits."""
+        x, y = _digits() if sample is None else (each[sample] for each in _digits())
+        return F.cross_entropy(model(x), y)
 
 
 class Spirals(Problem):
@@ -198,7 +187,7 @@ class _TextReader(nn.Module):
         return scores
 
 
-class TextTransformer(Problem):
+class TextTransformer(SampledProblem):
     """Predict the next letter of a page that is shipped with the package, with two layers of attention 32 wide.
 
     Batches are 16 windows of 32 letters; a run is judged by the mean loss, in nats per letter, over 64 windows spread over
@@ -212,16 +201,9 @@ class TextTransformer(Problem):
     name = "text"
     summary = "a transformer of two layers on a page of text, batches of 16"
     tags = ("n-D", "noisy", "data", "network")
-    noisy = True
     exact = False
     optimum = 0.1864847
     budget = 400
-
-    def __init__(self) -> None:
-        self.starts: torch.Tensor | None = None
-
-    def _choose_windows(self) -> torch.Tensor:
-        return torch.linspace(0, len(_text()[1]) - CONTEXT - 2, 64).long()
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
@@ -229,20 +211,13 @@ class TextTransformer(Problem):
 
     def resample(self, generator: torch.Generator) -> None:
         """Other windows."""
-        self.starts = torch.randint(len(_text()[1]) - CONTEXT - 1, (16,), generator=generator)
+        self.sample = torch.randint(len(_text()[1]) - CONTEXT - 1, (16,), generator=generator)
 
-    def _loss_at(self, model: Callable[..., Any], starts: torch.Tensor) -> torch.Tensor:
-        rows = _text()[1][starts[:, None] + torch.arange(CONTEXT + 1)]
-        return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-
-    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The mean cross entropy of the batch, in nats per letter."""
-        return self._loss_at(model, self._choose_windows() if self.starts is None else self.starts)
-
-    def measure(self, model: Callable[..., Any]) -> float:
-        """The same over fixed windows."""
-        with torch.no_grad():
-            return float(self._loss_at(model, self._choose_windows()))
+    def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
+        """The mean cross entropy of these windows, in nats per letter."""
+        starts = torch.linspace(0, len(_text()[1]) - CONTEXT - 2, 64).long() if sample is None else sample
+        letters = _text()[1][starts[:, None] + torch.arange(CONTEXT + 1)]
+        return F.cross_entropy(model(letters[:, :-1]).flatten(0, 1), letters[:, 1:].flatten())
 
 
 def _initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) -> nn.Module:

@@ -7,12 +7,11 @@ optimisation problems" (2013). Every function takes points on the last axis and 
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
-from ._base import Point, Problem
+from ._base import Point, Problem, SampledProblem
 
 Formula = Callable[[torch.Tensor], torch.Tensor]
 
@@ -73,7 +72,7 @@ class Function(Problem):
         return self.formula(points)
 
 
-class NoisyQuadratic(Problem):
+class NoisyQuadratic(SampledProblem):
     """A bowl whose centre trembles: each step sees the bowl around another centre, as a minibatch would show it.
 
     The loss of a step is 1/2 sum a_i (x_i - c_i)^2 with c ~ N(0, noise^2); `measure` is its mean, less what no x can change.
@@ -88,7 +87,6 @@ class NoisyQuadratic(Problem):
     True
     """
 
-    noisy = True
     optimum = 0.0
     tags = ("n-D", "noisy", "ill-conditioned", "smooth")
     summary = "a bowl whose centre trembles from step to step"
@@ -96,27 +94,21 @@ class NoisyQuadratic(Problem):
     def __init__(self, size: int = 20, condition: float = 100.0, noise: float = 0.1) -> None:
         self.name = f"noisy-{size}"
         self.curvature = torch.logspace(0, -math.log10(condition), size, dtype=torch.float64)
-        self.centre = torch.zeros(size, dtype=torch.float64)
         self.noise = noise
 
     def model(self, seed: int) -> Point:
         """A random direction at distance sqrt(n)."""
-        x = torch.randn(self.centre.shape, generator=torch.Generator().manual_seed(1000 + seed), dtype=torch.float64)
+        x = torch.randn(self.curvature.shape, generator=torch.Generator().manual_seed(1000 + seed), dtype=torch.float64)
         return Point(x * len(x) ** 0.5 / x.norm())
 
     def resample(self, generator: torch.Generator) -> None:
         """Move the centre."""
-        self.centre = self.noise * torch.randn(self.centre.shape, generator=generator, dtype=torch.float64)
+        self.sample = self.noise * torch.randn(self.curvature.shape, generator=generator, dtype=torch.float64)
 
-    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The bowl around this step's centre."""
+    def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
+        """The bowl around a centre; around the mean centre, which is zero, without one."""
         x: torch.Tensor = model()
-        return 0.5 * (self.curvature * (x - self.centre) ** 2).sum()
-
-    def measure(self, model: Callable[..., Any]) -> float:
-        """The bowl around the mean centre."""
-        with torch.no_grad():
-            return float(0.5 * (self.curvature * model() ** 2).sum())
+        return 0.5 * (self.curvature * (x if sample is None else x - sample) ** 2).sum()
 
 
 # -- formulas ---------------------------------------------------------------------------------------------------------
@@ -205,79 +197,71 @@ _STYBLINSKI = -39.16616570377141
 _CAMEL = -1.0316284534898774
 
 
-def functions() -> dict[str, Callable[[], Problem]]:
-    """The functions of two numbers, by name."""
-
-    def make(name: str, *args: Any, **kwargs: Any) -> tuple[str, Callable[[], Problem]]:
-        return name, partial(Function, name, *args, **kwargs)
-
-    himmelblau = [(3.0, 2.0), (-2.805118086952745, 3.131312518250573)]
-    himmelblau += [(-3.779310253377747, -3.283185991286170), (3.584428340330492, -1.848126526964404)]
-    return dict(
-        [
-            make("rosenbrock", _rosenbrock, [-1.2, 1.0], 0.0, minimisers=[(1, 1)], window=(-2, 2, -1, 3),
-                 tags=["unimodal", "smooth", "ill-conditioned"], summary="a bent valley (Rosenbrock 1960)"),
-            make("beale", _beale, [1.0, 1.0], 0.0, minimisers=[(3, 0.5)], window=(-1, 4.5, -2, 2),
-                 tags=["unimodal", "smooth"], summary="flat, with steep corners (Beale 1958)"),
-            make("himmelblau", _himmelblau, [0.0, 0.0], 0.0, minimisers=himmelblau, window=(-5, 5, -5, 5), spread=1.0,
-                 tags=["multimodal", "smooth"], summary="four equal minima (Himmelblau 1972)"),
-            make("goldstein-price", _goldstein, [0.5, 0.5], 3.0, minimisers=[(0, -1)], window=(-2, 2, -2, 2), spread=0.3,
-                 tags=["multimodal", "smooth"], summary="values over six orders (Goldstein and Price 1971)"),
-            make("camel", _camel, [-1.5, 0.8], _CAMEL, window=(-2, 2, -1.2, 1.2), spread=0.3,
-                 minimisers=[(0.08984201310031806, -0.7126564030207396), (-0.08984201310031806, 0.7126564030207396)],
-                 tags=["multimodal", "smooth"], summary="six humps, two of them lowest (Dixon and Szegő 1978)"),
-            make("styblinski-tang", _styblinski, [0.0, 0.5], 2 * _STYBLINSKI, minimisers=[(_STYBLINSKI_X,) * 2],
-                 window=(-5, 5, -5, 5), spread=1.0, tags=["multimodal", "smooth"], summary="four basins, one deepest"),
-            make("rastrigin", _rastrigin, [2.4, -1.6], 0.0, minimisers=[(0, 0)], window=(-4, 4, -4, 4), spread=1.0,
-                 tags=["multimodal", "smooth"], summary="a bowl full of dimples (Rastrigin 1974)"),
-            make("ackley", _ackley, [2.2, -1.7], 0.0, minimisers=[(0, 0)], window=(-4, 4, -4, 4), spread=1.0,
-                 tags=["multimodal", "non-smooth"], summary="a needle in a dimpled plain (Ackley 1987)"),
-            make("kinked-valley", _valley, [-1.0, 1.5], 0.0, minimisers=[(1, 1)], window=(-2, 2, -1.5, 3),
-                 tags=["unimodal", "non-smooth"], summary="Rosenbrock's valley with a kink for a floor"),
-        ]
-    )  # fmt: skip
+_HIMMELBLAU = [(3.0, 2.0), (-2.805118086952745, 3.131312518250573)]
+_HIMMELBLAU += [(-3.779310253377747, -3.283185991286170), (3.584428340330492, -1.848126526964404)]
 
 
-def _n(formula: Formula, value: float, optimum: float = 0.0, **kwargs: Any) -> Callable[[str, int], Problem]:
-    return lambda name, n: Function(f"{name}-{n}", formula, [value] * n, optimum * n, **kwargs)
+def _plane(formula: Formula, start: list[float], optimum: float = 0.0, **kwargs: Any) -> Callable[[str], Problem]:
+    return lambda name: Function(name, formula, start, optimum, **kwargs)
 
 
-def _rosenbrock_n(name: str, n: int) -> Problem:
-    return Function(
-        f"{name}-{n}", _rosenbrock, [-1.2 if i % 2 == 0 else 1.0 for i in range(n)], 0.0, budget=2000,
-        tags=["unimodal", "smooth", "ill-conditioned"], summary="a bent valley in many dimensions",
-    )  # fmt: skip
+PLANE: dict[str, Callable[[str], Problem]] = {
+    "rosenbrock": _plane(_rosenbrock, [-1.2, 1.0], minimisers=[(1, 1)], window=(-2, 2, -1, 3),
+                         tags=["unimodal", "smooth", "ill-conditioned"], summary="a bent valley (Rosenbrock 1960)"),
+    "beale": _plane(_beale, [1.0, 1.0], minimisers=[(3, 0.5)], window=(-1, 4.5, -2, 2),
+                    tags=["unimodal", "smooth"], summary="flat, with steep corners (Beale 1958)"),
+    "himmelblau": _plane(_himmelblau, [0.0, 0.0], minimisers=_HIMMELBLAU, window=(-5, 5, -5, 5), spread=1.0,
+                         tags=["multimodal", "smooth"], summary="four equal minima (Himmelblau 1972)"),
+    "goldstein-price": _plane(_goldstein, [0.5, 0.5], 3.0, minimisers=[(0, -1)], window=(-2, 2, -2, 2), spread=0.3,
+                              tags=["multimodal", "smooth"], summary="values over six orders (Goldstein and Price 1971)"),
+    "camel": _plane(_camel, [-1.5, 0.8], _CAMEL, window=(-2, 2, -1.2, 1.2), spread=0.3,
+                    minimisers=[(0.08984201310031806, -0.7126564030207396), (-0.08984201310031806, 0.7126564030207396)],
+                    tags=["multimodal", "smooth"], summary="six humps, two of them lowest (Dixon and Szegő 1978)"),
+    "styblinski-tang": _plane(_styblinski, [0.0, 0.5], 2 * _STYBLINSKI, minimisers=[(_STYBLINSKI_X,) * 2],
+                              window=(-5, 5, -5, 5), spread=1.0, tags=["multimodal", "smooth"],
+                              summary="four basins, one deepest"),
+    "rastrigin": _plane(_rastrigin, [2.4, -1.6], minimisers=[(0, 0)], window=(-4, 4, -4, 4), spread=1.0,
+                        tags=["multimodal", "smooth"], summary="a bowl full of dimples (Rastrigin 1974)"),
+    "ackley": _plane(_ackley, [2.2, -1.7], minimisers=[(0, 0)], window=(-4, 4, -4, 4), spread=1.0,
+                     tags=["multimodal", "non-smooth"], summary="a needle in a dimpled plain (Ackley 1987)"),
+    "kinked-valley": _plane(_valley, [-1.0, 1.5], minimisers=[(1, 1)], window=(-2, 2, -1.5, 3),
+                            tags=["unimodal", "non-smooth"], summary="Rosenbrock's valley with a kink for a floor"),
+}  # fmt: skip
+"""The functions of two numbers."""
 
 
-def _powell_n(name: str, n: int) -> Problem:
-    if n % 4:
-        raise ValueError(f"{name}-{n}: Powell's function needs a multiple of four numbers, as in {name}-8")
-    return Function(
-        f"{name}-{n}", _powell, [3.0, -1.0, 0.0, 1.0] * (n // 4), 0.0, tags=["unimodal", "smooth", "singular"],
-        summary="its Hessian is singular at the minimum (Powell 1962)",
-    )  # fmt: skip
+def _repeat(
+    formula: Formula, start: list[float], optimum: float = 0.0, every: int = 1, **kwargs: Any
+) -> Callable[[str, int], Problem]:
+    def make(name: str, n: int) -> Problem:
+        if n % every:
+            raise ValueError(f"{name}-{n}: this function needs a multiple of {every} numbers, as in {name}-{2 * every}")
+        return Function(f"{name}-{n}", formula, (start * n)[:n], optimum * n, **kwargs)
+
+    return make
 
 
-def scalable() -> dict[str, tuple[int, Callable[[str, int], Problem]]]:
-    """The functions of any number of numbers: by name, the usual number and what makes one."""
-    return {
-        "sphere": (10, _n(lambda x: (x**2).sum(-1), 1.0, tags=["unimodal", "smooth"], summary="the easiest bowl")),
-        "ellipsoid": (10, _n(_ellipsoid, 1.0, tags=["unimodal", "smooth", "ill-conditioned"],
-                             summary="a bowl a million times longer than wide")),
-        "rosenbrock": (20, _rosenbrock_n),
-        "powell": (8, _powell_n),
-        "rastrigin": (10, _n(_rastrigin, 2.4, spread=1.0, tags=["multimodal", "smooth"], budget=4000,
-                             summary="a bowl full of dimples")),
-        "ackley": (10, _n(_ackley, 2.2, spread=1.0, tags=["multimodal", "non-smooth"], budget=4000,
-                          summary="a needle in a dimpled plain")),
-        "griewank": (10, _n(_griewank, 40.0, spread=10.0, tags=["multimodal", "smooth"], budget=4000,
-                            summary="a wide bowl with fine ripples (Griewank 1981)")),
-        "levy": (10, _n(_levy, -4.0, spread=1.0, tags=["multimodal", "smooth"], budget=4000,
-                        summary="waves along a valley (Lévy and Montalvo 1985)")),
-        "styblinski-tang": (10, _n(_styblinski, 0.5, _STYBLINSKI, spread=1.0, tags=["multimodal", "smooth"],
-                                   budget=4000, summary="2^n basins, one deepest")),
-        "absolute": (10, _n(_absolute, 3.0, tags=["unimodal", "non-smooth"], summary="a weighted sum of distances")),
-        "maxq": (10, _n(_maxq, 2.0, spread=0.5, tags=["unimodal", "non-smooth"],
-                        summary="the largest of the squares (Haarala 2004)")),
-        "noisy": (20, lambda name, n: NoisyQuadratic(n)),
-    }  # fmt: skip
+SCALABLE: dict[str, tuple[int, Callable[[str, int], Problem]]] = {
+    "sphere": (10, _repeat(lambda x: (x**2).sum(-1), [1.0], tags=["unimodal", "smooth"], summary="the easiest bowl")),
+    "ellipsoid": (10, _repeat(_ellipsoid, [1.0], tags=["unimodal", "smooth", "ill-conditioned"],
+                              summary="a bowl a million times longer than wide")),
+    "rosenbrock": (20, _repeat(_rosenbrock, [-1.2, 1.0], budget=2000, tags=["unimodal", "smooth", "ill-conditioned"],
+                               summary="a bent valley in many dimensions")),
+    "powell": (8, _repeat(_powell, [3.0, -1.0, 0.0, 1.0], every=4, tags=["unimodal", "smooth", "singular"],
+                          summary="its Hessian is singular at the minimum (Powell 1962)")),
+    "rastrigin": (10, _repeat(_rastrigin, [2.4], spread=1.0, tags=["multimodal", "smooth"], budget=4000,
+                              summary="a bowl full of dimples")),
+    "ackley": (10, _repeat(_ackley, [2.2], spread=1.0, tags=["multimodal", "non-smooth"], budget=4000,
+                           summary="a needle in a dimpled plain")),
+    "griewank": (10, _repeat(_griewank, [40.0], spread=10.0, tags=["multimodal", "smooth"], budget=4000,
+                             summary="a wide bowl with fine ripples (Griewank 1981)")),
+    "levy": (10, _repeat(_levy, [-4.0], spread=1.0, tags=["multimodal", "smooth"], budget=4000,
+                         summary="waves along a valley (Lévy and Montalvo 1985)")),
+    "styblinski-tang": (10, _repeat(_styblinski, [0.5], _STYBLINSKI, spread=1.0, tags=["multimodal", "smooth"],
+                                    budget=4000, summary="2^n basins, one deepest")),
+    "absolute": (10, _repeat(_absolute, [3.0], tags=["unimodal", "non-smooth"], summary="a weighted sum of distances")),
+    "maxq": (10, _repeat(_maxq, [2.0], spread=0.5, tags=["unimodal", "non-smooth"],
+                         summary="the largest of the squares (Haarala 2004)")),
+    "noisy": (20, lambda name, n: NoisyQuadratic(n)),
+}  # fmt: skip
+"""The functions of any number of numbers: the usual number, and what makes one."""

@@ -2,11 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Callable
 
 from ._base import Problem
 from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals, TextTransformer
-from ._functions import functions, scalable
+from ._functions import PLANE, SCALABLE
 from ._physics import Bands, GroundState
 
 LARGEST = 100_000
@@ -20,9 +19,9 @@ class UnknownProblemError(LookupError):
     """
 
 
-def _make_registry() -> dict[str, Callable[[], Problem]]:
-    classes = (LeastSquares, DigitsLogistic, DigitsMLP, Spirals, Bands, GroundState, TextTransformer)
-    return {**functions(), **{kind.name: kind for kind in classes}}
+CLASSES: dict[str, type[Problem]] = {
+    kind.name: kind for kind in (LeastSquares, DigitsLogistic, DigitsMLP, Spirals, Bands, GroundState, TextTransformer)
+}
 
 
 def names() -> list[str]:
@@ -31,7 +30,7 @@ def names() -> list[str]:
     >>> "rosenbrock" in names(), "rosenbrock-20" in names()
     (True, True)
     """
-    return [*_make_registry(), *(f"{name}-{size}" for name, (size, _) in scalable().items())]
+    return [*PLANE, *CLASSES, *(f"{name}-{size}" for name, (size, _) in SCALABLE.items())]
 
 
 def get(name: str) -> Problem:
@@ -50,15 +49,16 @@ def get(name: str) -> Problem:
     ...
     moduli.lab.problems._registry.UnknownProblemError: no problem is called 'rosenbrok'; did you mean 'rosenbrock'?
     """
-    whole = _make_registry()
-    if name in whole:
-        return whole[name]()
+    if name in PLANE:
+        return PLANE[name](name)
+    if name in CLASSES:
+        return CLASSES[name]()
     match = re.fullmatch(r"(.+?)-([0-9]{1,6})", name)
-    if match and match[1] in scalable():
+    if match and match[1] in SCALABLE:
         size = int(match[2])
         if not 2 <= size <= LARGEST:
             raise UnknownProblemError(f"{name}: the number of numbers is from 2 to {LARGEST}")
-        return scalable()[match[1]][1](match[1], size)
-    near = difflib.get_close_matches(name, [*names(), *scalable()], n=1)
+        return SCALABLE[match[1]][1](match[1], size)
+    near = difflib.get_close_matches(name, [*names(), *SCALABLE], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names())}"
     raise UnknownProblemError(f"no problem is called {name!r}{hint}")

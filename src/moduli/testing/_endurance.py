@@ -1,8 +1,8 @@
-"""Laws about saving: what is restored goes on bit by bit as if nothing had happened."""
+"""Laws about endurance: errors undo the step, nothing leaks, and what is restored goes on as if nothing had happened."""
 
-from __future__ import annotations
-
+import contextlib
 import copy
+import gc
 import io
 import pickle
 import warnings
@@ -12,11 +12,88 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..optim import Optimizer
+from ..optim import Optimizer, closure
 from . import _problems as kit
 from ._problems import Case, LawError
 
 _NAMES = ("weight", "bias")
+
+
+class _Boom(RuntimeError):
+    pass
+
+
+@kit.law
+def errors(case: Case) -> None:
+    """Whichever evaluation raises, the parameters are back at the step's start, and the next step works."""
+
+    def attempt(fail_at: int) -> tuple[int, kit.LawProblem, Optimizer, list[Tensor]]:
+        """A second step, whose evaluation of this number raises."""
+        at = kit.problem(case)
+        opt = kit.optimizer(case, at.subject)
+        opt.step(at.closure())
+        start, count = kit.snapshot(at.params), 0
+
+        def answer() -> Tensor:
+            nonlocal count
+            count += 1
+            if count == fail_at:
+                raise _Boom(f"evaluation {fail_at}")
+            return at.answer()
+
+        torch.manual_seed(2)
+        with contextlib.suppress(_Boom):
+            opt.step(closure(answer))
+            kit.expect(not fail_at, f"the error raised by evaluation {fail_at} was swallowed")
+        return count, at, opt, start
+
+    total = attempt(0)[0]
+    for k in {*range(1, min(total, 5) + 1), (total + 1) // 2, total} - {0}:
+        _, at, opt, start = attempt(k)
+        kit.expect_same(f"after evaluation {k} of {total} raised, beside the step's start", at.params, start)
+        opt.step(at.closure())
+        kit.expect_finite(f"in the step after a failed one (evaluation {k} of {total}) a parameter", at.params)
+
+
+def _count_alive() -> tuple[int, int, int]:
+    gc.collect()
+    objects = gc.get_objects()
+    tensors = [thing for thing in objects if issubclass(type(thing), Tensor)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.layout is torch.strided)
+    return len(tensors), size, len(objects)
+
+
+def leaks(case: Case, steps: int = 1000) -> None:
+    """Over 1000 steps neither tensors nor bytes nor other objects accumulate."""
+    at = kit.problem(case, ((2,),))
+    opt = kit.optimizer(case, at.subject)
+    start = kit.snapshot(at.params)
+
+    def go() -> tuple[int, int, int]:
+        for i in range(steps // 2):
+            kit.step(case, opt, at)
+            if i % 20 == 19:  # at the optimum a line search has nothing to do
+                with torch.no_grad():
+                    at.params[0].copy_(start[0])
+        at.params[0].grad = None
+        return _count_alive()
+
+    gc.collect()
+    gc.freeze()  # what was there before is not looked at
+    try:
+        before = go()
+        for _ in range(2):  # what is kept once (an import, a cache) is no leak: a leak goes on
+            now = go()
+            tensors, size, objects = (b - a for a, b in zip(before, now, strict=True))
+            if tensors <= 8 and size <= 4096 and objects <= 250:
+                return
+            before = now
+    finally:
+        gc.unfreeze()
+    raise LawError(f"{steps // 2} steps left {tensors} tensors, {size} bytes and {objects} Python objects behind")
+
+
+kit.LAWS["leaks"] = leaks
 
 
 def _name_params(at: kit.LawProblem) -> Any:
