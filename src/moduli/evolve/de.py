@@ -100,7 +100,7 @@ class DE(MatrixSearch):
         scale, rate, extra = self._settings(g)
         base, a, b = self._pick(x, scale, g)
         # Which coordinates are the mutant's: one of each member is for certain.
-        draw = uniforms(torch.empty_like(x), g)
+        draw = uniforms(self._scratch("draws"), g)
         forced = torch.randint(self.dim, (len(x),), generator=g, device=self.device)
         draw.scatter_(1, forced[:, None], -torch.inf)
         # One pass over all members takes a number, or a matrix in a list where members differ.
@@ -115,7 +115,7 @@ class DE(MatrixSearch):
         picks = distinct(len(x), 3, g, self.device)
         if self.strategy == "best/1":
             picks[0] = self._tensor("fitness").argmin()
-        base, a, b = (x.index_select(0, pick) for pick in picks)
+        base, a, b = (torch.index_select(x, 0, p, out=self._scratch(f"parent {i}")) for i, p in enumerate(picks))
         return base, a, b
 
     def _settings(self, g: torch.Generator) -> tuple[Tensor | float, Tensor | float, dict[str, Tensor]]:
