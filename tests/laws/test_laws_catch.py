@@ -25,7 +25,7 @@ class Lying(Pointwise):
     """Does something else when it is not part of a pass."""
 
     def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
-        return tensor * (1.0 if type(state) is dict else 1.01)
+        return tensor * (1.01 if isinstance(param, torch.nn.Parameter) else 1.0)
 
 
 class PerTensor(TensorTransform):
