@@ -14,6 +14,7 @@ import torch
 
 from evolve.work import Faulty, noisy, sphere
 from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, OpenES, Pool, Ranks, Ray
+from moduli.evolve._noise import Noise
 from moduli.evolve._search import Chosen, ModuleFitness
 from moduli.evolve._workers import Worker, pack
 
@@ -142,15 +143,19 @@ def test_seeds_travel_instead_of_members(executor, monkeypatch):
     assert made == []
 
 
-def test_a_worker_makes_members_of_a_draft():
+def test_a_worker_draws_the_noise_of_mirrored_members_once(monkeypatch):
     net = torch.nn.Linear(600, 500, bias=False)
     chosen, search = Chosen(net, "*"), OpenES(torch.zeros(300_000), population=8)
     worker = Worker(torch.get_num_threads())
     worker.learn(ModuleFitness(net, chosen, lambda net: net.weight.double().square().sum()))
     wanted = [float(row.double().square().sum()) for row in search.ask()]
+    drawn, normal = [], Noise._normal
+    monkeypatch.setattr(Noise, "_normal", lambda *args: drawn.append(args[2]) or normal(*args))
     packed = pickle.dumps(pack(search.draft()))
+    # The fifth is made again after its mirror image, and its noise drawn again.
     found = {member: worker.make(pickle.loads(packed), member, 0)[0] for member in (0, 1, 3, 2, 4, 5, 4, 6)}
     assert found == pytest.approx({member: wanted[member] for member in found}, rel=1e-9)
+    assert len(drawn) == 5 * search._noise.segments
 
 
 def faulty(kind, tmp_path, bad=4.0, times=1):
@@ -245,10 +250,13 @@ def test_wrong_settings_are_refused():
     for options, error in [
         ({"workers": -1}, "at least 1"),
         ({"timeout": 0.0}, "seconds"),
+        ({"retries": -1}, "negative"),
         ({"start": "magic"}, "cannot find context"),
     ]:
         with pytest.raises(ValueError, match=error):
             Pool(**options)
+    with pytest.raises(ValueError, match="at least one"):
+        InProcess(block=0)
     with pytest.raises(RuntimeError, match="init_process_group"):
         Ranks()
 

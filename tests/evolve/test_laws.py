@@ -62,6 +62,8 @@ def test_rows_are_rows_of_the_whole(name):
     x = search.ask()
     for start, stop in [(0, 14), (3, 4), (2, 3), (5, 9), (13, 14), (4, 4)]:
         torch.testing.assert_close(search.rows(start, stop), x[start:stop], rtol=1e-14, atol=1e-14)
+    with pytest.raises(IndexError, match="members 3 to 15 of a population of 14"):
+        search.rows(3, 15)
 
 
 @every
@@ -312,6 +314,7 @@ def test_coordinates_are_checked():
     make_it, x0 = SEARCHES["GA"], torch.zeros(3)
     for options, error in [
         ({"integer": [3]}, "names coordinate 3 of 3"),
+        ({"integer": [0], "categorical": {0: 2}}, "both integer and categorical"),
         ({"categorical": {0: 0}}, "0 categories"),
         ({"integer": [0], "bounds": (0.2, 0.8)}, "no integer between"),
     ]:

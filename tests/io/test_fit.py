@@ -388,6 +388,10 @@ def test_checkpoints_by_time(tmp_path):
     for options in ({}, {"every": 0}, {"every": 1, "keep": 0}, {"seconds": -1}):
         with pytest.raises(ValueError):
             mio.Checkpointer(tmp_path, nn.Linear(1, 1), **options)
+    with pytest.raises(ValueError, match="needs something to save"):
+        mio.Checkpointer(tmp_path, every=1)
+    with pytest.raises(ValueError, match="how many steps are done"):
+        run.save(-1)
 
 
 def test_a_run_from_scratch_is_refused_where_another_run_is(tmp_path):

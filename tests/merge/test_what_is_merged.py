@@ -475,3 +475,11 @@ def test_registration_order_does_not_matter():
         for name in order:
             net.register_parameter(name, nn.Parameter(torch.full((2,), float(ord(name)))))
     assert_same(merge.linear([a, b]), a)
+
+
+def test_steps_and_bounds_that_mean_nothing_are_refused():
+    a, b = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}
+    with refused("steps is 0"):
+        merge.karcher([a, b], steps=0)
+    with refused("the first must be less than the second"):
+        merge.search("lerp", [a, b], lambda model: model["w"].sum(), 12, bounds=(1.0, 0.0))

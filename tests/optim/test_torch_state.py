@@ -99,12 +99,24 @@ def decayed(p):
     return torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.2)
 
 
-def test_state_that_no_link_keeps_is_refused():
+@pytest.mark.parametrize(
+    ("make", "links", "says"),
+    [
+        (lambda p: torch.optim.Adam(p, maximize=True), lambda: [presets.adam()], "maximize=True"),
+        (torch.optim.AdamW, lambda: [m.Adam(), m.LR(0.1)], "which is WeightDecay after Adam"),
+        (torch.optim.AdamW, lambda: [presets.adam(weight_decay=0.1)], "which is WeightDecay after Adam"),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), lambda: [presets.adamw()], "WeightDecay before Adam"),
+        (decayed, lambda: [presets.momentum()], "which is WeightDecay before HeavyBall"),
+        (lambda p: torch.optim.SGD(p, 0.01, weight_decay=0.2), lambda: [presets.sgd()], "WeightDecay before HeavyBall"),
+        (lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), lambda: [presets.sgd()], "HeavyBall or NAG keeps here"),
+    ],
+)
+def test_what_the_chain_would_not_do_is_refused(make, links, says):
     model = net()
-    theirs = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    theirs = make(model.parameters())
     train(model, theirs, 1)
-    ours = Optimizer(net(), presets.sgd())
-    with pytest.raises(ValueError, match="HeavyBall or NAG keeps here"):
+    ours = Optimizer(net(), *links())
+    with pytest.raises(ValueError, match=says):
         ours.load_state_dict(theirs.state_dict())
     assert not ours.state
     ours.load_state_dict(theirs.state_dict(), strict=False)

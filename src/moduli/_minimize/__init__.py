@@ -86,6 +86,8 @@ def minimize(
     References:
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed.
     """
+    if tol is not None and not tol >= 0:
+        raise ValueError(f"minimize: tol is {tol}; it is a size of the gradient, not negative")
     for name, limit in (("max_evals", max_evals), ("max_steps", max_steps)):
         if limit is not None and limit < 1:
             raise ValueError(f"minimize: {name} is {limit}; allow at least one")

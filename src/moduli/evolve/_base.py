@@ -147,6 +147,8 @@ class Search(ABC):
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Some of the members that `ask` would give. Seed-replayed methods make only these."""
+        if not 0 <= start <= stop <= self.population:
+            raise IndexError(f"members {start} to {stop} of a population of {self.population}")
         with torch.no_grad():
             return self._propose(start, stop)
 

@@ -175,6 +175,8 @@ class InProcess(Executor):
     """
 
     def __init__(self, vectorised: bool = False, block: int = 256) -> None:
+        if block < 1:
+            raise ValueError(f"block={block}: a vectorised call takes at least one member")
         self.vectorised, self.block = vectorised, block
 
     def evaluate(self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: Mapping[int, float]) -> Values:

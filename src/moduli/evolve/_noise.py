@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +83,8 @@ class Noise:
         self._generator = torch.Generator(device)
         self._whole = self._empty(0)
         self._held: tuple[int, int] | None = None
+        # Who makes one member after the other gives memory for a direction: the mirrored member has the same.
+        self.last: dict[Any, Tensor] | None = None
 
     def rows(self, seed: int, counter: int, start: int, stop: int) -> Tensor:
         """Directions `start` to `stop`, one per row. Not to be written to."""
@@ -98,7 +100,23 @@ class Noise:
         if self.kept or self.block > 1:
             yield slice(0, self.dim), self.rows(seed, counter, index, index + 1)[0]
         else:
-            yield from self._draw_pieces(seed, counter + index * self.segments)
+            yield from self._recall_pieces(seed, counter + index * self.segments)
+
+    def _recall_pieces(self, seed: int, counter: int) -> Iterator[tuple[slice, Tensor]]:
+        """A direction as it was drawn last, which is forgotten: it may be written over. Or else one that is drawn, and kept."""
+        # A product of low rank is made again in less time than it is copied in.
+        if self.last is None or self.rank is not None:
+            yield from self._draw_pieces(seed, counter)
+            return
+        known = (seed, counter) in self.last
+        values = self.last.popitem()[1] if self.last else self._empty(self.dim)
+        if known:
+            yield from ((columns, values[columns]) for columns in self._cut())
+        else:
+            for columns, piece in self._draw_pieces(seed, counter):
+                values[columns] = piece
+                yield columns, piece
+        self.last[None if known else (seed, counter)] = values
 
     def sum_weighted(
         self, seed: int, counter: int, first: Tensor, second: Tensor | None = None, share: Share | None = None

@@ -30,6 +30,8 @@ class Coordinates:
         for index in (*self.integer, *self.categorical):
             if not 0 <= index < dim:
                 raise ValueError(f"integer or categorical names coordinate {index} of {dim}, counted from zero")
+            if index in self.integer and index in self.categorical:
+                raise ValueError(f"coordinate {index} is called both integer and categorical; choose one")
         self.bounded = bounds is not None or bool(self.categorical)
         low, high = (-torch.inf, torch.inf) if bounds is None else bounds
         self.whole = torch.tensor([*self.integer, *self.categorical], dtype=torch.long, device=device)

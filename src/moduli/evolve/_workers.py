@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ._base import Search
 from ._executor import EvaluationWarning, Executor, Faults, RowFitness, Rows, Values, answer
+from ._search import ModuleFitness
 
 
 class Workers(Executor):
@@ -32,6 +33,8 @@ class Workers(Executor):
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
             if seconds is not None and not seconds > 0:
                 raise ValueError(f"{name}={seconds}: give seconds")
+        if retries < 0:
+            raise ValueError(f"retries={retries} can't be negative")
         self.workers, self.timeout, self.retries = workers, timeout, retries
         self.threads, self.start_timeout = threads, start_timeout
         # What the workers know, as it was given and as it is sent; where they find the draft; and the workers by number.
@@ -112,7 +115,7 @@ class Workers(Executor):
         if not todo:
             return
         # Workers hold the model. Where members are made of seeds, these are all that is sent to them.
-        search: Search | None = getattr(fitness, "search", None)
+        search = fitness.search if isinstance(fitness, ModuleFitness) else None
         draft = None if search is None else search.draft()
         # Every worker runs, knows the fitness, and can reach the draft of the generation.
         told = self._fitness is fitness
@@ -127,12 +130,18 @@ class Workers(Executor):
         faults = Faults(self.retries, len(todo))
         failed_on: dict[int, int] = {}
         busy: dict[int, tuple[int, Future[Any], float]] = {}
+        last: dict[int, int] = {}
+        mirrored = getattr(draft, "antithetic", False)
         try:
             while todo or busy:
                 for worker in [number for number in self._staff if number not in busy][: len(todo)]:
                     # One that did not fail there, if there is such a one.
                     choice = [i for i in todo if failed_on.get(i) != worker or len(self._staff) == 1] or todo
-                    member = choice[0]
+                    if mirrored:  # a worker has the noise of its last member, whose mirror image needs the same
+                        others = [i for i, _, _ in busy.values()]
+                        pair = [i for i in choice if i ^ 1 == last.get(worker)]
+                        choice = pair or [i for i in choice if i ^ 1 not in others] or choice
+                    member = last[worker] = choice[0]
                     todo.remove(member)
                     what = rows(member, member + 1)[0] if draft is None else (self._draft, member)
                     deadline = monotonic() + (math.inf if self.timeout is None else self.timeout)
@@ -266,7 +275,7 @@ class Worker:
 
     def learn(self, fitness: RowFitness) -> None:
         """Take the fitness."""
-        self.fitness = fitness
+        self.fitness, self.last = fitness, dict[Any, Tensor]()
 
     def evaluate(self, what: Any, seed: int) -> tuple[float, str | None]:
         """The fitness of a row, and what went wrong."""
@@ -281,6 +290,8 @@ class Worker:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             search.state.update((name, torch.from_numpy(array)) for name, array in draft[1].items())
+        if search.antithetic:
+            search._noise.last = self.last
         self.fitness.search = search
         return answer(self.fitness.evaluate_member, member, seed)
 

@@ -93,6 +93,8 @@ class Checkpointer:
             raise ValueError(f"seconds={seconds} comes at another step in each process; all save together: give every=")
         objects = {"module": module, "optimizer": optimizer, "population": population, "scheduler": scheduler}
         self._objects: dict[str, Any] = {name: value for name, value in objects.items() if value is not None}
+        if not self._objects and extra is None:
+            raise ValueError("a Checkpointer needs something to save: a module, an optimizer, a population or extra=")
         self.path = Path(path)
         self.every, self.seconds, self.keep = every, seconds, keep
         self.extra = extra
@@ -158,6 +160,8 @@ class Checkpointer:
             >>> io.Checkpointer(tempfile.mkdtemp(), torch.nn.Linear(1, 1), every=10).save(3).name
             'step-000000003.safetensors'
         """
+        if type(step) is not int or step < 0:
+            raise ValueError(f"step is {step!r}; it must be how many steps are done")
         own = self._begin()
         if step < self._last:
             told = "count on from there, or give a run that starts again a new directory"

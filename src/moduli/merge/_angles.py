@@ -124,6 +124,8 @@ def karcher(
         Karcher, "Riemannian center of mass and mollifier smoothing", 1977.
     """
     each_weight = per_model(weights, len(models), "weights", low=0.0)
+    if steps < 1:
+        raise MergeError(f"steps is {steps}; it must be at least 1")
 
     def kernel(name: str, row: Row) -> Tensor:
         shares = share_out([weight(name) for weight in each_weight], name)

@@ -187,6 +187,8 @@ def search(
     given = dict(_find_start(recipe, len(models)) if start is None else start)
     if not given:
         raise MergeError(f"{recipe!r} has no coefficients to search for; say which with start=")
+    if not bounds[0] < bounds[1]:
+        raise MergeError(f"bounds are {bounds}; the first must be less than the second")
     holder = nn.Module()
     for name, value in given.items():
         numbers = torch.tensor(list(value.values()) if isinstance(value, Mapping) else value, dtype=torch.float64)

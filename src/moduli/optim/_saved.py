@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -359,6 +359,8 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
                     packed["dtypes"][name], packed["shapes"][name] = str(value.dtype), tuple(value.shape)
                     into.setdefault(f"{path}/step", 1)
                 into[f"{path}/{kinds[kind][field]}"] = value
+    if strict:
+        _check_groups(optimizer, found, saved)
     known = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases, "initial_lr")}
     packed["param_groups"] = []
     for group in saved:
@@ -367,3 +369,22 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> 
         packed["param_groups"].append({**kept, "params": [names[key] for key in group["params"]]})
     packed["links"] = {path: {**kept, "global": {}} for path, kept in packed["links"].items()}
     return {**packed, "num_evaluations": packed["current_step"]}
+
+
+def _check_groups(optimizer: Optimizer, found: str, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse another direction, and weight decay that acts elsewhere."""
+    kinds, chain = _ALGORITHMS[found][1], [type(link).__name__ for _, link in optimizer._links]
+    own = next((i for i, kind in enumerate(chain) if kind in kinds), None)
+    decays = [i for i, (_, link) in enumerate(optimizer._links) if "weight_decay" in link.defaults]
+    for group in groups:
+        if bool(group.get("maximize")) != optimizer.maximize:
+            raise ValueError(
+                f"the state is that of torch's {found} with maximize={not optimizer.maximize}, unlike this one"
+            )
+        decoupled = bool(group.get("decoupled_weight_decay"))
+        fits = any(own is None or (place > own) is decoupled or place == own for place in decays)
+        if group.get("weight_decay") and not fits:
+            raise ValueError(
+                f"the state is that of torch's {found} with weight_decay={group['weight_decay']}, which is WeightDecay "
+                f"{'after' if decoupled else 'before'} {' or '.join(kinds)} here; the chain is {', '.join(chain)}"
+            )

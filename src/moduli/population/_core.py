@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,14 @@ class Core:
         pop._flags, pop._count, pop._values, pop._buffers = self._flags, count, values, buffers
         pop._shard = self._shard if count == self._count else None
         return pop
+
+    if not TYPE_CHECKING:  # what has a type is found without it
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"a Population has no attribute {name!r}; it is no torch.nn.Module, which wrappers such as "
+                "DistributedDataParallel take: pop.shard(mesh) spreads its members over processes"
+            )
 
     # -- storage -----------------------------------------------------------------------------------------------------
 
