@@ -132,11 +132,18 @@ class MemberMatrices:
                 yield leaf, map_tensors(columns, Tensor.contiguous)
 
     def gather(self) -> None:
-        """Make the gradients of the leaves those of the blocks."""
+        """Make the gradients of the leaves those of the blocks; the leaves show the columns as theirs from then on."""
         for block in self.blocks:
-            found, block.tensor.grad = [leaf.grad for leaf in block.leaves], None
+            found, whole = [leaf.grad for leaf in block.leaves], block.tensor.grad
+            if whole is not None and all(grad is not None and grad._base is whole for grad in found):
+                continue  # they are its columns: what was added to them, or zeroed, is there already
+            block.tensor.grad = None
             if any(grad is not None for grad in found):
-                block.tensor.grad = block.join([grad.to_dense() for grad in fill_zeros(found, block.leaves)])
+                # A tensor of its own and no view, so that its columns are known to be its.
+                whole = block.join([grad.to_dense() for grad in fill_zeros(found, block.leaves)]).data
+                block.tensor.grad = whole
+                for leaf, grad in zip(block.leaves, block.split(whole), strict=True):
+                    leaf.grad = grad
 
     def wrap(self, evaluator: Evaluator, first: Sequence[Tensor] = ()) -> Evaluator:
         """A closure's evaluator as one whose gradients arrive at leaves, and are wanted as those of blocks.
@@ -220,7 +227,7 @@ class Block:
     """Parameters that move as one matrix.
 
     Attributes:
-        tensor: The matrix, N x P; its `grad` is their gradient.
+        tensor: The matrix, N x P; its `grad` is their gradient, of which leaves show the columns as theirs.
         leaves: The population's leaves that its columns belong to, in order.
         sizes: How many columns each has.
         group: Which matrix of the population it is.

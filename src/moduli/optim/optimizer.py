@@ -208,7 +208,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients: to None, or to zeros in the tensors that are there."""
-        _zero_grad(self, set_to_none)
+        if not set_to_none and self.population is not None:
+            # Those of a population are columns of one matrix since the last step; torch wants to add to dense tensors.
+            self.population.zero_grad(set_to_none=False)
+        else:
+            _zero_grad(self, set_to_none)
 
     # ------------------------------------------------------------------ stepping
 
