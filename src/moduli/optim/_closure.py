@@ -6,6 +6,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ class Closure:
 
 def _takes_model(fn: Callable[..., Any]) -> bool:
     """Whether a function needs one argument; `lambda x=x: ...` needs none, it only keeps a value of the loop."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):  # the usual case, made anew at every step
+        needed = fn.__code__.co_argcount - len(fn.__defaults__ or ())
+        if needed < 2 and not fn.__code__.co_kwonlyargcount:
+            return needed == 1
     try:
         signature = inspect.signature(fn)
     except ValueError:  # a builtin function that does not say
