@@ -22,6 +22,7 @@ class DeclaredLink(Module):
     They are keywords, but for `name: Any = field(kw_only=False)`; `name: Any = field(default=1, init=False)` is what a base
     has as an argument, and this link not. The constructor is made from them and gives them to `collect`, which a link
     overrides that has to look at several of them. One with a constructor of its own ends it in `self.collect(locals())`.
+    Outside of the catalogue only `name: float = field(default=1.0)` is an argument, and other attributes are what they are.
 
     Attributes:
         ranges: The arguments that a check of `_checks` is for, by check; those of the bases hold, too.
@@ -37,7 +38,8 @@ class DeclaredLink(Module):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         found = {key: str(hint) for key, hint in inspect.get_annotations(cls).items() if key in vars(cls)}
-        hints = {key: hint for key, hint in found.items() if "ClassVar" not in hint}
+        declared = {k: h for k, h in found.items() if _is_of_catalogue(cls) or isinstance(vars(cls)[k], Field)}
+        hints = {key: hint for key, hint in declared.items() if "ClassVar" not in hint}
         if hints and "__init__" not in vars(cls):
             base = getattr(cls.__init__, "__signature__", inspect.signature(DeclaredLink.__init__))
             known, fixed = dict(base.parameters), dict(cls._fixed)
@@ -73,6 +75,10 @@ class DeclaredLink(Module):
             self.set_child(key, link)
 
 
+def _is_of_catalogue(cls: type) -> bool:
+    return cls.__module__.startswith(f"{__package__}.")
+
+
 def _read_parameter(key: str, hint: str, default: Any) -> inspect.Parameter:
     kinds = inspect.Parameter
     keyword = not isinstance(default, Field) or default.kw_only
@@ -106,7 +112,10 @@ class _Places(NamedTuple):
 @cache
 def _find_places(cls: type) -> _Places:
     kinds = [kind for kind in cls.__mro__ if issubclass(kind, DeclaredLink)]
-    hints = {k: hint for kind in reversed(kinds) for k, hint in inspect.get_annotations(kind, eval_str=True).items()}
+    ours = [
+        kind for kind in reversed(kinds) if _is_of_catalogue(kind)
+    ]  # hints of others may name what only type checkers see
+    hints = {k: hint for kind in ours for k, hint in inspect.get_annotations(kind, eval_str=True).items()}
     checks = [(k, check.one_of(*get_args(hint))) for k, hint in hints.items() if get_origin(hint) is Literal]
     checks += [(k, found) for kind in kinds for found, keys in vars(kind).get("ranges", {}).items() for k in keys]
     base = next(kind for kind in cls.__mro__ if "__init__" in vars(kind) and kind not in kinds)
