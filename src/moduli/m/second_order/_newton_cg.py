@@ -147,7 +147,9 @@ class NewtonCGSteihaug(TrustCG):
     reg: float = 0.0
 
     def collect(self, given: Mapping[str, Any]) -> None:
-        check.non_negative(type(self).__name__, "reg", given["reg"])  # not in the name of the link that it is given to
+        # Said here, not in the name of the link that it is given to.
+        if isinstance(given["reg"], float) and math.isnan(given["reg"]):
+            raise ValueError(f"{type(self).__name__}: reg is NaN; give a number")
         link = NewtonCG(hvp_method=given["hvp_method"], h=given["h"], reg=given["reg"])
         super().collect({**given, "reg": 0.0, "hess_module": link})
 
