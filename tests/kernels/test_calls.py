@@ -520,3 +520,19 @@ def test_a_role_that_the_function_changes_is_not_what_another_one_becomes():
 
     with pytest.raises(ValueError, match=r"changes 'p' itself, .* overwrite 'q'; do one"):
         kernels.fuse(change, inplace="q")([torch.ones(2)], [torch.ones(2)])
+
+
+def test_another_tensor_in_a_bound_private_list_is_noticed(backend):
+    old, new = torch.ones(3), torch.full((3,), 5.0)
+    held, xs = [old], [torch.zeros(3)]
+    add = kernels.fuse(lambda x, v: x + v, inplace="x", private=("v",)).bind(v=held)
+    add(xs)
+    held[0] = new
+    add(xs)
+    assert torch.equal(xs[0], torch.full((3,), 6.0))
+
+
+def test_numbers_that_python_refuses_are_torchs(backend):
+    fused = kernels.fuse(lambda x, s: x * (1 / s) + s**0.5)
+    assert fused([torch.ones(2)], 0.0)[0].tolist() == [float("inf")] * 2
+    assert fused([torch.ones(2)], -1.0)[0].isnan().all()

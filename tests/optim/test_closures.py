@@ -209,3 +209,9 @@ def test_a_loss_that_differentiates_inside_keeps_its_value():
     assert last < first
     assert evaluations == 3  # one of them was begun without grad mode, which such a loss needs
     assert mo.closure(loss)(False) == loss()
+
+
+def test_a_function_that_needs_one_argument_is_given_the_model():
+    net = torch.nn.Linear(1, 1)
+    for function in (lambda model: model.weight.sum(), lambda scale=1.0: scale * net.weight.sum()):
+        assert float(mo.Optimizer(net, m.LR(0.0)).step(mo.closure(function))) == float(net.weight.sum())
