@@ -6,7 +6,7 @@ import json
 import sys
 import warnings
 
-from laws.fake_device import check_accelerator
+from laws.fake_device import check_accelerator, leave
 from laws.registry import collect
 from moduli.testing import LawError
 
@@ -29,3 +29,4 @@ def main(part: int, parts: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
+    leave()

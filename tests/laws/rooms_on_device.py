@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import moduli as mo
-from laws.fake_device import DEVICE, Launches, fake_accelerator
+from laws.fake_device import DEVICE, Launches, fake_accelerator, leave
 from moduli import Optimizer, Population, m, particles
 from moduli._torch import in_transform
 
@@ -102,3 +102,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

@@ -8,6 +8,7 @@ from pathlib import Path
 import moduli
 
 SCRIPT = """
+import os
 import sys
 
 import torch
@@ -91,7 +92,8 @@ for links in ([m.Newton()], [m.Wrap(torch.optim.Adam)], [m.AdaHessian(), m.LR(0.
     else:
         raise AssertionError(f"{links} are accepted")
 dist.destroy_process_group()
-print("done")
+print("done", flush=True)
+os._exit(0)  # threads of torch may still ask for the interpreter, which aborts where it is gone
 """
 
 

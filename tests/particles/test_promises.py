@@ -484,6 +484,16 @@ def test_threads_that_use_one_multiple_multiply_it_once():
             assert all(torch.allclose(x, y) for x, y in zip(each.parameters(), expected, strict=True))
 
 
+def test_what_another_thread_builds_between_a_look_and_its_miss_is_found():
+    net = 2 * Net()
+    list(net.parameters())
+    # As if the registry had been missing when it was looked for.
+    assert net.__getattr__("_parameters") is net.__dict__["_parameters"]
+    assert net.__getattr__("training") is True
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        net.__getattr__("nothing_like_it")
+
+
 def test_no_edit_of_relatives_in_threads_is_lost():
     for _ in range(125):
         base = NytoModule()

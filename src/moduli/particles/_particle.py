@@ -39,7 +39,9 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             # In a result that was not looked into yet, the registries are missing.
             build(self)
             return getattr(self, name)
-        return super().__getattr__(name)
+        state = self.__dict__
+        # Another thread may have built it after the name was looked for, before this.
+        return state[name] if name in state else super().__getattr__(name)
 
     def __dir__(self) -> list[str]:
         build(self)
