@@ -27,6 +27,7 @@ from moduli.layout import (
     layout_and_tensors,
     layout_of,
     map_tensors,
+    read,
 )
 from strategies import ALL_DTYPES, Node, edit, modules, parameters
 
@@ -699,3 +700,36 @@ def test_tensors_inside_of_every_container_are_replaced():
     assert map_tensors(value, torch.neg)["list"][1] == 3
     assert torch.equal(held, torch.ones(2))
     assert value["list"][0] is held
+
+
+class EditedWhileRead(dict):
+    """Parameters that another thread adds to, after its names or its values were read."""
+
+    def __init__(self, held, after):
+        super().__init__(held)
+        self.after = after
+
+    def _edit(self, now):
+        if self.after == now and "late" not in self:
+            self["late"] = nn.Parameter(torch.zeros(7))
+
+    def keys(self):
+        names = list(super().keys())
+        self._edit("keys")
+        return names
+
+    def values(self):
+        held = list(super().values())
+        self._edit("values")
+        return held
+
+
+@pytest.mark.parametrize(("after", "expected"), [("values", ("weight", "bias")), ("keys", ("weight", "bias", "late"))])
+def test_a_reading_is_one_look_whatever_another_thread_edits(after, expected):
+    # Sizes that no other test has: the structure must not be known.
+    net = nn.Linear(17, 23)
+    net.__dict__["_parameters"] = EditedWhileRead(net._parameters, after)
+    seen = read(net)
+    assert seen.structure.layout.names == expected
+    assert [tuple(p.shape) for p in seen.parameters] == [e.shape for e in seen.structure.layout]
+    assert read(net).structure.layout.names == ("weight", "bias", "late")

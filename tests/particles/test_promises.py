@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 import threading
 
 import pytest
@@ -431,6 +432,16 @@ def test_attributes_that_refer_to_the_model_refer_to_the_result():
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def switching(request):
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    if "thread" in request.node.name:
+        sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def run_threads(count, work):

@@ -3,6 +3,7 @@
 import copy
 import operator
 import pickle
+import sys
 import threading
 
 import pytest
@@ -289,7 +290,16 @@ def test_a_lazy_module_is_adopted_after_it_has_seen_data():
 # -- threads and compilers ---------------------------------------------------------------------------------------------
 
 
-def test_operations_on_a_relative_that_another_thread_edits():
+@pytest.fixture
+def switching():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_operations_on_a_relative_that_another_thread_edits(switching):
     for _ in range(60):
         base = Net()
         relatives = [base.clone() for _ in range(6)]

@@ -158,11 +158,12 @@ def read(root: nn.Module) -> Reading:
     try:
         found = _scan(root, _MOST_MODULES if before is None else before._limit)
     except (AttributeError, RuntimeError):
-        _slots(root)  # says what is wrong, if anything is
+        _refuse_unreadable(root)
         found = _scan(root, 1 << 60)
     if before is not None and found[1] == before._key:
         return before._pick_from(found[0])
-    return _find(root, *found)._pick_from(found[0])
+    structure = _find(root, *found)
+    return read(root) if structure is None else structure._pick_from(found[0])
 
 
 def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key]:
@@ -233,12 +234,14 @@ def _find_first_places(things: list[Any]) -> list[int]:
     return places if len(ids - {_NONE}) < len(things) - places.count(-1) else []
 
 
-def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
+def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure | None:
     """The structure of a scan, known from another module or made now; the module is remembered to have it."""
     frozen = _Key(*map(tuple, key))
     structure = _KNOWN.get(frozen)
     if structure is None:
-        structure = _make(root, scan, key)
+        structure = _make(scan, key)
+        if structure is None:
+            return None
         _KNOWN[frozen] = structure
     place = id(root)
 
@@ -251,8 +254,11 @@ def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     return structure
 
 
-def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
-    slots, buffer_slots, paths = _slots(root)
+def _make(scan: _Scan, key: _Key) -> Structure | None:
+    """The structure of what was scanned, whatever another thread edits since; None if one edited it during the scan."""
+    rows, slots, buffer_slots, paths = _unfold(key.names)
+    if [len(slots), len(buffer_slots), len(paths)] != list(map(len, scan)):
+        return None
     # `named_parameters()` goes depth first: sort by the position of each module among its siblings, from the root on.
     order = sorted((p for p, held in enumerate(scan.parameters) if held is not None), key=lambda p: slots[p][0])
     buffer_order = sorted(
@@ -267,32 +273,55 @@ def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     modules = [p for p, first in enumerate(firsts) if first == p and scan.modules[p] is not None]
     found = ((scan.parameters, parameters), (scan.buffers, buffers), (scan.modules, modules))
     at = [{id(held[p]): i for i, p in enumerate(places)} | {_NONE: -1} for held, places in found]
-    entries = []
-    for place in modules:
-        module = scan.modules[place]
-        held = [
-            tuple((name, at[i][id(each)]) for name, each in own.items()) for i, own in enumerate(_read_owned(module))
-        ]
-        transient = frozenset(module._non_persistent_buffers_set)
-        entries.append(ModuleEntry(type(module), paths[place], held[0], held[1], transient, held[2]))
+    walks = iter(scan.parameters), iter(scan.buffers), iter(scan.modules[1:])
+    entries = {}
+    for place, (*owned, transient) in enumerate(rows):
+        held = [tuple((name, at[i][id(next(walks[i]))]) for name in names) for i, names in enumerate(owned)]
+        entries[place] = ModuleEntry(type(scan.modules[place]), paths[place][1], held[0], held[1], transient, held[2])
     pick = [_picker(places, len(held)) for held, places in found]
-    return Structure(layout, tuple(entries), key, len(scan.modules), pick)
+    return Structure(layout, tuple(entries[place] for place in modules), key, len(scan.modules), pick)
 
 
-def _slots(root: nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str, bool]], list[str]]:
-    """What `_scan` finds, place by place: parameters, buffers and modules.
+def _unfold(marks: list[Any]) -> Any:
+    """What the names of a scan say, place by place.
 
-    Each parameter is (path of sibling positions, dotted name), each buffer has its persistence too, each module its path.
+    Returns:
+        The names that each module has of its own; each parameter's path of sibling positions and dotted name; each
+        buffer's, and whether `state_dict()` holds it; each module's.
+    """
+    rows: list[Any] = []
+    slots: list[tuple[Any, str]] = []
+    buffer_slots: list[tuple[Any, str, bool]] = []
+    paths: list[tuple[tuple[int, ...], str]] = [((), "")]
+    run, transient = list[str](), frozenset[str]()
+    owned: dict[int, list[str]] = {}
+    for mark in marks:
+        if isinstance(mark, str):
+            run.append(mark)
+        elif isinstance(mark, frozenset):
+            transient = mark
+        elif isinstance(mark, int):
+            owned[mark], run = run, []
+        elif len(rows) < len(paths):  # the class, after all else of a module, or None in an empty place
+            path, name = paths[len(rows)]
+            prefix = f"{name}." if name else ""
+            own = [owned.get(kind, []) for kind in (_PARAMETERS, _BUFFERS, _CHILDREN)]
+            slots += [(path, prefix + each) for each in own[0]]
+            buffer_slots += [(path, prefix + each, each not in transient) for each in own[1]]
+            paths += [((*path, position), prefix + each) for position, each in enumerate(own[2])]
+            rows.append((*own, transient))
+            owned, transient = {}, frozenset()
+    return rows, slots, buffer_slots, paths
+
+
+def _refuse_unreadable(root: nn.Module) -> None:
+    """Say what keeps a module from being read, if anything does.
 
     Raises:
         LayoutError: If a module contains itself or has no registries, or a parameter is lazy.
     """
-    slots: list[tuple[Any, str]] = []
-    buffer_slots: list[tuple[Any, str, bool]] = []
-    paths: list[str] = []
-    queue: list[tuple[nn.Module | None, str, tuple[int, ...], tuple[int, ...]]] = [(root, "", (), ())]
-    for module, prefix, path, lineage in queue:
-        paths.append(prefix.rstrip("."))
+    queue: list[tuple[nn.Module | None, str, tuple[int, ...]]] = [(root, "", ())]
+    for module, prefix, lineage in queue:
         if module is None:
             continue
         try:
@@ -313,13 +342,7 @@ def _slots(root: nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str,
                     f"{prefix + name!r} is lazy: its shape is not known before the module has seen data; "
                     "run one forward pass first"
                 )
-        slots += [(path, prefix + name) for name in parameters]
-        buffer_slots += [(path, prefix + name, name not in module._non_persistent_buffers_set) for name in buffers]
-        if children:
-            lineage = (*lineage, id(module))
-            for position, (name, child) in enumerate(children.items()):
-                queue.append((child, f"{prefix}{name}.", (*path, position), lineage))
-    return slots, buffer_slots, paths
+        queue += [(child, f"{prefix}{name}.", (*lineage, id(module))) for name, child in children.items()]
 
 
 def lay_out(

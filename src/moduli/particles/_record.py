@@ -88,8 +88,8 @@ class ParticleRecord:
     def saw(self, reading: Reading, states: list[State] | None = None) -> None:
         """Note what the particle looks like at its version."""
         self.states = capture(reading.modules, reading) if states is None else states
-        self.structure = reading.structure
         self.modules = list(map(weakref.ref, reading.modules))
+        self.structure = reading.structure
 
     def looks_like(self, reading: Reading) -> bool:
         """Whether the particle is what it was when it was last seen to be at its version."""

@@ -16,7 +16,7 @@ from moduli.layout import Reading, read
 
 from ._compare import LastSeen, compare
 from ._record import ParticleRecord, Species, build, record_of
-from ._skeleton import State
+from ._skeleton import State, capture
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, VersionKernelImp, locate
 from .edits import ParticleEdit, Undo
 from .errors import StructureError
@@ -112,11 +112,13 @@ def _advance(
     event = following.event(version.data, own.sentence(version.data))
     successor: VersionKernelImp = VersionKernel(following)
     adopt_children(module)
-    record.saw(reading)
+    states = capture(reading.modules, reading)
     # Nothing below can fail.
     following.species.events.append(event)
+    # Other threads may read meanwhile: what looks new must not be taken for the version before.
     version.next_version, version.particle_updater = successor, own
     record.version = successor
+    record.saw(reading, states)
 
 
 def _recall(record: ParticleRecord) -> LastSeen | None:
