@@ -65,11 +65,13 @@ RECIPES = {
     "linear": lambda models, **how: merge.linear(models, range(1, len(models) + 1), **how),
     "lerp": lambda models, **how: merge.lerp(models[0], models[1], 0.3, **how),
     "slerp": lambda models, **how: merge.slerp(models[0], models[1], 0.3, **how),
+    "slerp of whole models": lambda models, **how: merge.slerp(models[0], models[1], 0.3, angle="model", **how),
     "task arithmetic": lambda models, **how: merge.task_arithmetic(models[0], models[1:], 0.4, **how),
     "ties": lambda models, **how: merge.ties(models[0], models[1:], 0.5, **how),
     "ties by count": lambda models, **how: merge.ties(
         models[0], models[1:], 0.5, elect="count", normalize=False, scale=0.5, **how
     ),
+    "ties of whole vectors": lambda models, **how: merge.ties(models[0], models[1:], 0.5, trim="model", **how),
     "dare": lambda models, **how: merge.dare(models[0], models[1:], 0.5, generator=3, **how),
     "dare and ties": lambda models, **how: merge.dare(models[0], models[1:], 0.5, generator=3, then="ties", **how),
     "soup": lambda models, **how: merge.soup(models, **how),

@@ -79,10 +79,10 @@ def test_double_precision_stays_double():
 
 
 @few
-@given(net=modules(FLOATING), seed=seeds, t=st.floats(0, 1))
-def test_slerp_is_symmetric_ends_at_its_ends_and_rests_where_they_agree(net, seed, t):
+@given(net=modules(FLOATING), seed=seeds, t=st.floats(0, 1), angle=st.sampled_from(["tensor", "model"]))
+def test_slerp_is_symmetric_ends_at_its_ends_and_rests_where_they_agree(net, seed, t, angle):
     a, b = siblings(net, 2, seed)
-    how = {"buffers": "merge"}
+    how = {"angle": angle, "buffers": "merge"}
     assert_same(merge.slerp(a, copy.deepcopy(a), t, **how), a)
     assert_same(merge.slerp(a, b, 0, **how), a, exactly=False)
     assert_same(merge.slerp(a, b, 1, **how), b, exactly=False)
@@ -102,6 +102,19 @@ def test_slerp_stays_on_the_sphere_and_divides_the_angle(seed, t, size, complex)
 
     assert found.norm().item() == pytest.approx(3)
     assert angle(a, found) == pytest.approx(t * angle(a, b), abs=1e-6)
+
+
+def test_slerp_of_whole_models_has_one_angle_over_all_that_differs():
+    a = {"x": torch.tensor([1.0, 0.0]), "y": torch.tensor([1.0]), "same": torch.tensor([5.0, 5.0])}
+    b = {"x": torch.tensor([0.0, 1.5]), "y": torch.tensor([2.0]), "same": torch.tensor([5.0, 5.0])}
+    omega = math.acos(2.0 / (math.sqrt(2.0) * 2.5))
+    found = merge.slerp(a, b, 0.3, angle="model")
+    for name in ("x", "y"):
+        expected = math.sin(0.7 * omega) * a[name] + math.sin(0.3 * omega) * b[name]
+        torch.testing.assert_close(found[name], expected / math.sin(omega))
+    assert torch.equal(found["same"], a["same"])
+    each = merge.slerp(a, b, 0.5)
+    torch.testing.assert_close(each["x"], torch.tensor([0.5**0.5, 1.5 * 0.5**0.5]))
 
 
 @pytest.mark.parametrize(
@@ -192,6 +205,32 @@ def test_ties_keeps_exactly_as_many_entries_as_the_density_says(seed, size, dens
     dropped = vector[found == 0].abs()
     if expected and dropped.numel():
         assert dropped.max() <= found[found != 0].abs().min()
+
+
+@given(data=st.data(), sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4), density=st.floats(0, 1))
+def test_whole_vectors_are_trimmed_as_one(data, sizes, density):
+    vectors = [data.draw(st.lists(eighths, min_size=size, max_size=size)) for size in sizes]
+    assume(all(any(vector) for vector in vectors))  # tensors that do not differ from the base are not counted
+    base = {f"{i}": torch.zeros(size) for i, size in enumerate(sizes)}
+    model = {f"{i}": torch.tensor(vector) for i, vector in enumerate(vectors)}
+    found = merge.ties(base, [model], density, trim="model")
+    joined = torch.cat(list(model.values()))
+    expected = merge.ties({"w": torch.zeros_like(joined)}, [{"w": joined}], density)["w"]
+    assert torch.equal(torch.cat(list(found.values())), expected)
+
+
+@few
+@given(seed=seeds, density=st.floats(0, 1), dtype=st.sampled_from([torch.float32, torch.float64, torch.complex64]))
+def test_whole_vectors_keep_exactly_their_share(seed, density, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    models = [{name: torch.randn(40, generator=generator, dtype=dtype) for name in "abc"} for _ in range(2)]
+    models[1]["b"] *= 100
+    found = merge.ties({name: torch.zeros(40, dtype=dtype) for name in "abc"}, models[1:], density, trim="model")
+    entries = {name: torch.view_as_real(t) if t.is_complex() else t for name, t in found.items()}
+    total = sum(t.numel() for t in entries.values())
+    assert sum(int((t != 0).sum()) for t in entries.values()) == (max(1, round(density * total)) if density else 0)
+    if density < 0.3:
+        assert all(int((entries[name] != 0).sum()) <= 4 for name in "ac")
 
 
 @few

@@ -218,6 +218,7 @@ RECIPES = {
     "task_arithmetic": lambda a, b, c: merge.task_arithmetic(a, [b, c], [0.5, 0.25]),
     "task_vector": lambda a, b, c: merge.task_vector(a, b),
     "ties": lambda a, b, c: merge.ties(a, [b, c], density=0.5),
+    "ties, whole": lambda a, b, c: merge.ties(a, [b, c], density=0.5, trim="model"),
     "dare": lambda a, b, c: merge.dare(a, [b, c], 0.5, generator=1),
     "della": lambda a, b, c: merge.della(a, [b, c], 0.5, generator=1),
     "breadcrumbs": lambda a, b, c: merge.breadcrumbs(a, [b, c]),

@@ -19,9 +19,10 @@ References:
     Jang, Yun and Han, "Model Stock: all we need is just a few fine-tuned models", ECCV 2024, arXiv:2403.19522.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from math import acos, atan2, cos, sin, sqrt
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -29,8 +30,8 @@ from torch import Tensor
 from ._averages import add_base, share_out, weighted_sum
 from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._driver import Buffers, Integers, ModelT, Recipe, Row
-from ._models import MergeError
+from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
+from ._models import MergeError, check_choice
 
 # Below this sine the arc cannot be told from a straight line in the precision of the accumulation.
 _FLAT = 1e-6
@@ -42,12 +43,13 @@ def slerp(
     b: ModelT,
     t: Coefficient,
     *,
+    angle: Literal["tensor", "model"] = "tensor",
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
     """Interpolate between two models along an arc, which keeps norms where a straight line would shrink them.
 
-    For each tensor, with Ω the angle between `a` and `b`,
+    With Ω the angle between `a` and `b`,
 
         θ = sin((1 − t) Ω) / sin Ω · a + sin(t Ω) / sin Ω · b.
 
@@ -58,6 +60,8 @@ def slerp(
         a: A module or state dict. It decides form, structure and dtypes of the result.
         b: Another of the same structure.
         t: How far to go from `a` to `b`: a number, or numbers by glob pattern of parameter names.
+        angle: Whether each tensor has its own angle, or Ω is that of the whole models, all tensors that are merged and
+            differ seen as one vector. The latter reads the models twice.
         buffers: Whether floating buffers are those of `a` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `a` in any case.
 
@@ -75,11 +79,15 @@ def slerp(
         Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985.
     """
     place = Coefficients(t, "t")
+    check_choice("angle", angle, "tensor", "model")
 
-    def kernel(name: str, row: Row) -> Tensor:
+    def multiply(row: Row) -> tuple[float, ...]:
         # Of complex tensors the real parts, as if they were real pairs.
         pairs = ((row[0], row[0]), (row[0], row[1]), (row[1], row[1]))
-        aa, ab, bb = (torch.vdot(x.reshape(-1), y.reshape(-1)).real.item() for x, y in pairs)
+        return tuple(torch.vdot(x.reshape(-1), y.reshape(-1)).real.item() for x, y in pairs)
+
+    def follow(products: Iterable[float], name: str, row: Row) -> Tensor:
+        aa, ab, bb = products
         t = place(name)
         omega = acos(min(max(ab / sqrt(aa * bb), -1.0), 1.0)) if aa * bb > 0 else 0.0
         sine = sin(omega)
@@ -87,7 +95,13 @@ def slerp(
             return weighted_sum(row, (1.0 - t, t))
         return weighted_sum(row, (sin((1.0 - t) * omega) / sine, sin(t * omega) / sine))
 
-    return cast(ModelT, Recipe(kernel, (place,)))
+    def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
+        return partial(follow, tuple(map(sum, zip(*(multiply(row) for _, row in rows), strict=True))))
+
+    def kernel(name: str, row: Row) -> Tensor:
+        return follow(multiply(row), name, row)
+
+    return cast(ModelT, Recipe(kernel, (place,), survey=survey if angle == "model" else None))
 
 
 @recipe

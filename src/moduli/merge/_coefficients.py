@@ -73,6 +73,17 @@ class Coefficients:
             raise MergeError(f"{self._what} has no number for {name!r}: {told}")
         return found
 
+    @property
+    def number(self) -> float:
+        """The number, where there is one for all names.
+
+        Raises:
+            MergeError: If there are numbers by name.
+        """
+        if list(self._patterns) != ["*"]:
+            raise MergeError(f"{self._what} has numbers by name, but is used for whole models here; give one number")
+        return self._patterns["*"]
+
     def check(self, names: Sequence[str]) -> None:
         """Refuse names that no pattern matches, and patterns that match no name.
 

@@ -9,7 +9,7 @@ import cmath
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import torch
@@ -96,12 +96,15 @@ class Recipe:
         keeps: Whether models that agree on a name give what they agree on, for a name. Then it is copied bit for bit.
         elementwise: Whether every entry of the result depends on the entries in its place alone. Large tensors are then merged
             piece by piece, in the processor's caches.
+        survey: For a recipe that must see every row before it merges the first one: makes the kernel to use. Names that
+            are copied are not among them.
     """
 
     kernel: Kernel
     coefficients: tuple[Coefficients, ...] = ()
     keeps: Callable[[str], bool] = lambda _: True
     elementwise: bool = False
+    survey: Callable[[Sequence[tuple[str, Row]]], Kernel] | None = None
 
 
 def run(
@@ -168,6 +171,10 @@ def stream(
         check(views[0], other, [name for name in names if name not in kept])
     for coefficient in recipe.coefficients:
         coefficient.check(list(averaged))
+    if recipe.survey is not None:
+        with torch.no_grad():
+            differing = [name for name in averaged if _find_other(views, name) is not None]
+            recipe = replace(recipe, kernel=recipe.survey([(name, Row(views, name)) for name in differing]))
     # Only the counters of batch normalisation are expected to differ.
     equal = {name for name in names if integers == "equal" and name.rpartition(".")[2] != COUNTER} - set(floating)
     return ((group, _take(recipe, views, group[0], group[0] in averaged, group[0] in equal)) for group in groups)

@@ -21,8 +21,12 @@ from torch import Tensor
 from ._averages import share_out
 from ._call import recipe
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._driver import Buffers, Integers, ModelT, Recipe, Row
+from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
 from ._models import check_choice
+
+# Where the lower half of a float32's bits begins, and how many entries are counted at once.
+_LOW = 15
+_CHUNK = 1 << 20
 
 Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
@@ -41,6 +45,7 @@ def ties(
     weights: Sequence[Coefficient] | None = None,
     normalize: bool = True,
     elect: Elect = "sum",
+    trim: Literal["tensor", "model"] = "tensor",
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
@@ -63,6 +68,8 @@ def ties(
         weights: One coefficient per model. Equal by default.
         normalize: Whether to divide by the weights that agree; otherwise they are summed.
         elect: Whether signs are elected by sum or by count.
+        trim: Whether each tensor keeps its share of entries, or the whole task vector does, all tensors that are merged and
+            differ as one, as in the paper. The latter takes one density per model, and reads the models four times.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 
@@ -80,14 +87,29 @@ def ties(
     Reference:
         Yadav et al., "TIES-Merging: resolving interference when merging models", NeurIPS 2023, arXiv:2306.01708.
     """
+    check_choice("trim", trim, "tensor", "model")
     fusion = Fusion(len(models), density, scale, weights, "ties", normalize, elect)
+    densities = fusion.densities
 
     def sparse(name: str, index: int, delta: Tensor) -> None:
         entries = view_real(delta)
-        keep = count_kept(fusion.densities[index](name), entries.numel())
+        keep = count_kept(densities[index](name), entries.numel())
         entries.mul_(mask_greatest(entries.abs(), keep))  # (1)
 
-    return cast(ModelT, Recipe(partial(fusion.merge, sparse), fusion.coefficients))
+    def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
+        cuts = [cut_whole(rows, place, density.number) for place, density in enumerate(densities, 1)]
+
+        def trim_whole(name: str, index: int, delta: Tensor) -> None:
+            bits, (cut, quota) = _read_bits(delta), cuts[index]
+            mask = bits > cut
+            mask[(bits == cut).nonzero().reshape(-1)[: quota.get(name, 0)]] = True
+            entries = view_real(delta)
+            entries.mul_(mask.view_as(entries))  # (1)
+
+        return partial(fusion.merge, trim_whole)
+
+    kernel = partial(fusion.merge, sparse)
+    return cast(ModelT, Recipe(kernel, fusion.coefficients, survey=survey if trim == "model" else None))
 
 
 class Fusion:
@@ -206,3 +228,46 @@ def mask_greatest(values: Tensor, keep: int) -> Tensor:
     mask = flat > threshold
     mask[(flat == threshold).nonzero().reshape(-1)[: keep - int(mask.sum())]] = True
     return mask.view_as(values)
+
+
+def cut_whole(rows: Sequence[tuple[str, Row]], place: int, density: float) -> tuple[int, dict[str, int]]:
+    """Which entries of a task vector, that is never in memory at once, a fraction of them all keeps.
+
+    The bits of a nonnegative float32 read as an integer are in the order of the numbers, so a histogram of their upper half
+    tells in which bin the cut lies, and a histogram of the lower half within that bin tells the number itself: two readings
+    and some 100,000 counters, whatever the size of the model.
+
+    Args:
+        rows: Every name with the base and the models.
+        place: Which model.
+        density: The fraction to keep.
+
+    Returns:
+        The magnitude above which entries are kept, as the integer with the bits of the float32, and how many of those that
+        equal it are kept, by name.
+    """
+    cut, left = 0, -1
+    for low, high in ((_LOW, 31), (0, _LOW)):
+        counts = torch.zeros(1 << (high - low), dtype=torch.int64)
+        for _, row in rows:
+            for chunk in torch.split(_read_bits(row[place] - row[0]), _CHUNK):
+                inside = chunk[(chunk >> high) == (cut >> high)] >> low
+                counts += torch.bincount(inside & (len(counts) - 1), minlength=len(counts)).cpu()
+        if left < 0:
+            left = count_kept(density, int(counts.sum()))
+            if left in (0, int(counts.sum())):
+                return -1 if left else 2**31 - 1, {}
+        # How many are in each bin and above; the first that has enough of them holds the cut.
+        tail = counts.flip(0).cumsum(0)
+        found = len(counts) - 1 - int(torch.searchsorted(tail, left))
+        left -= int(tail[len(counts) - 1 - found] - counts[found])
+        cut |= found << low
+    quota: dict[str, int] = {}
+    for name, row in rows if cut > 0 else ():  # whether a zero is kept makes no difference
+        quota[name] = min(left, int((_read_bits(row[place] - row[0]) == cut).sum()))
+        left -= quota[name]
+    return cut, quota
+
+
+def _read_bits(delta: Tensor) -> Tensor:
+    return view_real(delta).abs().reshape(-1).to(torch.float32).view(torch.int32)
