@@ -733,3 +733,10 @@ def test_a_reading_is_one_look_whatever_another_thread_edits(after, expected):
     assert seen.structure.layout.names == expected
     assert [tuple(p.shape) for p in seen.parameters] == [e.shape for e in seen.structure.layout]
     assert read(net).structure.layout.names == ("weight", "bias", "late")
+
+
+def test_a_layout_never_changes():
+    layout = layout_of(mlp())
+    for name in ("entries", "numel", "other"):
+        with pytest.raises(AttributeError, match="immutable"):
+            setattr(layout, name, 1)

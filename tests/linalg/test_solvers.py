@@ -222,6 +222,9 @@ def test_wrong_arguments_are_refused(solver):
         solver(Dense(A.expand(2, 3, 3), symmetric=True), b)
     with pytest.raises(ValueError, match="take one vector of 3"):
         solver(A, b.expand(2, 3))
+    for wrong in ({"rtol": -1.0}, {"atol": math.nan}, {"maxiter": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} cannot be"):
+            solver(A, b, **wrong)
     with pytest.raises(ValueError, match="is declared symmetric, but is not square"):
         solver(torch.ones(2, 3), b)
 

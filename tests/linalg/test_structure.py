@@ -331,6 +331,8 @@ def test_factors_are_checked():
 
 
 def test_functions_are_checked():
+    with pytest.raises(TypeError, match="a function of a vector, not Tensor"):
+        FunctionOperator(torch.eye(2), 2)
     with pytest.raises(ValueError, match="declare it with vectorized=True"):
         FunctionOperator(torch.clone, 2, batch=(3,))
     with pytest.raises(ValueError, match=r"matvec of FunctionOperator of shape 2 x 2 returned .* of shape \(3,\)"):

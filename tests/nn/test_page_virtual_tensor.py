@@ -277,3 +277,22 @@ def test_a_method_overridden_on_the_instance_is_the_one_called():
     VirtualTensor.create(module, "v", "doubled")
     module.doubled = lambda dtype, device: module.w * 100
     assert torch.equal(module.v.value, module.w * 100)
+
+
+@pytest.mark.parametrize("name", [3, None])
+def test_the_name_must_be_text(name):
+    with pytest.raises(TypeError, match="string"):
+        VirtualTensor(Scaled(), name, "doubled")
+
+
+@pytest.mark.parametrize("name", ["a b", "", "class", "1a", "a.b"])
+def test_the_name_must_be_an_identifier(name):
+    with pytest.raises(ValueError, match="identifier"):
+        VirtualTensor(Scaled(), name, "doubled")
+
+
+def test_a_materializer_is_checked_at_construction():
+    with pytest.raises(TypeError, match="materializer"):
+        VirtualTensor(Scaled(), "v", 3)
+    with pytest.raises(TypeError, match="owner"):
+        VirtualTensor(object(), "v", "doubled")

@@ -311,6 +311,12 @@ class Layout:
         # A layout without parameters is still a layout; only its length is zero.
         return True
 
+    def __setattr__(self, name: str, value: object) -> None:
+        # Models that look alike share one; the index is the last to be made.
+        if name != "_fingerprint" and hasattr(self, "_index"):
+            raise AttributeError(f"a Layout is immutable; {name!r} cannot be set")
+        object.__setattr__(self, name, value)
+
     def __reduce__(self) -> tuple[Callable[..., "Layout"], tuple[Any, ...]]:
         return Layout, (self.entries, self.buffers)
 

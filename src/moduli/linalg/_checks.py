@@ -101,6 +101,9 @@ def prepare(
     operator = take_operator(A, solver, symmetric)
     rows, n = operator.shape
     size = norm(finite(operator, b, rows, name))
+    for name, value in (("rtol", rtol), ("atol", atol), ("maxiter", maxiter)):
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} cannot be {value}; give a number that is not negative")
     tol = max((default_rtol(b.dtype) if rtol is None else rtol) * size, atol)
     return operator, n, size, tol, max(10 * rows, 10 * n, 1) if maxiter is None else maxiter
 

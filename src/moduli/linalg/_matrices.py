@@ -256,6 +256,8 @@ class FunctionOperator(LinearOperator):
         batch: tuple[int, ...] = (),
     ) -> None:
         rows = n if rows is None else rows
+        if not callable(matvec):
+            raise TypeError(f"matvec is a function of a vector, not {type(matvec).__name__}; a matrix is a Dense")
         if batch and not vectorized:
             raise ValueError(f"batch = {tuple(batch)} needs a function of (..., {n}); declare it with vectorized=True")
         self._forward, self._backward, self._vectorized = matvec, rmatvec, vectorized

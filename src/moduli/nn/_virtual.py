@@ -128,15 +128,23 @@ class virtual(Generic[T]):
 def _write(instance: nn.Module, name: str | None, sources: Mapping[str, Any]) -> None:
     """Write new values into the sources of a virtual tensor: first check all of them, then copy."""
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    told = f"the right inverse of {type(instance).__name__}.{name}"
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            f"{told} returns new values by the names of its sources, or None, not a {type(sources).__name__}"
+        )
     for source, value in sources.items():
         held = attrgetter(source)(instance)
         if isinstance(held, Tensor) and isinstance(value, Tensor):
             value = value.align_to(held.dims)
         held, value = (each.data if isinstance(each, Tensor) else each for each in (held, value))
+        if not isinstance(held, torch.Tensor) or not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{told} gives {source!r}, a {type(held).__name__}, a {type(value).__name__}; it takes tensors"
+            )
         if held.shape != value.shape:
             raise ValueError(
-                f"the right inverse of {type(instance).__name__}.{name} gives {source!r} the shape {tuple(value.shape)}, "
-                f"but it has the shape {tuple(held.shape)}"
+                f"{told} gives {source!r} the shape {tuple(value.shape)}, but it has the shape {tuple(held.shape)}"
             )
         pairs.append((held, value))
     # Values may be views of the very sources that are about to change.

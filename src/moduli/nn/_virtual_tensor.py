@@ -5,6 +5,7 @@ import copyreg
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -79,6 +80,15 @@ class VirtualTensor:
         device: torch.device | None = None,
         persist: bool = False,
     ) -> None:
+        if not isinstance(owner, nn.Module) or not isinstance(name, str):
+            given = f"{type(owner).__name__} and {type(name).__name__}"
+            raise TypeError(f"a virtual tensor has a module as owner and a string as name, not {given}")
+        if not name.isidentifier() or iskeyword(name):
+            raise ValueError(f"the name of a virtual tensor must be an identifier, not {name!r}")
+        if not isinstance(materializer, str) and not callable(materializer):
+            raise TypeError(
+                f"the materializer of {name!r} must be the name of a method, or a function, not {materializer!r}"
+            )
         if isinstance(materializer, str):
             if not hasattr(owner, materializer):
                 raise AttributeError(
