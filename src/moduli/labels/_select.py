@@ -337,8 +337,19 @@ class Groups:
 def _sort_labels(axes: Axes, axis: int, what: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     """The labels of an axis in ascending order, and their positions."""
     labels: Sequence[Any] = _require_labels(axes, axis, what).labels
-    order = sorted(range(len(labels)), key=labels.__getitem__)
+    try:
+        order = sorted(range(len(labels)), key=labels.__getitem__)
+    except TypeError as error:
+        raise TypeError(f"{what} needs an order, and the labels of {axes.describe(axis)} have none: {error}") from None
     return tuple(labels[at] for at in order), tuple(order)
+
+
+def _find_place(axes: Axes, axis: int, labels: tuple[Any, ...], label: Any) -> int:
+    """Where a label would be among sorted ones."""
+    try:
+        return bisect.bisect_left(labels, label)
+    except TypeError as error:
+        raise TypeError(f"{label!r} can't be compared with the labels of {axes.describe(axis)}: {error}") from None
 
 
 def _require_labels(axes: Axes, axis: int, what: str) -> Space:
@@ -370,7 +381,7 @@ def _locate_end(axes: Axes, axis: int, space: Space, label: Any, last: bool) -> 
             f"has no place between them; they are {show_labels(space.labels)}"
         )
     # The label itself is not there, so both sides give the same place.
-    at = bisect.bisect_left(labels, label)
+    at = _find_place(axes, axis, labels, label)
     return at if order == upwards else len(space) - at
 
 
@@ -383,7 +394,7 @@ def _locate_neighbours(axes: Axes, axis: int, several: bool, wanted: Any, method
     known, _ = _sort_labels(axes, axis, f"sel with method={method!r}")
     found = []
     for label in wanted if several else (wanted,):
-        at = bisect.bisect_left(known, label)
+        at = _find_place(axes, axis, known, label)
         near = [each for each in known[max(at - 1, 0) : at + 1] if method != "backfill" or each >= label]
         if method == "pad":
             near = [each for each in near if each <= label][-1:]

@@ -80,9 +80,10 @@ class VirtualTensor:
         device: torch.device | None = None,
         persist: bool = False,
     ) -> None:
-        if not isinstance(owner, nn.Module) or not isinstance(name, str):
-            given = f"{type(owner).__name__} and {type(name).__name__}"
-            raise TypeError(f"a virtual tensor has a module as owner and a string as name, not {given}")
+        given: tuple[Any, ...] = owner, name
+        if not isinstance(given[0], nn.Module) or not isinstance(given[1], str):
+            kinds = " and ".join(type(each).__name__ for each in given)
+            raise TypeError(f"a virtual tensor has a module as owner and a string as name, not {kinds}")
         if not name.isidentifier() or iskeyword(name):
             raise ValueError(f"the name of a virtual tensor must be an identifier, not {name!r}")
         if not isinstance(materializer, str) and not callable(materializer):
