@@ -362,7 +362,12 @@ def test_the_default_race_is_made_of_what_exists():
     [
         (0, "format", "new"),
         (0, "machine", float("nan")),
+        (0, "problems", 3),
+        (0, "contenders", [{"label": "x"}]),
         (1, "value", float("inf")),
+        (1, "value", "<b>"),
+        (1, "steps", []),
+        (1, "history", 5),
         (1, "reason", "tired"),
         (1, "seed", {}),
     ],

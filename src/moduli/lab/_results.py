@@ -43,6 +43,7 @@ POINTS = 90
 _HEADER = {
     "command", "started", "seeds", "budget", "seconds", "threads", "versions", "machine", "contenders", "problems",
 }  # fmt: skip
+_NUMBERS = ("value", "evaluations", "gradients", "steps", "seconds")
 _RUN = {*COLUMNS, "history", "traceback"}
 
 
@@ -124,11 +125,15 @@ class Results:
                     raise ValueError(f"it has no {min(missing)!r}")
                 if record["kind"] == "run":
                     RunReason(record["reason"])
+                    wrong = [name for name in _NUMBERS if not isinstance(record[name], int | float | None)]
+                    if wrong or not isinstance(record["history"], list):
+                        raise TypeError(f"its {[*wrong, 'history'][0]!r} is no {'number' if wrong else 'list'}")
                     runs[cls.key(record)] = record
                 elif record["format"] > FORMAT:
                     raise ValueError(f"it has format {record['format']}; this moduli reads up to {FORMAT}")
                 else:
                     header = record
+                    cls(header).keys()
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise ResultsError(f"line {number} of {path} is no line of a race ({error})") from error
         if header is None:
