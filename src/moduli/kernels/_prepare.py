@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 LAZY = "lazily negated, conjugated or zero tensors run as torch runs them"
 _TYPES = (torch.Tensor, torch.nn.Parameter)
-# Rows that are shorter, or more of them, are not worth a loop each.
-_NARROWEST, _MOST_ROWS = 16, 1 << 16
+# More rows are not worth a loop each: so many of one element, and as many times more of rows up to so wide.
+_MOST_ROWS, _WIDE = 1 << 12, 16
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -164,7 +164,7 @@ def _part_rows(shape: torch.Size, strides: Sequence[tuple[int, ...]]) -> tuple[i
         axes -= 1
         width *= shape[axes]
     rows = shape[:axes].numel()
-    if width < _NARROWEST or rows > _MOST_ROWS:
+    if rows > _MOST_ROWS * min(width, _WIDE):
         return None
     places = np.indices(tuple(shape[:axes])).reshape(axes, -1)
     return width, [np.array(own[:axes], np.int64) @ places for own in strides]
