@@ -367,6 +367,24 @@ def test_register_constant_type(shims):
 # -- autograd and optimizers -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_run_backward(shims, dtype):
+    x = torch.tensor([1.0, 2.0], dtype=dtype, requires_grad=True)
+    for _ in range(2):
+        loss = (x * x).sum()
+        # A hook that changes the gradient it is given must not change the next pass.
+        loss.register_hook(lambda grad: grad.mul_(2.0) and None)
+        shims.run_backward(loss)
+    plain = torch.tensor([1.0, 2.0], dtype=dtype, requires_grad=True)
+    for _ in range(2):
+        loss = (plain * plain).sum()
+        loss.register_hook(lambda grad: grad.mul_(2.0) and None)
+        loss.backward()
+    assert torch.equal(x.grad, plain.grad)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        shims.run_backward(torch.ones((), dtype=dtype))
+
+
 def test_is_observed(shims):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
     assert shims.is_observed(optimizer) is not shims.known

@@ -387,6 +387,26 @@ def register_constant_type(cls: type, members: tuple[str, ...]) -> None:
 # -- autograd and optimizers -------------------------------------------------------------------------------------------
 
 
+def run_backward(loss: torch.Tensor) -> None:
+    """`loss.backward()`; for an ordinary loss on the CPU without the checks of arguments that are not given.
+
+    Since torch 2.2: `torch.autograd.graph._engine_run_backward`. Fallback: `torch.autograd.backward`.
+    """
+    dtype = loss.dtype
+    usual = type(loss) is torch.Tensor and loss.is_cpu and loss.dim() == 0 and dtype in (torch.float32, torch.float64)
+    if not usual or _engine is None or in_transform():
+        torch.autograd.backward(loss)
+        return
+    one = _ones.get(dtype)
+    if one is None or one._version:  # a hook may have changed it in place
+        one = _ones[dtype] = torch.ones((), dtype=dtype)
+    _engine((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+_engine: Final = _find("torch.autograd.graph._engine_run_backward")
+_ones: Final[dict[torch.dtype, torch.Tensor]] = {}
+
+
 def is_observed(optimizer: torch.optim.Optimizer) -> bool:
     """Whether anything would notice if `step` did not go through torch's wrapper: a hook or a profiler.
 

@@ -73,6 +73,8 @@ def size(params: Sequence[Tensor]) -> int:
 
 def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
     """The vector in pieces shaped and typed like the parameters; of rows, one for each member, like stacked ones."""
+    if len(params) == 1 and vector.dtype is params[0].dtype:
+        return [vector.view(params[0].shape)]
     shown = [as_real(param.detach()) for param in params]
     pieces = torch.split(vector, [tensor.numel() // vector.shape[:-1].numel() for tensor in shown], -1)
     rows = zip(pieces, shown, params, strict=True)
@@ -135,6 +137,12 @@ class VectorLink(DeclaredLink, Transform):
     @abstractmethod
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
         """The new update from the one that there is; None to leave it."""
+
+    def _lists(self, objective: Objective) -> Any:
+        if not self.vector_state:
+            return super()._lists(objective)
+        first = objective.params[0]
+        return [self.state[first]], [self.settings[first]]
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Learns."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import run_backward
 from ..population import Population
 from ._needs import PASS_LOSS, ClosureError
 
@@ -40,7 +41,7 @@ class Closure:
             return run_without_graph(self.value).detach()
         with torch.enable_grad():
             loss = self.value()
-            torch.autograd.backward(loss if loss.dim() == 0 else loss.sum())
+            run_backward(loss if loss.dim() == 0 else loss.sum())
         return loss.detach()
 
     def value(self) -> Any:
@@ -185,7 +186,7 @@ class Evaluator:
                 reduced = scalar(loss)
                 if not reduced.requires_grad:
                     raise ClosureError("the loss does not depend on any parameter that requires a gradient")
-                torch.autograd.backward(reduced)
+                run_backward(reduced)
         if self.negated:
             negate_gradients(params)
             self.turned = True
@@ -204,7 +205,7 @@ class Evaluator:
             for param in params:
                 param.grad = None
             try:  # by backward, whose gradients a DistributedDataParallel averages
-                torch.autograd.backward(scalar(loss))
+                run_backward(scalar(loss))
             except RuntimeError as error:
                 for param, grad in zip(params, after, strict=True):
                     param.grad = grad
