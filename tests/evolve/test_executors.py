@@ -394,3 +394,21 @@ def test_ranks_that_disagree_say_so(tmp_path):
 
 def test_nan_fitness_of_a_worker_reaches_the_search(tmp_path):
     assert math.isnan(InProcess().map(lambda row: math.nan, X[:1])[0])
+
+
+class Attributes:
+    """A fitness with the names that fitnesses of modules have."""
+
+    def __init__(self):
+        self.batch = self.search = self.evaluate_member = torch.ones(3)
+
+    def __call__(self, x):
+        return (x * self.batch).sum(-1)
+
+
+@pytest.mark.parametrize(
+    "make", [InProcess, lambda: InProcess(vectorised=True), lambda: Pool(1, start="fork")], ids=["one", "all", "pool"]
+)
+def test_attributes_of_a_users_fitness_are_its_own(make):
+    with make() as executor:
+        assert executor.map(Attributes(), torch.eye(3)).tolist() == [1.0, 1.0, 1.0]

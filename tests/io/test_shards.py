@@ -427,6 +427,7 @@ SLERP = "merge_method: slerp\nbase_model: base\nmodels:\n  - model: base/model.s
     ("text", "match"),
     [
         ("merge_method: passthrough\nmodels: []", "method 'passthrough' is not here"),
+        ("merge_method: linear\nmodels: []", "no models to merge"),
         ("merge_method: ties\nslices:\n  - x: 1", "'slices', which is not merged here"),
         ("merge_method: ties\nmodels:\n  - model: base", "needs a base_model"),
         ("merge_method: linear\nmodels:\n  - model: someone/else", "download it first"),

@@ -181,9 +181,13 @@ class InProcess(Executor):
 
     def evaluate(self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: Mapping[int, float]) -> Values:
         """The fitness of every member that is not known, (index, number), each as it comes."""
+        from ._search import ModuleFitness  # it imports this file
+
         todo = [i for i in range(len(seeds)) if i not in known]
         faults = Faults(0, len(todo))
-        make = getattr(fitness, "evaluate_member", None) or (lambda i: fitness(rows(i, i + 1)[0]))
+        # By its class: a user's fitness may have attributes of these names.
+        ours = fitness if isinstance(fitness, ModuleFitness) else None
+        make = (lambda i: fitness(rows(i, i + 1)[0])) if ours is None else ours.evaluate_member
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
         try:
             for member in () if self.vectorised else todo:
@@ -192,7 +196,7 @@ class InProcess(Executor):
                     faults.should_retry(member, error)
                 yield member, value
             if self.vectorised:
-                yield from self._evaluate_together(getattr(fitness, "batch", fitness), rows, seeds, todo)
+                yield from self._evaluate_together(fitness if ours is None else ours.batch, rows, seeds, todo)
         finally:
             torch.set_rng_state(states[0])
             np.random.set_state(states[1])

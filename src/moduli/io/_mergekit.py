@@ -153,6 +153,7 @@ def _understand(found: Any, folder: Path) -> MergeRecipe:
     entries, first = [each for each in models if each["model"] != base], [] if base is None else [{"model": base}]
     if recipe in ("linear", "karcher"):
         entries, first = models, []
+    _require(bool(entries), "it has no models to merge")
     paths = [folder / each["model"] for each in [*first, *entries]]
     for each in paths:
         _require(each.exists(), f"there is no checkpoint {str(each)!r}; models are paths here, so download it first")
