@@ -251,7 +251,7 @@ def test_explain_says_what_runs_together_and_why_not():
 
 
 def test_explain_says_which_form_ran_and_why(monkeypatch):
-    weight, bias = parameter(1.0, 2.0), parameter(3.0)
+    weight, bias = parameter(*map(float, range(5000))), parameter(3.0)
     opt = Optimizer([weight, bias], Momentum(), m.LR(1.0))
     assert "one pass, which" in opt.explain()  # nothing ran yet
     monkeypatch.setenv("MODULI_KERNELS", "foreach")
@@ -259,7 +259,7 @@ def test_explain_says_which_form_ran_and_why(monkeypatch):
     opt.step()
     assert "one pass (foreach), which" in opt.explain()
     assert "because MODULI_KERNELS=foreach" in opt.explain()
-    weight.grad = torch.ones_like(bias).expand(2)  # no kernel takes it
+    weight.grad = torch.ones_like(bias).expand(5000)  # no kernel takes so many
     opt.step()
     assert "one pass (mixed), which" in opt.explain()
     assert "plain: the function itself, tensor by tensor, for 1 of 2 tensors" in opt.explain()

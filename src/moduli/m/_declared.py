@@ -14,6 +14,10 @@ from . import _checks as check
 Ranges = Mapping[check.Check, tuple[str, ...]]
 """The arguments of a link that a check is for, by check."""
 
+# What is checked under these names where a link says nothing else: memories, and what keeps a divisor from zero.
+_USUAL: Mapping[str, check.Check] = dict.fromkeys(("beta1", "beta2", "beta3"), check.allow(check.probability, None))
+_USUAL = {**_USUAL, "eps": check.allow(check.non_negative, None)}
+
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 class DeclaredLink(Module):
@@ -118,6 +122,7 @@ def _find_places(cls: type) -> _Places:
     hints = {k: hint for kind in ours for k, hint in inspect.get_annotations(kind, eval_str=True).items()}
     checks = [(k, check.one_of(*get_args(hint))) for k, hint in hints.items() if get_origin(hint) is Literal]
     checks += [(k, found) for kind in kinds for found, keys in vars(kind).get("ranges", {}).items() for k in keys]
+    checks += [(k, found) for k, found in _USUAL.items() if k in hints and k not in dict(checks)]
     base = next(kind for kind in cls.__mro__ if "__init__" in vars(kind) and kind not in kinds)
     return _Places(
         checks,
