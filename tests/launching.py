@@ -6,6 +6,14 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
+# A worker that is done leaves at once: threads of torch may still ask for the interpreter, which aborts where it is gone.
+_RUN = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+os._exit(0)
+"""
 
 
 def launch(worker, count, arguments):
@@ -24,7 +32,7 @@ def launch(worker, count, arguments):
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, str(TESTS / worker), str(rank), str(count), *map(str, arguments(rank))],
+            [sys.executable, "-c", _RUN, str(TESTS / worker), str(rank), str(count), *map(str, arguments(rank))],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
