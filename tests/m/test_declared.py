@@ -42,3 +42,10 @@ def test_attributes_of_a_subclass_stay_attributes_unless_they_are_fields():
     assert Scaled(scale=3.0).defaults["scale"] == 3.0
     with pytest.raises(TypeError, match="volume"):
         Louder(volume=3.0)
+
+
+@pytest.mark.parametrize("wrong", [{"beta1": 1.5}, {"beta2": -0.1}, {"eps": -1e-8}])
+def test_memories_and_eps_out_of_range_are_refused_where_a_link_says_nothing_else(wrong):
+    with pytest.raises(ValueError, match=f"Adam: {next(iter(wrong))} is"):
+        m.Adam(**wrong)
+    m.Adam(beta1=lambda step: 0.9, beta2=torch.tensor(0.99), eps=0.0)

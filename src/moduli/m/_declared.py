@@ -15,8 +15,10 @@ Ranges = Mapping[check.Check, tuple[str, ...]]
 """The arguments of a link that a check is for, by check."""
 
 # What is checked under these names where a link says nothing else: memories, and what keeps a divisor from zero.
-_USUAL: Mapping[str, check.Check] = dict.fromkeys(("beta1", "beta2", "beta3"), check.allow(check.probability, None))
-_USUAL = {**_USUAL, "eps": check.allow(check.non_negative, None)}
+_USUAL = {
+    **dict.fromkeys(("beta1", "beta2", "beta3"), check.allow(check.probability, None)),
+    "eps": check.allow(check.non_negative, None),
+}
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
