@@ -14,6 +14,8 @@ import moduli as mo
 from moduli import particles as P
 from moduli.compat.nytorch import ParticleModule
 from moduli.particles import NytoModule, StructureError, adopt
+from moduli.particles._record import ParticleRecord
+from moduli.particles._species import version_of
 from moduli.particles.kernel import Particle, Product
 
 
@@ -503,6 +505,24 @@ def test_what_another_thread_builds_between_a_look_and_its_miss_is_found():
     assert net.__getattr__("training") is True
     with pytest.raises(AttributeError, match="nothing_like_it"):
         net.__getattr__("nothing_like_it")
+
+
+def test_an_edit_has_its_version_before_the_new_tree_is_known(monkeypatch):
+    net = Net()
+    first = version_of(net + 0)
+    seen, saw = [], ParticleRecord.saw
+
+    def look(record, reading, states=None):
+        # What another thread would find that reads now: not the new tree at the version before.
+        seen.append((record.version, "late" in reading.structure.layout))
+        saw(record, reading, states)
+
+    relative = 2 * net
+    assert version_of(relative) is first
+    monkeypatch.setattr(ParticleRecord, "saw", look)
+    relative.late = nn.Parameter(torch.zeros(2))
+    assert [version for version, late in seen if late]
+    assert all(version is first.next_version for version, late in seen if late)
 
 
 def test_no_edit_of_relatives_in_threads_is_lost():

@@ -74,7 +74,7 @@ def size(params: Sequence[Tensor]) -> int:
 def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
     """The vector in pieces shaped and typed like the parameters; of rows, one for each member, like stacked ones."""
     if len(params) == 1 and vector.dtype is params[0].dtype:
-        return [vector.view(params[0].shape)]
+        return [vector.reshape(params[0].shape)]
     shown = [as_real(param.detach()) for param in params]
     pieces = torch.split(vector, [tensor.numel() // vector.shape[:-1].numel() for tensor in shown], -1)
     rows = zip(pieces, shown, params, strict=True)

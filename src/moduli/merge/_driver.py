@@ -173,8 +173,8 @@ def stream(
         coefficient.check(list(averaged))
     if recipe.survey is not None:
         with torch.no_grad():
-            differing = [name for name in averaged if _find_other(views, name) is not None]
-            recipe = replace(recipe, kernel=recipe.survey([(name, Row(views, name)) for name in differing]))
+            merged = [name for name in averaged if not _is_copied(recipe, views, name)]
+            recipe = replace(recipe, kernel=recipe.survey([(name, Row(views, name)) for name in merged]))
     # Only the counters of batch normalisation are expected to differ.
     equal = {name for name in names if integers == "equal" and name.rpartition(".")[2] != COUNTER} - set(floating)
     return ((group, _take(recipe, views, group[0], group[0] in averaged, group[0] in equal)) for group in groups)
@@ -187,9 +187,14 @@ def _take(recipe: Recipe, views: list[View], name: str, averaged: bool, equal: b
     if other is not None:
         told = f"differs between {views[0].label} and {other.label}; take the first's with integers='first'"
         raise MergeError(f"{name!r} ({views[0].look(name).dtype}) {told}")
-    if averaged and not (recipe.keeps(name) and _find_other(views, name) is None):
+    if averaged and not _is_copied(recipe, views, name):
         return _merge(recipe, views, name)
     return views[0].read(name).clone()
+
+
+def _is_copied(recipe: Recipe, views: list[View], name: str) -> bool:
+    """Whether what all models agree on is taken as it is."""
+    return recipe.keeps(name) and _find_other(views, name) is None
 
 
 def _find_other(views: list[View], name: str) -> View | None:
