@@ -7,7 +7,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
 VERSION ?= 2.15.0
 
-.PHONY: help run picture catalogue test test-all test-gpu test-torch mutants lint docs bench clean format
+.PHONY: help run picture catalogue test test-all test-gpu test-torch endurance mutants lint docs bench clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -62,6 +62,9 @@ test-gpu: $(VENV)-gpu/.ready  ## generated Triton kernels in its interpreter, an
 
 test-torch: $(VENV)/.run  ## the tests with another torch: make test-torch VERSION=2.14.1 ARGS='tests/labels -q'
 	@$(BIN)/python tools/torch_venv.py $(VERSION) -- $(ARGS)
+
+endurance: $(VENV)/.ready  ## threads, interrupts and damaged files for at most ten minutes, with counts: make endurance ARGS='interrupts'
+	@$(BIN)/python tools/endurance $(ARGS)
 
 mutants: $(VENV)/.ready  ## break links line by line and see whether their quick tests notice: make mutants ARGS='Dion LMO'
 	@$(BIN)/python tools/mutants.py $(ARGS)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
+from _fresh import time_steps
 from _timing import interleaved
-from kernels import SHAPES, form
-from moduli import m
+from kernels import FRESH, SHAPES, TINY, form
+from moduli import m, presets
 from moduli.optim import Optimizer
 
 try:
@@ -23,8 +24,9 @@ except ModuleNotFoundError:  # a peer, in the bench extra
     torchzero = None
 
 ROOT = Path(__file__).parents[1]
-ADAM = dict(zip(SHAPES, (0.37, 0.11, 0.92, 1.02), strict=True))
-CHAIN = dict(zip(SHAPES, (0.35, 0.10, 0.80, 0.85), strict=True))
+# Gradients are new tensors at every step, as in training.
+ADAM = dict(zip(FRESH, (0.7, 0.6, 0.25, 0.92, 0.98), strict=True))
+CHAIN = dict(zip(FRESH, (None, 0.40, 0.15, 0.80, 0.85), strict=True))
 EAGER = dict(zip(SHAPES, (0.5, 0.1, 0.9, 1.0), strict=True))
 
 
@@ -33,19 +35,43 @@ def row(name: str, value: float, bar: float | None, unit: str = "x") -> dict:
 
 
 def parameters(shapes) -> list[torch.nn.Parameter]:
-    made = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-    for param in made:
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for param in params:
         param.grad = torch.randn_like(param)
-    return made
+    return params
+
+
+def compare(theirs, torch_step, ours, our_step, shapes) -> float:
+    """Our step by torch's; both are given new gradients before every step."""
+    numbers = sum(torch.Size(shape).numel() for shape in shapes)
+    steps = max(1, 2_000_000 // (numbers + 2_000 * len(shapes)))
+    times = time_steps({"torch": (theirs, torch_step), "ours": (ours, our_step)}, steps)
+    return times["ours"] / times["torch"]
 
 
 def adam_steps() -> list[dict]:
     rows = []
-    for name, shapes in SHAPES.items():
-        ours = Optimizer(parameters(shapes), m.Adam(), m.LR(1e-3))
-        torchs = torch.optim.Adam(parameters(shapes), lr=1e-3, fused=True)
-        times = interleaved({"torch": torchs.step, "ours": ours.step}, rounds=15, seconds=0.01)
-        rows.append(row(f"Adam step, {name} / torch fused", times["ours"] / times["torch"], ADAM[name]))
+    for name, shapes in FRESH.items():
+        theirs, params = parameters(shapes), parameters(shapes)
+        torchs, ours = torch.optim.Adam(theirs, lr=1e-3, fused=True), Optimizer(params, m.Adam(), m.LR(1e-3))
+        value = compare(theirs, torchs.step, params, ours.step, shapes)
+        rows.append(row(f"Adam step, {name} / torch fused", value, ADAM[name]))
+    return rows
+
+
+def small_steps() -> list[dict]:
+    """Other optimizers on four tiny tensors, by torch's default."""
+    cases = {
+        "momentum SGD": (lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9), [m.HeavyBall(0.9), m.LR(1e-3)], 1.0),
+        "NAdam": (lambda p: torch.optim.NAdam(p, lr=1e-3), presets.nadam(lr=1e-3), 1.0),
+        "Adam": (lambda p: torch.optim.Adam(p, lr=1e-3), [m.Adam(), m.LR(1e-3)], None),
+    }
+    rows = []
+    for name, (make, links, bar) in cases.items():
+        for what, shapes in TINY.items():
+            theirs, params = parameters(shapes), parameters(shapes)
+            value = compare(theirs, make(theirs).step, params, Optimizer(params, *links).step, shapes)
+            rows.append(row(f"{name} step, {what} / torch's default", value, bar))
     return rows
 
 
@@ -55,20 +81,20 @@ def chain() -> list:
 
 def chain_steps(fused: bool) -> list[dict]:
     rows = []
-    for name, shapes in SHAPES.items():
-        theirs = parameters(shapes)
+    for name, shapes in (FRESH if fused else SHAPES).items():
+        theirs, params = parameters(shapes), parameters(shapes)
         adamw = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.01, fused=fused, foreach=None if fused else True)
 
         def step(theirs=theirs, adamw=adamw) -> None:
             torch.nn.utils.clip_grad_norm_(theirs, 1.0)
             adamw.step()
 
-        ours = Optimizer(parameters(shapes), *chain())
+        ours = Optimizer(params, *chain())
         what = "clip + fused AdamW" if fused else "clip + foreach AdamW, no compiler"
         bar = (CHAIN if fused else EAGER)[name]
         with form("auto" if fused else "eager"):
-            times = interleaved({"torch": step, "ours": ours.step}, rounds=15, seconds=0.01)
-        rows.append(row(f"ClipNorm | Adam | WeightDecay | LR, {name} / {what}", times["ours"] / times["torch"], bar))
+            value = compare(theirs, step, params, ours.step, shapes)
+        rows.append(row(f"ClipNorm | Adam | WeightDecay | LR, {name} / {what}", value, bar))
     return rows
 
 
@@ -83,7 +109,10 @@ def iterations() -> list[dict]:
     def many(params):
         return lambda: torch.stack([p.sum() for p in params]).square().sum()
 
+    tiny = [torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)) for _ in range(2)]
+    inputs = torch.randn(32, 2)
     cases = {
+        "MLP 2-16-1, batch 32": (tiny, [lambda net=net: net(inputs).square().mean() for net in tiny], 1.0),
         "1000 x 10": (small, [many(list(p)) for p in small], 0.65),
         "encoder, 6 layers, d=256": (nets, [lambda net=net: net(x).square().mean() for net in nets], 0.98),
     }
@@ -184,6 +213,7 @@ def table() -> list[dict]:
     started = time.perf_counter()
     rows = [
         *adam_steps(),
+        *small_steps(),
         *chain_steps(fused=True),
         *chain_steps(fused=False),
         *iterations(),

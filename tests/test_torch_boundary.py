@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from types import ModuleType
@@ -136,6 +137,24 @@ def test_transform_level(shims):
     assert seen == ([0, 1, 2] if shims.known else [0, unknown, unknown])
 
 
+def test_is_batched(shims):
+    seen = []
+
+    def look(x):
+        seen.append(shims.is_batched(x))
+        return x.sum()
+
+    x = torch.ones(3)
+    look(x)
+    torch.vmap(look)(x)
+    torch.vmap(torch.func.grad(look))(x)
+    torch.func.grad(lambda x: torch.vmap(look)(x).sum())(x)
+    assert seen == [False, True, True, True]
+    torch.func.grad(look)(x)
+    torch.func.jvp(look, (x,), (x,))
+    assert seen[4:] == [not shims.known] * 2
+
+
 def test_batch_axis(shims):
     seen = []
 
@@ -249,6 +268,23 @@ def test_set_grad_enabled(shims):
     assert torch.is_grad_enabled()
 
 
+def test_get_handler(shims):
+    before = shims.get_handler(signal.SIGINT)
+    assert before is signal.getsignal(signal.SIGINT) or not callable(before)
+
+
+def test_set_handler(shims):
+    def handler(number, frame):
+        pass
+
+    before = shims.get_handler(signal.SIGINT)
+    try:
+        shims.set_handler(signal.SIGINT, handler)
+        assert shims.get_handler(signal.SIGINT) is signal.getsignal(signal.SIGINT) is handler
+    finally:
+        shims.set_handler(signal.SIGINT, before)
+
+
 def test_in_forward_ad(shims):
     assert not shims.in_forward_ad()
     with torch.autograd.forward_ad.dual_level():
@@ -305,11 +341,28 @@ def test_find_tensor_reader(shims):
     if not shims.known:
         assert found is None
         return
-    assert len(found) == 4
+    assert len(found) == 7
     described = (ctypes.c_uint64 * 8)()
     tensor = torch.ones(2, 3)[1:]
-    ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(found[3])(tensor, ctypes.addressof(described))
+    ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(found[-1])(tensor, ctypes.addressof(described))
     assert described[0] == tensor.data_ptr()
+
+
+def test_find_namespace(shims):
+    class Holder:
+        rate = 1.0
+
+    space = shims.find_namespace(Holder)
+    if shims.known:
+        assert space["rate"] == 1.0
+        Holder.rate = 2.0
+        assert space["rate"] == 2.0
+    else:
+        assert space is None
+    holder = Holder()
+    holder.own = 3
+    assert shims.find_namespace(holder) == {"own": 3}
+    assert shims.find_namespace(object()) is None
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------

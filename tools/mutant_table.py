@@ -363,7 +363,7 @@ LINKS = [
         ("BFGS", "DFP", "SR1", "PSB"),
         ("tests/m/test_second_links.py", "tests/m/test_second_products.py"),
         (
-            ("0.5 * (1 + torch.dot(y, Hy) * over) * over", "0.5 * over"),
+            ("0.5 * (1 + torch.dot(y, Hy) * over)", "0.5"),
             ("torch.where(used, -1 / yHy, 0.0)", "torch.where(used, -1 / sy, 0.0)"),
             ("z = pair.s - H @ pair.y", "z = pair.s + H @ pair.y"),
             ("r - s * (0.5 * _dot(r, s) / ss)", "r - s * (_dot(r, s) / ss)"),

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
+import signal
 import sys
+import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -142,6 +145,20 @@ def batch_axis(tensor: torch.Tensor, above: int) -> int | None:
 _functorch: Final = _find("torch._C._functorch")
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of a batch of `torch.vmap`, at any level, so that it has not one value to read.
+
+    Since torch 2.0: `torch._C._functorch.is_batchedtensor` and `get_unwrapped`. Fallback: any tensor of a transform is.
+    """
+    if _functorch is None:
+        return is_wrapped(tensor)
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
+
+
 def _assume_true() -> bool:
     return True
 
@@ -251,6 +268,16 @@ _no_modes: Final = _find("torch.utils._python_dispatch._disable_current_modes")
 #: Since torch 2.0: `torch._C._set_grad_enabled`. Fallback: `torch.set_grad_enabled`, a context manager that starts at once.
 set_grad_enabled: Final[Callable[[bool], Any]] = _find("torch._C._set_grad_enabled") or torch.set_grad_enabled
 
+#: The handler of a signal: a callable for one of Python.
+#:
+#: Since torch 2.0, Python 3.2: `_signal.getsignal`, which makes no enum of its result. Fallback: `signal.getsignal`.
+get_handler: Final[Callable[[int], Any]] = _find("_signal.getsignal") or signal.getsignal
+
+#: Replace the handler of a signal, in the main thread.
+#:
+#: Since torch 2.0, Python 3.2: `_signal.signal`, a tenth of the time of its wrapper. Fallback: `signal.signal`.
+set_handler: Final[Callable[[int, Any], Any]] = _find("_signal.signal") or signal.signal
+
 
 def is_fake(tensor: object) -> bool:
     """Whether a tensor has a shape and a device but no numbers (`FakeTensorMode`).
@@ -304,10 +331,11 @@ def is_flat_shard(param: object) -> bool:
 
 
 def find_tensor_reader() -> list[int] | None:
-    """The C functions by which compiled code reads tensors in a tuple: four addresses, or None where there are none.
+    """Return the addresses of the C functions by which compiled code reads tensors and names, or None where there are none.
 
-    They are the interpreter's PyTuple_GetItem, PyObject_Type and Py_DecRef, and from DLPack's exchange API (a standard
-    for array libraries) `dltensor_from_py_object_no_sync(object, DLTensor *)`, which needs the GIL and takes no reference.
+    They are the interpreter's PyTuple_GetItem, PyObject_Type, Py_DecRef, PyDict_GetItem, PyObject_GetAttr and PyErr_Clear, and
+    from DLPack's exchange API (a standard for array libraries) `dltensor_from_py_object_no_sync(object, DLTensor *)`. All of
+    them need the GIL; the last one takes no reference.
 
     Since torch 2.10: `torch.Tensor.__dlpack_c_exchange_api__`, and `ctypes.pythonapi`. Fallback: None; the caller asks
     each tensor for its `data_ptr`, shape and strides.
@@ -327,9 +355,26 @@ def find_tensor_reader() -> list[int] | None:
     read = ctypes.c_void_p.from_address(table + 8 + 4 * ctypes.sizeof(ctypes.c_void_p)).value
     if major != 1 or not read:
         return None
-    functions = (api.PyTuple_GetItem, api.PyObject_Type, api.Py_DecRef)
+    functions = (
+        *(api.PyTuple_GetItem, api.PyObject_Type, api.Py_DecRef),
+        *(api.PyDict_GetItem, api.PyObject_GetAttr, api.PyErr_Clear),
+    )
     found = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
     return [*(address for address in found if address), read] if all(found) else None
+
+
+def find_namespace(holder: Any) -> dict[str, Any] | None:
+    """Return the dictionary in which a module, a class or an object keeps its attributes; None where it has none.
+
+    A class shows its dictionary as a read-only view only; the collector knows what is behind the view.
+
+    Since Python 3.3: `gc.get_referents` of `types.MappingProxyType`. Fallback: None; the caller looks through the view.
+    """
+    space = getattr(holder, "__dict__", None)
+    if isinstance(space, types.MappingProxyType):
+        behind = [] if _HIDDEN else gc.get_referents(space)
+        return behind[0] if len(behind) == 1 and type(behind[0]) is dict else None
+    return space if type(space) is dict else None
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------

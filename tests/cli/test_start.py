@@ -77,3 +77,41 @@ def test_a_family_is_an_answer_before_a_preset_of_its_name():
 
 def test_recipes_in_the_help_are_those_there_are():
     assert sorted(io.RECIPES) == sorted(_files.RECIPES)
+
+
+def run(words, redirection="", stdout=subprocess.DEVNULL):
+    """Run the command in a shell that redirects its streams."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    line = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "moduli_command", *words.split()]
+    return subprocess.run(
+        line, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=600, check=False
+    )
+
+
+@pytest.mark.parametrize("words", ["links", "links --json", "links Adam", "--help"])
+def test_output_that_nobody_reads_any_more_ends_the_command_in_silence(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = run(words, stdout=writing)
+    finally:
+        os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == (1 if words == "--help" else 141)  # which Click says itself
+
+
+@pytest.mark.parametrize(
+    ("words", "redirection", "code"),
+    [
+        ("links", ">&-", 0),
+        ("links --json", ">&- <&-", 0),
+        ("links nothing-of-this-name", ">&-", 2),
+        ("links", "2>&- <&- >&-", 0),
+        ("links", ">/dev/full", 1),
+    ],
+)
+def test_streams_that_are_closed_or_full_are_no_traceback(words, redirection, code):
+    done = run(words, redirection)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == (code > 0)

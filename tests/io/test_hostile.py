@@ -530,3 +530,20 @@ def test_values_that_are_shown_are_compared_with_their_checksums(tmp_path):
     path.write_bytes(data)
     with pytest.raises(mio.DamagedFileError, match="'small'"):
         mio.inspect(path)
+
+
+def test_a_history_of_very_many_edits_is_told_in_a_page(tmp_path):
+    path, count = tmp_path / "net", 20_000
+
+    def tell(content):
+        content["module"]["history"] = [[n, f"edit {n} of {'x' * 100}", [f"w{n}"], []] for n in range(1, count + 1)]
+
+    crafted(path, tell, nn.Linear(2, 2))
+    page = str(mio.inspect(path))
+    assert len(page) < 20_000
+    assert f"edit {count} of" in page
+    assert "after 19936 edits that are not shown" in page
+    with pytest.raises(mio.CheckpointError, match="and 19994 more") as caught:
+        mio.load(path, nn.Linear(2, 3))
+    assert len(str(caught.value)) < 4000
+    assert mio.inspect(path).version == count

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from laws.fake_device import Launches
 from moduli import Optimizer, kernels, m
-from moduli.kernels import _call, _plan, _reduce, _triton
+from moduli.kernels import _call, _reduce, _triton
 from moduli.testing import _gpu
 
 
@@ -178,7 +178,7 @@ def unwatched(monkeypatch):
 
 
 def test_a_kernel_that_does_not_compile_is_one_warning_and_foreach(monkeypatch, unwatched):
-    monkeypatch.setattr(_plan, "find_problem", lambda device, asked: None)
+    monkeypatch.setattr(_triton, "find_problem", lambda device, asked: None)
     monkeypatch.setattr(_reduce, "find_problem", lambda device, asked: None)
     tried = []
 

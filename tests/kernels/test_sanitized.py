@@ -55,24 +55,35 @@ print("clean")
 
 
 def test_no_access_out_of_bounds(tmp_path):
+    run_sanitized(textwrap.dedent(PROGRAM), tmp_path)
+
+
+def test_threads_share_functions(tmp_path):
+    folder = Path(__file__).resolve().parents[2] / "tools" / "endurance"
+    lines = f"import sys; sys.path.insert(0, {str(folder)!r}); import threads; threads.run(0.0); print('clean')"
+    run_sanitized(lines, tmp_path)
+
+
+def run_sanitized(program, tmp_path):
+    """Run a program whose kernels are built with AddressSanitizer; it has to print that it is clean."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("no gcc here")
-    name = [compiler, "-print-file-name=libasan.so"]
-    library = subprocess.run(name, capture_output=True, text=True, check=True, timeout=600).stdout.strip()
-    if not Path(library).is_absolute():
+    # Without the C++ library the sanitizer can't pass on torch's exceptions.
+    libraries = [find_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]
+    if not all(Path(library).is_absolute() for library in libraries):
         pytest.skip("gcc has no AddressSanitizer here")
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        [sys.executable, "-c", program],
         env={
             **os.environ,
             "PYTHONPATH": str(Path(kernels.__file__).parents[2]),
             "MODULI_KERNELS": "c",
             "MODULI_KERNELS_CACHE": str(cache),
             "CC": f"{compiler} -fsanitize=address -g",
-            "LD_PRELOAD": library,
+            "LD_PRELOAD": " ".join(libraries),
             "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0",
         },
         capture_output=True,
@@ -83,3 +94,9 @@ def test_no_access_out_of_bounds(tmp_path):
     assert done.stdout.strip() == "clean", done.stderr[-4000:]
     for entry in cache.glob("*.so"):
         assert b"__asan_" in entry.read_bytes()
+
+
+def find_library(compiler, name):
+    """Return the path of a library of the compiler, or its bare name where there is none."""
+    command = [compiler, f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.strip()

@@ -115,8 +115,27 @@ def test_lbfgs_refuses():
         LBFGSOperator(s, y, scale=-1)
     with pytest.raises(ValueError, match=r"yy has shape \(1, 1\); for 2 pairs it is \(2, 2\)"):
         LBFGSOperator(s, y, yy=torch.ones(1, 1, dtype=F64))
-    with pytest.raises(SingularError, match="linearly dependent to working precision; keep fewer pairs"):
-        LBFGSOperator(s[[0, 0]], y[[0, 0]], scale=1e30).matvec(torch.ones(4, dtype=F64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("apart", [0.0, 0.1, 0.5])
+def test_lbfgs_refuses_by_the_condition_of_the_small_matrix(dtype, apart):
+    """Steps at an angle whose squared sine is a multiple of the rounding, under a scale that leaves their Gram matrix alone."""
+    s, y = (rows.to(dtype) for rows in pairs(draw(), 40, 2))
+    limit = (20 * torch.finfo(dtype).eps) ** 0.5
+    first = s[0] / s[0].norm()
+    across = s[1] - first * (first @ s[1])
+    near = first + apart * limit * across / across.norm()
+    b = torch.ones(40, dtype=dtype)
+    for lengths in ((1.0, 1.0), (1e-6, 1e3)):
+        size = torch.tensor(lengths, dtype=dtype)[:, None]
+        B = LBFGSOperator(size * torch.stack([first, near]), size * torch.stack([first, near]), scale=1e20)
+        for call in (lambda B=B: B.matvec(b), lambda B=B: B.solve_plus_diag(b, 1.0)):
+            with pytest.raises(SingularError, match="linearly dependent to working precision; keep fewer pairs"):
+                call()
+        assert bool(torch.isfinite(B.solve(b)).all())
+    B = LBFGSOperator(torch.stack([first, first + 2 * limit * across / across.norm()]), y, scale=1e20)
+    assert bool(torch.isfinite(B.matvec(b)).all())
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_split_needs_names_for_patterns():
 
 def test_alternate_and_switch():
     w = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    opt = mo.Optimizer([w], m.Switch(m.LR(-1.0), m.LR(-10.0), m.LR(-100.0), steps=[2, 1]))
+    opt = mo.Optimizer([w], m.Switch(m.Mul(-1.0), m.Mul(-10.0), m.Mul(-100.0), steps=[2, 1]))
     found = []
     for _ in range(5):
         opt.step(mo.closure(lambda: w.sum()))
@@ -115,7 +115,7 @@ def test_alternate_and_switch():
 
 def test_a_turn_is_saved():
     w = torch.nn.Parameter(torch.zeros(1))
-    make = lambda: mo.Optimizer([w], m.Alternate(m.LR(-1.0), m.LR(-10.0)))  # noqa: E731
+    make = lambda: mo.Optimizer([w], m.Alternate(m.Mul(-1.0), m.Mul(-10.0)))  # noqa: E731
     opt = make()
     opt.step(mo.closure(lambda: w.sum()))
     other = make()
@@ -150,7 +150,7 @@ def test_multistep_counts_every_evaluation():
 
 def test_sequential_takes_turns_within_a_step():
     w = torch.nn.Parameter(torch.zeros(1))
-    opt = mo.Optimizer([w], m.Sequential([m.LR(-1.0), m.LR(-10.0)], steps=2), m.Mul(0.5))
+    opt = mo.Optimizer([w], m.Sequential([m.Mul(-1.0), m.Mul(-10.0)], steps=2), m.Mul(0.5))
     opt.step(mo.closure(lambda: w.sum()))
     assert w.item() == 11.0
 

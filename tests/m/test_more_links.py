@@ -575,7 +575,7 @@ def test_weights_return_to_what_was_stored():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: m.AEGD(lr=0.0), "lr"),
+        (lambda: m.AEGD(lr=-0.1), "lr"),
         (lambda: m.MSAMMomentum(0.1, momentum=1.0), "momentum"),
         (lambda: m.MSAM(m.LR(0.1), rho=-1.0), "rho"),
         (lambda: m.TwoPointNewton(derivatives_method="x"), "derivatives_method"),

@@ -206,7 +206,7 @@ def test_a_failed_load_leaves_the_module_bit_identical(failure, assign, swap):
 
 def test_loading_what_fits_makes_no_second_copy(monkeypatch):
     copies = []
-    monkeypatch.setattr("moduli.nn._state._Snapshot", lambda module: copies.append(module))
+    monkeypatch.setattr("moduli.nn._state._protect", lambda module: copies.append(module))
     target, source = Fit(), Fit(1)
     target.head.register_buffer("scratch", torch.zeros(1), persistent=False)
     target.load_state_dict(source.state_dict())

@@ -318,3 +318,32 @@ def files_of_models_in_pieces(rank):
         except (OSError, mo.CheckpointError):
             pass
     return problems + differ(values(other), before, "unchanged")
+
+
+STEPS = {
+    "momentum": lambda: [m.HeavyBall(0.9), m.LR(0.1)],
+    "Adam": lambda: [m.Adam(), m.LR(0.01)],
+    "RMSprop": lambda: [m.RMSprop(), m.LR(0.01)],
+    "Adagrad": lambda: [m.Adagrad(), m.LR(0.01)],
+    "Lion": lambda: [m.Lion(), m.LR(0.01)],
+}
+
+
+@check
+def steps_in_half_precision_mean_the_same_in_pieces(rank):
+    """Small gradients, whose squares underflow in float16; fused and not, of DTensors and of whole parameters."""
+    problems = []
+    for dtype in (torch.float16, torch.bfloat16):
+        for name, make in STEPS.items():
+            ends = {}
+            for kind, fuse in (("plain", "auto"), ("fsdp2", "auto"), ("fsdp2", False)):
+                net = wrap(kind, network(0).to(dtype))
+                opt = mo.Optimizer(net, *make(), fuse=fuse, **({} if kind == "plain" else {"reduce": None}))
+                for step in range(3):
+                    for param in net.parameters():
+                        param.grad = torch.full_like(param.detach(), 1e-4 * (step + 1))
+                    opt.step()
+                ends[kind, fuse] = {key: value.double() for key, value in values(net).items()}
+            for key in (("fsdp2", "auto"), ("fsdp2", False)):
+                problems += differ(ends[key], ends["plain", "auto"], f"{name} in {dtype}, {key}")
+    return problems

@@ -174,3 +174,39 @@ def test_parameters_without_memory_are_refused():
     with pytest.raises(ValueError, match="meta device"):
         opt.add_param_group({"params": [torch.nn.Parameter(torch.empty(2, device="meta"))]})
     assert len(opt.param_groups) == 1
+
+
+def test_parameters_that_join_a_module_have_its_names():
+    net = nn.Sequential(nn.Linear(2, 2))
+    opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
+    net.append(nn.Linear(2, 1))
+    opt.add_param_group({"params": net[1].parameters(), "lr": 0.5})
+    assert opt.param_groups[1]["param_names"] == ["1.weight", "1.bias"]
+    opt.step(mo.closure(lambda: net(torch.ones(1, 2)).sum()))
+    fresh = mo.Optimizer(net, m.Adam(), m.LR(0.1), groups={"1.*": {"lr": 0.5}})
+    fresh.load_state_dict(opt.state_dict())
+    mine, theirs = (each.link("Adam").state[net[1].bias] for each in (fresh, opt))
+    assert mine.keys() == theirs.keys() != set()
+    assert all(torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(theirs[key])) for key in mine)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda w: [w], r"parameter 0 of the group \(shape \(2,\)\) has no name.*pairs.*assign it to the module"),
+        (lambda w: w, "parameter 0 of the group .* has no name"),
+        (lambda w: [("a", nn.Parameter(torch.ones(1))), w], "parameter 1 of the group .* has no name"),
+        (lambda w: [2.0], "parameters are tensors, .* got a float"),
+    ],
+)
+def test_parameters_without_a_name_beside_named_ones_are_refused(given, words):
+    opt = mo.Optimizer(nn.Linear(2, 2), m.LR(0.1))
+    with pytest.raises((TypeError, ValueError), match=words):
+        opt.add_param_group({"params": given(nn.Parameter(torch.ones(2)))})
+    assert len(opt.param_groups) == 1
+    plain = mo.Optimizer([nn.Parameter(torch.ones(2))], m.LR(0.1))
+    with pytest.raises(ValueError, match="parameters of the optimizer have no names, and those of the new group have"):
+        plain.add_param_group({"params": [("a", nn.Parameter(torch.ones(2)))]})
+    assert len(plain.param_groups) == 1
+    with pytest.raises(ValueError, match="has no name, and the others have"):
+        mo.Optimizer([nn.Parameter(torch.ones(2)), ("a", nn.Parameter(torch.ones(2)))], m.LR(0.1))

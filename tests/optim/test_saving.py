@@ -9,7 +9,7 @@ import torch
 
 import moduli as mo
 from moduli import m
-from moduli.optim import Chain, Module, Optimizer
+from moduli.optim import Chain, Module, Optimizer, _saved
 from optim.helpers import Backtrack, Half, Momentum, Noise, Vector
 
 
@@ -77,6 +77,22 @@ def test_what_is_saved_is_plain_and_holds_no_parameters():
 
     memory = {p.data_ptr() for p in model.parameters()}
     assert not any(t.data_ptr() in memory for t in tensors(saved))
+
+
+@pytest.mark.parametrize("torchs", [False, True])
+def test_loading_packs_the_live_optimizer_at_most_once(torchs, tmp_path, monkeypatch):
+    model = net()
+    opt = Optimizer(model, m.Adam(), m.LR(0.1))
+    train(model, opt, 1)
+    mo.save(tmp_path / "file", model, optimizer=opt)
+    calls, pack = [], _saved.pack
+    monkeypatch.setattr(_saved, "pack", lambda optimizer: calls.append(optimizer) or pack(optimizer))
+    if torchs:
+        opt.load_state_dict(torch.optim.Adam(model.parameters()).state_dict())
+        assert calls == []
+    else:
+        mo.load(tmp_path / "file", model, optimizer=opt)
+        assert calls == [opt]  # to put it back, should anything fail
 
 
 def test_schedulers_go_on_after_loading():
@@ -275,19 +291,63 @@ def test_every_kind_of_plain_data_survives():
             "deque": deque([torch.ones(1), 2], maxlen=3),
             "nested": {"a": [1, (2.5, None)], "size": torch.Size([1, 2])},
             "complex": 1 + 2j,
+            "keys": {(1, 2): 3, 4: float("inf")},
+            "tags": [{"$deque": 1}, {"__kind__": "deque"}, {"$deque": 1, "b": 2}],
+            "others": [{1, 2}, b"ab", torch.float16, torch.device("cpu"), 2**70],
+            "$own": 1,
         }
     )
+    expected = copy.deepcopy(link.global_state)
+    link.state[w]["a/b"] = 5
     other = Optimizer([w.detach().clone().requires_grad_()], Keeps())
-    other.load_state_dict(opt.state_dict())
+    other.load_state_dict(through_file(opt.state_dict()))
+    assert next(iter(other.modules[0].state.values())) == {"a/b": 5}
+    assert other.modules[0].global_state == expected
+    assert type(other.modules[0].global_state["nested"]["size"]) is torch.Size
     found = other.modules[0].global_state
     assert found["deque"] == deque([torch.ones(1), 2], maxlen=3)
     assert found["deque"].maxlen == 3
     assert found["nested"] == {"a": [1, (2.5, None)], "size": (1, 2)}
     assert found["complex"] == 1 + 2j
     assert other.modules[0].note == "after"
-    link.global_state["bad"] = {(1, 2): 3}
-    with pytest.raises(TypeError, match="keys that are strings"):
+    link.global_state["bad"] = {w: 3}
+    with pytest.raises(TypeError, match="0.Keeps: global state.bad has a tensor as a key"):
         opt.state_dict()
+    link.global_state["bad"] = link.global_state
+    with pytest.raises(TypeError, match="contains itself"):
+        opt.state_dict()
+
+
+@pytest.mark.parametrize("bad", ["unknown kind", "extra"])
+def test_what_can_not_be_read_changes_nothing(bad):
+    class Refuses(Half):
+        def _extra_pack(self):
+            return {"note": self.note}
+
+        def _extra_unpack(self, extra):
+            self.note = extra["note"] + 0
+
+        note = 1
+
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    opt = Optimizer([w], m.Adam(), Noise(seed=1), Refuses(), m.LR(0.1))
+    opt.step(mo.closure(lambda: (w**2).sum()))
+    before = copy.deepcopy(opt.state_dict())
+    wrong = copy.deepcopy(before)
+    wrong["state"]["0"]["0.Adam/exp_avg"] += 1
+    if bad == "unknown kind":
+        wrong["links"]["2.Refuses"]["global"]["a"] = {"$nothing": 1}
+    else:
+        wrong["links"]["2.Refuses"]["extra"] = {"note": "no number"}
+    with pytest.raises((ValueError, TypeError)):
+        opt.load_state_dict(wrong)
+    after = opt.state_dict()
+    assert opt.link("Refuses").note == 1
+    torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
+    (_, now), (_, then) = (
+        state["links"]["1.Noise"]["global"]["generator/cpu/1"]["$generator"] for state in (after, before)
+    )
+    assert torch.equal(now, then)
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,41 @@ def test_state_shows_what_links_keep():
     # As trainers move state to a device: every row is assigned again.
     for param, row in opt.state.items():
         opt.state[param] = dict(row)
+        for key, value in row.items():
+            opt.state[param][key] = value
     assert entries["1.Adam/exp_avg"] is opt.link("Adam").state[model[0].weight]["exp_avg"]
     again = copy.deepcopy(opt)
     assert len(again.state) == 4
+    assert len(copy.deepcopy(opt.state)) == 4
+
+
+def test_what_would_vanish_from_state_is_refused():
+    model = net()
+    weight = model[0].weight
+    opt = Optimizer(model, m.Adam(), m.LR(0.1))
+    with pytest.raises(TypeError, match=r"not kept.*link\.state\[param\]"):
+        opt.state[weight]["mine"] = torch.ones(1)
+    train(model, opt, 1)
+    before = opt.state_dict()
+    row = opt.state[weight]
+    for write in (
+        lambda: row.__setitem__("mine", 1),
+        lambda: row.__setitem__("0.Adam/exp_avg", torch.ones_like(weight)),
+        lambda: row.setdefault("mine", 1),
+        lambda: row.update(mine=1),
+        lambda: row.__ior__({"mine": 1}),
+        lambda: row.pop("0.Adam/step"),
+        lambda: row.__delitem__("0.Adam/step"),
+        lambda: opt.state.__setitem__(weight, {}),
+        lambda: opt.state.__setitem__(weight, {**row, "mine": 1}),
+        lambda: opt.state.clear(),
+        lambda: setattr(opt, "state", {weight: {}}),
+    ):
+        with pytest.raises(TypeError, match="not kept"):
+            write()
+    assert str(opt.state_dict()) == str(before)
+    plain = Optimizer(net(), m.LR(0.1))  # as ZeroRedundancyOptimizer writes back what it was given for such a chain
+    plain.state[plain.list_params()[0]] = {"moduli": torch.zeros(1)}
 
 
 def test_maximize_ascends_as_torch_does():

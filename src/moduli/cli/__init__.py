@@ -10,7 +10,8 @@ Tables and JSON go to standard output, everything else to standard error. Colour
 in pipes, and with the environment variable ``NO_COLOR``.
 
 Exit codes: 0 done; 1 the work failed (a damaged file, a fit that diverged, a problem that raised an error); 2 the command
-was wrong (an unknown name, a chain that cannot be read, a missing file); 130 interrupted with Ctrl-C, what was finished is kept.
+was wrong (an unknown name, a chain that cannot be read, a missing file); 130 interrupted with Ctrl-C, what was finished is kept;
+141 the reader of the output is gone (`moduli links | head -1`).
 """
 
 from ._app import app, main

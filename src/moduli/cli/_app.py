@@ -1,6 +1,7 @@
 """The command and its parts."""
 
 import io
+import os
 import signal
 import sys
 from typing import Annotated
@@ -8,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ._catalogue import links
-from ._console import explain_errors
+from ._console import INTERRUPTED, explain_errors, flush
 from ._files import inspect, merge
 from ._fit import fit
 from ._race import race
@@ -57,6 +58,10 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # A stream that was closed (`>&-`) reads and writes nothing, and no file that is opened later gets its number.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
     for stream in (sys.stdout, sys.stderr):
         # In a locale without the letters of a name or a label, they are told by their numbers.
         if isinstance(stream, io.TextIOWrapper):
@@ -64,4 +69,6 @@ def main() -> None:
     try:
         app(prog_name="moduli")
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    finally:
+        flush()

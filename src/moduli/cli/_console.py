@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
+import select
 import shutil
 import sys
 import textwrap
@@ -22,6 +24,8 @@ if TYPE_CHECKING:  # at work it is imported by what needs it: it costs as much a
 
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
+# As of a program that SIGPIPE ended, which shells do not tell of.
+NOT_READ = 141
 # In a pipe a table of several wide columns has this width.
 PIPED = 100
 
@@ -73,6 +77,8 @@ def explain_errors(command: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, KeyboardInterrupt):
             raise
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and not is_read():
+                raise typer.Exit(NOT_READ) from None
             from .. import io, lab, merge
 
             problems = given.get("problem") or []
@@ -87,6 +93,26 @@ def explain_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise
 
     return run
+
+
+def is_read() -> bool:
+    """Whether standard output is anything but a pipe whose reader is gone."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return not any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, AttributeError):  # no file, or a system without `poll`
+        return True
+
+
+def flush() -> None:
+    """Write what waits for standard output; if its reader is gone, end in silence."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What waits would be written again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(NOT_READ)
 
 
 def print_json(value: Any) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..io import CheckpointError, make_directory, read, save, write_bytes
+from .._texts import cut
+from ..io import CheckpointError, make_directory, read, read_bytes, save, write_bytes
 from ._base import Search
 
 _RECORD = struct.Struct("<qqd")
@@ -55,8 +56,10 @@ class SearchFile:
         if not isinstance(about, dict) or found.module is None:
             raise ValueError(f"{self.path} is not the checkpoint of a search; name another file")
         for name, mine in self.about.items():
-            if about[name] != mine:
-                raise ValueError(f"{self.path} holds a search with {name} {about[name]}; this one has {mine}")
+            if about.get(name) != mine:
+                raise ValueError(
+                    f"{self.path} holds a search with {name} {cut(str(about.get(name)), 200)}; this one has {mine}"
+                )
         search.load_state_dict({**extra["numbers"], **found.module})
         return list(about["history"]), self._read_journal(search.generation)
 
@@ -71,7 +74,7 @@ class SearchFile:
     def _read_journal(self, generation: int) -> dict[int, float]:
         """What is known of a generation: the records from the first to the last good one."""
         known: dict[int, float] = {}
-        data, before = self.journal.read_bytes() if self.journal.exists() else b"", 0
+        data, before = read_bytes(self.journal) if self.journal.exists() else b"", 0
         for at in range(0, len(data) - _SIZE + 1, _SIZE):
             record, (checksum,) = data[at : at + _RECORD.size], _CHECKSUM.unpack_from(data, at + _RECORD.size)
             before = zlib.crc32(record, before)

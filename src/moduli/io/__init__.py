@@ -44,6 +44,7 @@ from ._mergekit import MergeRecipe as MergeRecipe
 from ._mergekit import merge_recipe as merge_recipe
 from ._mergekit import read_recipe as read_recipe
 from ._module import NameMap as NameMap
+from ._open import read_bytes as read_bytes
 from ._read import TensorFile as TensorFile
 from ._replace import make_directory as make_directory
 from ._replace import write_bytes as write_bytes

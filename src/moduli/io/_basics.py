@@ -7,13 +7,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .._texts import cut, shorten
+
 PathLike = str | os.PathLike[str]
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or loaded; nothing has changed.
 
-    The file that was there is still there, and no module, optimizer, population or random state was touched.
+    The file that was there is still there, and no module, optimizer, population or random state was touched. There is one
+    exception, which the text tells: where an error came after the new file had taken the place of the old one, such as from
+    a disk that could not sync the directory, the file is the new one, and may not survive a loss of power.
 
     Example:
         >>> import os, tempfile
@@ -47,7 +51,7 @@ def name_file(path: str) -> Iterator[None]:
     except DamagedFileError as error:
         if path in str(error):
             raise
-        raise DamagedFileError(f"{path!r} is not a checkpoint, or was damaged: {error}") from None
+        raise DamagedFileError(f"{path!r} is not a checkpoint, or was damaged: {cut(str(error))}") from None
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def parse_json(text: bytes, what: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError(f"{find_twice(name for name, _ in pairs)!r} is there twice")
+        raise ValueError(f"{shorten(find_twice(name for name, _ in pairs))} is there twice")
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from .._texts import shorten
 from ..layout import any_sharded
 from ._basics import CheckpointError, DamagedFileError, PathLike, has_form
 from ._load import Loaded, load
@@ -161,7 +162,7 @@ class Checkpointer:
             'step-000000003.safetensors'
         """
         if type(step) is not int or step < 0:
-            raise ValueError(f"step is {step!r}; it must be how many steps are done")
+            raise ValueError(f"step is {shorten(step)}; it must be how many steps are done")
         own = self._begin()
         if step < self._last:
             told = "count on from there, or give a run that starts again a new directory"

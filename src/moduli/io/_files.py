@@ -2,18 +2,18 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
 
 from torch import Tensor
 
+from .._texts import cut, shorten
 from ._basics import CheckpointError, DamagedFileError, PathLike, find_twice, has_form, parse_json
+from ._open import copy_file, read_bytes
 from ._read import TensorFile, TensorMapping
-from ._replace import make_directory, write_bytes
+from ._replace import replace_directory, write_bytes
 from ._safetensors import Announced, count_bytes, write_tensors
 
 SINGLE: Final = "model.safetensors"
@@ -57,11 +57,13 @@ class TensorFiles(TensorMapping):
         listed = [(name, file) for file, each in files.items() for name in each]
         self._owners = {name: files[file] for name, file in listed}
         if len(self._owners) != len(listed):
-            raise DamagedFileError(f"{str(self.path)!r} has {find_twice(name for name, _ in listed)!r} in two files")
+            raise DamagedFileError(
+                f"{str(self.path)!r} has {shorten(find_twice(name for name, _ in listed))} in two files"
+            )
         if weight_map is not None:
             odd = next((pair for pair in set(listed) ^ set(weight_map.items())), None)
             if odd is not None:
-                told = f"its index and its files differ about {odd[0]!r} in {odd[1]}"
+                told = f"its index and its files differ about {shorten(odd[0])} in {cut(odd[1], 300)}"
                 raise DamagedFileError(f"{str(self.path)!r}: {told}")
             # In the order of the index, as a model has its names.
             self._owners = {name: files[file] for name, file in weight_map.items()}
@@ -105,22 +107,36 @@ def find_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
         raise CheckpointError(f"{str(path)!r} has {many}{hint}")
     if path.suffix != ".json":
         return [path], None
-    weight_map = parse_json(path.read_bytes(), f"the index {str(path)!r}").get("weight_map")
+    weight_map = parse_json(read_bytes(path), f"the index {str(path)!r}").get("weight_map")
     if not has_form(weight_map, {str: str}) or not weight_map:
         raise DamagedFileError(f"{str(path)!r} is no index of a checkpoint: it has no weight_map from names to files")
     names = list(dict.fromkeys(weight_map.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise DamagedFileError(f"{str(path)!r} names {name!r}, which is no safetensors file beside it")
+            raise DamagedFileError(f"{str(path)!r} names {shorten(name)}, which is no safetensors file beside it")
         if not (path.parent / name).is_file():
-            raise CheckpointError(f"{str(path)!r} names {name!r}, which is not there; is the download complete?")
+            raise CheckpointError(f"{str(path)!r} names {shorten(name)}, which is not there; is the download complete?")
     return [path.parent / name for name in names], weight_map
 
 
 def side_files(directory: Path) -> list[Path]:
-    """What lies beside the weights of a checkpoint and belongs to the model: its configuration, its tokenizer."""
+    """List what lies beside the weights of a checkpoint and belongs to the model: its configuration, its tokenizer.
+
+    Raises:
+        CheckpointError: If one is a symbolic link to a file outside of the directory: it would be copied by content. Links
+            into the `blobs` of Hugging Face's cache, in which the files of a model are, are followed.
+    """
     files = sorted(each for each in directory.iterdir() if each.is_file())
-    return [each for each in files if not each.name.startswith(".") and not each.name.endswith(_WEIGHTS)]
+    chosen = [each for each in files if not each.name.startswith(".") and not each.name.endswith(_WEIGHTS)]
+    home = Path(os.path.realpath(directory))
+    for each in chosen:
+        real = Path(os.path.realpath(each))
+        if not real.is_relative_to(home) and not (
+            home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+        ):
+            told = f"is a symbolic link to {str(real)!r}, outside of the directory of the model"
+            raise CheckpointError(f"{str(each)!r} {told}; put the file itself in its place, or remove it")
+    return chosen
 
 
 def parse_size(text: str) -> int:
@@ -141,7 +157,7 @@ def parse_size(text: str) -> int:
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size < 1:
-        raise ValueError(f"{text!r} is no size of a file; write it as 5GB or 500MiB")
+        raise ValueError(f"{shorten(text)} is no size of a file; write it as 5GB or 500MiB")
     return size
 
 
@@ -167,13 +183,11 @@ def write_directory(
     Raises:
         CheckpointError: If it cannot be written, or there is something already.
     """
-    target, shards = Path(os.path.abspath(out)), _divide(like, shard_size)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    shards = _divide(like, shard_size)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{str(out)!r} exists and is not an empty directory; remove it, or give another name")
-    folder = target.with_name(f".moduli-{token_hex(8)}.part")
-    try:
-        make_directory(target.parent)
-        folder.mkdir()
+
+    def fill(folder: Path) -> None:
         weight_map: dict[str, str] = {}
         for at, part in enumerate(shards, 1):
             name = SINGLE if len(shards) == 1 else f"model-{at:05d}-of-{len(shards):05d}.safetensors"
@@ -185,12 +199,9 @@ def write_directory(
             text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
             write_bytes(folder / INDEX, text.encode() + b"\n", fsync=fsync)
         for each in copied:
-            shutil.copyfile(each, folder / each.name)
-        os.replace(folder, target)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            copy_file(each, folder / each.name)
+
+    replace_directory(out, fill, fsync)
 
 
 def _divide(like: Announced, most: int | None) -> list[Announced]:

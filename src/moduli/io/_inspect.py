@@ -107,8 +107,11 @@ class Description:
             lines.append("made by " + ", ".join(f"{key} {_format_value(value)}" for key, value in self.made.items()))
         lines += [f"{part}: {kind}" for part, kind in self.parts.items()]
         if self.history:
-            lines.append(f"version {self.version}:")
-            lines += [f"  {sentence}" for sentence in self.history]
+            before = len(self.history) - _MOST_NOTES
+            lines.append(
+                f"version {self.version}:" + (f" after {before} edits that are not shown" if before > 0 else "")
+            )
+            lines += [f"  {sentence}" for sentence in self.history[-_MOST_NOTES:]]
         for label, names in (("virtual", self.virtual), ("frozen", self.frozen), ("extra", self.extra)):
             if names:
                 lines.append(f"{label}: {list_names(names)}")

@@ -5,14 +5,18 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .._loading import allow_labels
+from .._texts import cut, shorten
+from ..layout import Guard
 from ._basics import CheckpointError, DamagedFileError, PathLike, name_file
 from ._module import Match, NameMap, collect, make_rename, plan
+from ._open import read_regular
 from ._optimizer import StateFitter, parameter_names
 from ._read import PARTS, SavedFile
 from ._tree import Tensors, class_name, collect_random, is_stateful, restore_random, tensor_names
@@ -198,8 +202,7 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
 
 def open_file(path: PathLike) -> SavedFile:
     """A file, ours or of others; what `torch.save` wrote is known by its first bytes."""
-    with open(path, "rb") as file:
-        start = file.read(8)
+    start = read_regular(lambda descriptor: os.read(descriptor, 8), path)
     ours = start != _OLD and (start[:4] != _ZIP or start[5:] == b"\0\0\0")
     return SavedFile(path) if ours else TorchFile(path)
 
@@ -234,14 +237,14 @@ def _read_state(path: PathLike) -> Mapping[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader fails in many ways on files that are damaged
         first = (str(error) or type(error).__name__).splitlines()[0]
-        raise DamagedFileError(f"{str(path)!r} cannot be read with weights_only=True: {first}") from error
+        raise DamagedFileError(f"{str(path)!r} cannot be read with weights_only=True: {cut(first, 500)}") from error
     if not isinstance(found, Mapping):
         raise DamagedFileError(f"{str(path)!r} holds a {type(found).__name__}, not a state dict")
     inner = found.get("state_dict")
     state: Mapping[str, Any] = inner if isinstance(inner, Mapping) else found
     for name, value in state.items():
         if not isinstance(value, Tensor) and str(name).rpartition(".")[2] != "_extra_state":
-            raise DamagedFileError(f"{str(path)!r} is no state dict: {name!r} is a {type(value).__name__}")
+            raise DamagedFileError(f"{str(path)!r} is no state dict: {shorten(name)} is a {type(value).__name__}")
     return state
 
 
@@ -259,14 +262,14 @@ def _pairs(saved: SavedFile, part: str, value: Any, strict: bool) -> list[tuple[
     there = saved.objects(part)
     given: Mapping[str | None, Any] = value if isinstance(value, Mapping) else {None: value}
     if given.keys() != there.keys():
-        told = f"as {part}, and {list(given)} are to be loaded; None is one without a name"
-        raise CheckpointError(f"the checkpoint has {list(there)} {told}")
+        told = f"as {part}, and {shorten(list(given))} are to be loaded; None is one without a name"
+        raise CheckpointError(f"the checkpoint has {shorten(list(there))} {told}")
     for name, one in given.items():
         # Not the module it is in: that is __main__ today and something else tomorrow.
         kind = there[name].get("class")
         if strict and str(kind).rpartition(".")[2] != type(one).__name__:
             told = f"a {class_name(one)} is to be loaded; make one of the same kind, or use strict=False"
-            raise CheckpointError(f"the {part} in the checkpoint is a {kind}, and {told}")
+            raise CheckpointError(f"the {part} in the checkpoint is a {cut(str(kind), 200)}, and {told}")
     return [(given[name], node) for name, node in there.items()]
 
 
@@ -281,7 +284,9 @@ def _find_objects(live: Any, found: Any, where: str) -> Iterator[tuple[Any, Any,
     else:
         here, saved = _children(live), _children(found)
         if not here.keys() <= saved.keys():
-            raise CheckpointError(f"{where} has the keys {list(here)}, and the checkpoint {list(saved)}")
+            raise CheckpointError(
+                f"{where} has the keys {shorten(list(here))}, and the checkpoint {shorten(list(saved))}"
+            )
         for key, each in here.items():
             yield from _find_objects(each, saved[key], f"{where}/{key}")
 
@@ -299,28 +304,28 @@ class _RandomState(NamedTuple):
 
 def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], load_module: Callable[[], None]) -> None:
     """Load objects, the module last: of it alone is it known beforehand that it fits. If one refuses, all are put back."""
-    undo: list[tuple[Any, Any]] = []
+    with Guard(deferred=True) as guard:
+        try:
+            for value, state, options in steps:
+                try:
+                    guard.add(partial(_put_back, value, copy.deepcopy(value.state_dict())))
+                    value.load_state_dict(state, **options)
+                except Exception as error:
+                    if isinstance(error, CheckpointError):
+                        raise
+                    told = f"{type(error).__name__}: {error}"
+                    raise CheckpointError(f"the {type(value).__name__} refuses its state: {told}") from error
+            load_module()
+        except Exception as error:
+            failures = guard.restore()
+            if failures:
+                told = f"it could not be put back: {'; '.join(map(str, failures))}"
+                raise CheckpointError(f"{error}; and not all of it is as before: {told}") from error
+            raise
+
+
+def _put_back(value: Any, state: Any) -> None:
     try:
-        for value, state, options in steps:
-            try:
-                undo.append((value, copy.deepcopy(value.state_dict())))
-                value.load_state_dict(state, **options)
-            except Exception as error:
-                if isinstance(error, CheckpointError):
-                    raise
-                told = f"{type(error).__name__}: {error}"
-                raise CheckpointError(f"the {type(value).__name__} refuses its state: {told}") from error
-        load_module()
-    except BaseException as error:
-        stuck: list[str] = []
-        for value, state in reversed(undo):
-            try:
-                value.load_state_dict(state)
-            except Exception as failure:  # noqa: BLE001 - so that the others are put back in any case
-                stuck.append(f"the {type(value).__name__} raised {type(failure).__name__}: {failure}")
-        told = f"it could not be put back: {'; '.join(stuck)}"
-        if stuck and isinstance(error, Exception):
-            raise CheckpointError(f"{error}; and not all of it is as before: {told}") from error
-        if stuck:
-            error.add_note(told)
-        raise
+        value.load_state_dict(state)
+    except Exception as error:
+        raise CheckpointError(f"the {type(value).__name__} raised {type(error).__name__}: {error}") from error

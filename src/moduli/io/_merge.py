@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import merge
+from .._texts import shorten
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
 from ._basics import CheckpointError, PathLike, parse_json
 from ._files import TensorFiles, side_files, write_directory
+from ._open import read_bytes
 from ._read import TensorFile, TensorMapping
 from ._safetensors import CODES, describe_stored, write_tensors
 from ._save import describe_content
@@ -198,14 +200,14 @@ class _Adapted(TensorMapping):
     def __init__(self, base: Any, path: Path) -> None:
         super().__init__(base)
         self._base, self.path = base, path
-        self._config = parse_json((path / _CONFIG).read_bytes(), f"{str(path / _CONFIG)!r}")
+        self._config = parse_json(read_bytes(path / _CONFIG), f"{str(path / _CONFIG)!r}")
         kind, more = self._config.get("peft_type"), [key for key in _UNKNOWN if self._config.get(key)]
         if kind != "LORA" or more:
-            told = f"an adapter of type {kind!r}{''.join(f' with {key}' for key in more)}"
+            told = f"an adapter of type {shorten(kind)}{''.join(f' with {key}' for key in more)}"
             raise MergeError(f"{str(path)!r} is {told}; only plain LORA adapters are merged")
         self._alpha = self._config.get("lora_alpha")
         if not isinstance(self._alpha, int | float | None):
-            raise CheckpointError(f"{str(path / _CONFIG)!r} has lora_alpha {self._alpha!r}, which is no number")
+            raise CheckpointError(f"{str(path / _CONFIG)!r} has lora_alpha {shorten(self._alpha)}, which is no number")
         self._file = TensorFile(path / "adapter_model.safetensors")
         self._deltas: dict[str, dict[str, str]] = {}
         self._whole: dict[str, str] = {}
@@ -220,7 +222,7 @@ class _Adapted(TensorMapping):
                 self._check(name, tuple(self._file.meta(key).shape))
         for name, parts in self._deltas.items():
             if sorted(parts) not in _PAIRS:
-                raise CheckpointError(f"the adapter {str(path)!r} has only {', '.join(parts)} of {name!r}")
+                raise CheckpointError(f"the adapter {str(path)!r} has only {', '.join(parts)} of {shorten(name)}")
             a, b = (tuple(self._file.meta(part).shape) for _, part in sorted(parts.items()))
             fits = len(a) == len(b) == 2 and a[0] == b[1] > 0
             turned = (a[1], b[0]) if self._is_turned(name) else (b[0], a[1])
@@ -229,7 +231,7 @@ class _Adapted(TensorMapping):
     def _check(self, name: str, shape: object) -> None:
         here = tuple(self._base.meta(name).shape) if name in self._base else "not there"
         if shape != here:
-            raise MergeError(f"{name!r} is {shape} in the adapter {str(self.path)!r}, and {here} in the base")
+            raise MergeError(f"{shorten(name)} is {shape} in the adapter {str(self.path)!r}, and {here} in the base")
 
     def meta(self, name: str) -> Tensor:
         """As the base has it."""
@@ -261,7 +263,7 @@ def _read_vocabulary(directory: Path) -> dict[str, int] | None:
     path = directory / _TOKENIZER
     if not path.is_file():
         return None
-    found = parse_json(path.read_bytes(), f"{str(path)!r}")
+    found = parse_json(read_bytes(path), f"{str(path)!r}")
     try:
         vocabulary = found["model"]["vocab"]
         if isinstance(vocabulary, list):  # of pieces with scores, in order
@@ -320,7 +322,7 @@ def _align(first: Any, model: Any, labels: tuple[str, str], ours: Any, theirs: A
     if differ and (ours is None or theirs is None):
         here, there = rows[differ[0]]
         raise MergeError(
-            f"{differ[0]!r} has {here} rows in {labels[0]} and {there} in {labels[1]}: their vocabularies differ. Rows are "
+            f"{shorten(differ[0])} has {here} rows in {labels[0]} and {there} in {labels[1]}: their vocabularies differ. Rows are "
             f"aligned by token if both directories have a {_TOKENIZER}; {labels[ours is not None]} has none"
         )
     if ours is None or theirs is None or (not differ and ours == theirs):

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import torch
 
+from .._texts import cut, shorten
 from ..merge import RECIPES, MergeError
 from ._basics import CheckpointError, PathLike, has_form
 from ._files import TensorFiles
 from ._merge import merge_files
+from ._open import read_bytes
 from ._safetensors import dtype_name
 
 # What a method is called here, with the options that make it so, where its defaults are other than ours.
@@ -39,6 +41,7 @@ _OF_ALL: Final = {
     "max_iter": "steps", "tol": "tolerance", "seed": "generator",
 }  # fmt: skip
 _CALLED: Final = _OF_MODELS | _OF_ALL
+_MOST_ENTRIES: Final = 10_000
 _IGNORED: Final = "int8_mask"  # how it computes
 _DTYPES: Final = {dtype_name(each): each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 _BASED: Final = frozenset({"task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce"})
@@ -53,10 +56,10 @@ def _is_entry(value: Any) -> bool:
 
 
 # What a recipe has, and what to say of anything else in its place.
-_DTYPE: Final = (lambda found: str(found) in _DTYPES, f"there are {', '.join(_DTYPES)}")
+_DTYPE: Final = (lambda found: isinstance(found, str) and found in _DTYPES, f"there are {', '.join(_DTYPES)}")
 _FORMS: Final[dict[str, tuple[Any, str]]] = {
     "merge_method": (lambda found: isinstance(found, str) and found in METHODS, f"there are {', '.join(METHODS)}"),
-    "tokenizer_source": ("base".__eq__, "embeddings follow the first model"),
+    "tokenizer_source": (lambda found: found == "base", "embeddings follow the first model"),
     "base_model": (str, "it must be a path"),
     "models": ([_is_entry], "it is a list with a model, and perhaps parameters, in each entry"),
     "parameters": (_is_table, "they must be a mapping from names to values"),
@@ -133,7 +136,7 @@ def read_recipe(path: PathLike) -> MergeRecipe:
         CheckpointError: If it cannot be read.
     """
     path = Path(path)
-    found = _parse_yaml(path.read_bytes(), f"{str(path)!r}")
+    found = _parse_yaml(read_bytes(path), f"{str(path)!r}")
     try:
         return _understand(found, path.parent)
     except MergeError as error:
@@ -143,10 +146,12 @@ def read_recipe(path: PathLike) -> MergeRecipe:
 def _understand(found: Any, folder: Path) -> MergeRecipe:
     _require(isinstance(found, dict) and "merge_method" in found, "it is no recipe: it has no merge_method")
     for key in found:
-        _require(key in _FORMS, f"it has {key!r}, which is not merged here; there are {', '.join(sorted(_FORMS))}")
+        _require(
+            key in _FORMS, f"it has {shorten(key)}, which is not merged here; there are {', '.join(sorted(_FORMS))}"
+        )
     for key, (form, told) in _FORMS.items():
         right = found.get(key) is None or has_form(found[key], form)
-        _require(right, f"{key} {found.get(key)!r} is not here; {told}")
+        _require(right, f"{key} {shorten(found.get(key))} is not here; {told}")
     method, base, models = found["merge_method"], found.get("base_model"), found.get("models") or []
     recipe, options = METHODS[method]
     _require(recipe not in _BASED or base is not None, f"{method} needs a base_model")
@@ -168,15 +173,24 @@ def _require(right: bool, told: str) -> None:
 
 
 def _parse_yaml(text: bytes, what: str) -> Any:
-    """A document as plain values, by PyYAML's safe loader."""
+    """Read a document as plain values, by PyYAML's safe loader."""
     try:
         import yaml
-
-        return yaml.safe_load(text)
     except ModuleNotFoundError as error:
         raise CheckpointError(f"{what} is read by PyYAML: pip install 'moduli[yaml]'") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{what} cannot be read: {error}") from error
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def flatten_mapping(self, node: Any) -> None:
+            """Copy the entries of other mappings into one (`<<: *other`), which may double them again and again."""
+            super().flatten_mapping(node)
+            if len(node.value) > _MOST_ENTRIES:
+                raise yaml.YAMLError(f"a mapping has more than {_MOST_ENTRIES} entries, with those that it takes over")
+
+    try:
+        return yaml.load(text, Loader)
+    except Exception as error:  # the loader fails in many ways on numbers and dates that are none
+        told = cut(f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"{what} cannot be read: {told}") from error
 
 
 def _options(recipe: str, found: dict[str, Any], entries: list[dict[str, Any]], first: Path) -> dict[str, Any]:
@@ -193,7 +207,8 @@ def _options(recipe: str, found: dict[str, Any], entries: list[dict[str, Any]], 
         values = [part.get(key, shared.get(key)) for part in own]
         if any(value is not None for value in values):
             _require(
-                key in _OF_MODELS, f"the parameter {key!r} of a model is not here; there are {', '.join(_OF_MODELS)}"
+                key in _OF_MODELS,
+                f"the parameter {shorten(key)} of a model is not here; there are {', '.join(_OF_MODELS)}",
             )
             _require(None not in values, f"some models have a {key} and some have none")
             given[key] = [read(value) for value in values]
@@ -204,13 +219,13 @@ def _options(recipe: str, found: dict[str, Any], entries: list[dict[str, Any]], 
         given["epsilon"] = [_product(2, each) for each in given["epsilon"]]
     options: dict[str, Any] = {}
     for key, value in given.items():
-        _require(key in _CALLED, f"the parameter {key!r} is not here; there are {', '.join(_CALLED)}")
+        _require(key in _CALLED, f"the parameter {shorten(key)} is not here; there are {', '.join(_CALLED)}")
         if _CALLED[key] in accepted:
             options[_CALLED[key]] = value
         else:
             # What a recipe without such an argument does anyway.
             right = (key, value) in (("normalize", False), ("rescale", recipe == "della"), ("rescale", False))
-            _require(right, f"{found['merge_method']} has no parameter {key!r} here; remove it")
+            _require(right, f"{found['merge_method']} has no parameter {shorten(key)} here; remove it")
     return options
 
 
@@ -221,7 +236,7 @@ def _is_number(value: Any) -> bool:
 def _product(left: Any, right: Any) -> Any:
     """The product of two numbers, or of numbers by name."""
     for each in (left, right):
-        _require(callable(each) or _is_number(each), f"{each!r} is no number and no list of numbers")
+        _require(callable(each) or _is_number(each), f"{shorten(each)} is no number and no list of numbers")
     return lambda name: prod(each(name) if callable(each) else each for each in (left, right))
 
 
@@ -232,11 +247,14 @@ def _number_by_name(value: list[Any], names: list[str]) -> Callable[[str], float
     rules: list[tuple[str, list[float]]] = []
     for each in value:
         right = isinstance(each, dict) and "value" in each and not set(each) - {"filter", "value"}
-        _require(right, f"{each!r} is no filter with a value")
+        right = right and isinstance(each.get("filter"), str | None)
+        _require(right, f"{shorten(each)} is no filter with a value")
         points = each["value"] if isinstance(each["value"], list) else [each["value"]]
-        _require(bool(points) and all(map(_is_number, points)), f"{points!r} is no number and no list of numbers")
-        part = "" if each.get("filter") in (None, "*") else str(each["filter"])
-        told = f"no name of the first model contains the filter {part!r}; correct or remove it"
+        _require(
+            bool(points) and all(map(_is_number, points)), f"{shorten(points)} is no number and no list of numbers"
+        )
+        part = "" if each.get("filter") in (None, "*") else each["filter"]
+        told = f"no name of the first model contains the filter {shorten(part)}; correct or remove it"
         _require(any(part in name for name in names), told)
         rules.append((part, [float(point) for point in points]))
     last = max(map(_layer, names), default=0)
@@ -246,7 +264,8 @@ def _number_by_name(value: list[Any], names: list[str]) -> Callable[[str], float
     def number(name: str) -> float:
         points = next((points for part, points in rules if part in name), [])
         _require(
-            bool(points), f"the recipe has no value for {name!r}: no filter is part of it; add one without a filter"
+            bool(points),
+            f"the recipe has no value for {shorten(name)}: no filter is part of it; add one without a filter",
         )
         place = max(_layer(name), 0) / max(last, 1) * (len(points) - 1)
         low, high = int(place), min(int(place) + 1, len(points) - 1)

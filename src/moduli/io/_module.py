@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .._encoding import encode
+from .._texts import cut, shorten
 from ..layout import cut_like, memory_of
 from ..nn import VirtualTensor, load_all_or_nothing, virtual
 from ..particles import CONFIG_KEY as CONFIG
 from ..particles import POLICY, Event, buffer_policy, events_of, public_name
 from ._basics import CheckpointError
 from ._read import EXTRA, LABELS, SavedFile
-from ._tree import Tensors, class_name, encode
+from ._tree import Tensors, class_name
 
 NameMap: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None]
 """From names in a checkpoint to names here: of tensors, or of modules with everything below them. None leaves it out."""
@@ -31,7 +33,7 @@ def list_names(names: Iterable[str]) -> str:
     """Names for an error, the first few of them."""
     every = list(names)
     more = len(every) - _MOST_SHOWN
-    return ", ".join(map(repr, every[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(shorten, every[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
 def make_rename(mapping: NameMap | None, names: list[str]) -> Rename:
@@ -62,7 +64,9 @@ def make_rename(mapping: NameMap | None, names: list[str]) -> Rename:
     for name in names:
         new = rename(name)
         if new is not None and seen.setdefault(new, name) != name:
-            raise CheckpointError(f"mapping gives {seen[new]!r} and {name!r} the same name {new!r}")
+            raise CheckpointError(
+                f"mapping gives {shorten(seen[new])} and {shorten(name)} the same name {shorten(new)}"
+            )
     unused = table.keys() - used
     if unused:
         told = f"which the checkpoint does not; it has {list_names(names)}"
@@ -97,13 +101,13 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     memory: dict[Any, str] = {}
     for name, value in state.items():
         if not isinstance(name, str):
-            raise CheckpointError(f"{name!r} is not a name: the keys of a state dict are strings")
+            raise CheckpointError(f"{shorten(name)} is not a name: the keys of a state dict are strings")
         if name.rpartition(".")[2] == EXTRA:
             extra[name] = encode(value, (name,), tensors)
             continue
         if not isinstance(value, Tensor) or is_lazy(value):
             raise CheckpointError(
-                f"{name!r} is a {class_name(value)}, not a torch.Tensor of some shape; put it into extra="
+                f"{shorten(name)} is a {class_name(value)}, not a torch.Tensor of some shape; put it into extra="
             )
         if value.numel() and not value.is_meta and value.layout is torch.strided:
             # Tensors are tied if they are the same memory seen the same way.
@@ -196,8 +200,9 @@ def plan(saved: SavedFile, module: nn.Module, mapping: NameMap | None, strict: b
         if names:
             problems.insert(0, f"only the {side} has {list_names(names)}")
     if problems and strict:
+        more = f"; and {len(problems) - _MOST_SHOWN} problems more" if len(problems) > _MOST_SHOWN else ""
         raise CheckpointError(
-            f"{saved.path!r} does not fit the {type(module).__name__}: {'; '.join(problems)}. {told}"
+            f"{saved.path!r} does not fit the {type(module).__name__}: {'; '.join(problems[:_MOST_SHOWN])}{more}. {told}"
             "Say what has another name with mapping=, or load what fits with strict=False"
         )
     found.apply = lambda: _apply(saved, module, held, found, rename)
@@ -212,16 +217,23 @@ def _explain(saved: list[Event], here: list[Event]) -> tuple[frozenset[str], fro
         since, told = saved[len(here) :], "The checkpoint is newer; make its edits here first"
     else:
         return frozenset(), frozenset(), "The checkpoint and the module have had different edits. "
-    words = f"{told}: {'; '.join(f'version {event.number}: {event.sentence}' for event in since)}. " if since else ""
+    words = f"{told}: {_list_events(since)}. " if since else ""
     explained = since if len(here) > len(saved) else []
     added, removed = ([event.added for event in explained], [event.removed for event in explained])
     return frozenset().union(*added), frozenset().union(*removed), words
 
 
+def _list_events(events: list[Event]) -> str:
+    """Return edits in words, the first few of them."""
+    more = len(events) - _MOST_SHOWN
+    told = "; ".join(f"version {event.number}: {cut(event.sentence, 200)}" for event in events[:_MOST_SHOWN])
+    return told + (f"; and {more} more" if more > 0 else "")
+
+
 def _compare(saved: SavedFile, source: str, name: str, value: Any) -> str | None:
     """Why what a checkpoint has does not fit what a module has, or None."""
     if (source in saved.extra) != (name.rpartition(".")[2] == EXTRA):
-        return f"{name!r} is a tensor on one side only"
+        return f"{shorten(name)} is a tensor on one side only"
     if source in saved.extra:
         return None
     dtype, shape, here = saved.dtype(source), saved.shape(source), tuple(value.shape)
@@ -229,7 +241,7 @@ def _compare(saved: SavedFile, source: str, name: str, value: Any) -> str | None
     same = sorted(shape) == sorted(here) if public_name(source) in saved.labels else shape == here
     if same and _convertible(dtype, value.dtype):
         return None
-    return f"{source!r} is {dtype} of shape {shape} in the checkpoint and {value.dtype} of shape {here} in the module"
+    return f"{shorten(source)} is {dtype} of shape {shape} in the checkpoint and {value.dtype} of shape {here} in the module"
 
 
 def _convertible(saved: torch.dtype, here: torch.dtype) -> bool:

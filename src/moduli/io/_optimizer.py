@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from .._encoding import encode
 from ._basics import CheckpointError, DamagedFileError, has_form
 from ._module import Match, list_names
 from ._read import SavedFile
-from ._tree import Tensors, class_name, encode
+from ._tree import Tensors, class_name
 
 # What a group of torch's own optimizers has beside settings.
 _OWN: Final = ("params", "param_names")
@@ -86,7 +87,7 @@ class StateFitter:
         Raises:
             CheckpointError: If they do not fit.
         """
-        here = getattr(optimizer, "named_state_dict", optimizer.state_dict)()
+        here = getattr(optimizer, "describe_state", optimizer.state_dict)()
         positions = _is_by_position(state)
         if isinstance(state, dict) and positions != _is_by_position(here):
             told = ("by position", "by name") if positions else ("by name", "by position")
@@ -184,7 +185,7 @@ def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, An
 class _TensorsByValue(Tensors):
     """Trees are the same JSON where their tensors have the same values."""
 
-    def add(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
+    def put(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
         return f"{tensor.dtype} {tensor.tolist()}"
 
 

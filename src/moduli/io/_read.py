@@ -6,17 +6,20 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._texts import cut, shorten
 from ..particles import CONFIG_KEY as CONFIG
 from ..particles import POLICIES, Event, public_name
 from ._basics import CheckpointError, DamagedFileError, PathLike, find_twice, has_form, name_file, parse_json
 from ._checksum import checksums_of
-from ._safetensors import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, dtype_name, parse
+from ._open import read_regular
+from ._safetensors import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, dtype_name, parse, parse_length
 from ._tree import decode, tensor_names
 
 _HEXADECIMAL = frozenset("0123456789abcdef")
@@ -90,14 +93,19 @@ class SavedFile(TensorMapping):
 
     def _open(self) -> dict[str, Any] | None:
         """Read the header and map the file; returns what it says beside its tensors, None if it is not ours."""
-        with open(self.path, "rb") as file:
-            self.size = os.fstat(file.fileno()).st_size
-            head = file.read(8)
-            self.header = parse(head + file.read(min(int.from_bytes(head, "little"), self.size)), self.size)
+
+        def read(descriptor: int) -> dict[str, Any] | None:
+            self.size = os.fstat(descriptor).st_size
+            with open(descriptor, "rb", closefd=False) as file:
+                head = file.read(8)
+                head += file.read(parse_length(head, self.size))
+            self.header = parse(head, self.size)
             self.slots = self.header.slots
             content = self._parse_content()
-            self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
-        return content
+            self._map = mmap.mmap(descriptor, self.size, access=mmap.ACCESS_COPY)
+            return content
+
+        return read_regular(read, self.path)
 
     def _parse_content(self) -> dict[str, Any] | None:
         text = self.header.metadata.get(CONTENT)
@@ -116,14 +124,14 @@ class SavedFile(TensorMapping):
         # Arrays and generators are copies: a small file could ask for any memory by many of one tensor.
         twice = find_twice(tensor_names(content, ("$generator", "$array")))
         if twice is not None:
-            raise DamagedFileError(f"two arrays in it are made of the tensor {twice!r}")
+            raise DamagedFileError(f"two arrays in it are made of the tensor {shorten(twice)}")
         for key, form in _FORM.items():
             if key in content and not has_form(content[key], form):
                 raise DamagedFileError(f"what it says about {key} is malformed")
         for name, kind in content.get("views", {}).items():
             dtype, slot = _COMPLEX_NAMES.get(kind), self.slots.get(name)
             if dtype is None or slot is None or slot.dtype != dtype.to_real() or slot.shape[-1:] != (2,):
-                raise DamagedFileError(f"{name!r} is not made of pairs that would be {kind}")
+                raise DamagedFileError(f"{shorten(name)} is not made of pairs that would be {cut(kind, 200)}")
             self.slots[name] = replace(slot, dtype=dtype, shape=slot.shape[:-1])
         return content
 
@@ -142,10 +150,15 @@ class SavedFile(TensorMapping):
         own = set(self.names)
         for name, first in self.ties.items():
             if name in own or first not in own:
-                raise DamagedFileError(f"{name!r} is tied to {first!r}, which is not so")
+                raise DamagedFileError(f"{shorten(name)} is tied to {shorten(first)}, which is not so")
         self.metadata: dict[str, dict[str, Any]] = self.decode(part.get("metadata", {}))
         self.labels = self._read_labels()
-        self.history = [Event(n, told, frozenset(a), frozenset(r)) for n, told, a, r in part.get("history", [])]
+
+    @cached_property
+    def history(self) -> list[Event]:
+        """The edits that the species of the module had had."""
+        entries = self.part.get("history", [])
+        return [Event(number, told, frozenset(added), frozenset(removed)) for number, told, added, removed in entries]
 
     def _read_labels(self) -> dict[str, list[dict[str, Any]]]:
         """The axes of labelled tensors by public name, checked.
@@ -166,7 +179,9 @@ class SavedFile(TensorMapping):
                 shape = shapes.get(place, counts)
                 pairs = zip(counts, shape, strict=False)
                 if len(counts) != len(shape) or any(count not in (None, size) for count, size in pairs):
-                    raise DamagedFileError(f"the labels of {name!r} are not those of a tensor of shape {shape}")
+                    raise DamagedFileError(
+                        f"the labels of {shorten(name)} are not those of a tensor of shape {shorten(shape)}"
+                    )
                 found[place] = axes
         return found
 
@@ -181,7 +196,7 @@ class SavedFile(TensorMapping):
             DamagedFileError: If there is none of this name.
         """
         if name not in self.slots:
-            raise self.damaged(f"it refers to a tensor {name!r} that is not in it")
+            raise self.damaged(f"it refers to a tensor {shorten(name)} that is not in it")
         return self.slots[name]
 
     def source(self, name: str) -> str:
@@ -236,7 +251,7 @@ class SavedFile(TensorMapping):
         found = checksums_of(parts) if new else [zlib.crc32(part) for part in parts]
         for name, checksum in zip(names, found, strict=True):
             if checksum != sums[name]:
-                raise self.damaged(f"the bytes of {name!r} do not have the checksum that was written with them")
+                raise self.damaged(f"the bytes of {shorten(name)} do not have the checksum that was written with them")
         return True
 
     def dtype(self, name: str) -> torch.dtype:
@@ -260,7 +275,7 @@ class SavedFile(TensorMapping):
             aligned = offset % slot.dtype.itemsize == 0
             found = (raw if aligned else raw.clone()).view(slot.dtype).view(slot.shape)
         if slot.dtype is torch.bool and found.numel() and int(found.view(torch.uint8).max()) > 1:
-            raise self.damaged(f"{name!r} has truth values that are neither true nor false")
+            raise self.damaged(f"{shorten(name)} has truth values that are neither true nor false")
         return found
 
     def forget(self, name: str) -> None:

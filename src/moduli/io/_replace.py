@@ -1,16 +1,23 @@
-"""Taking the place of a file in one instant: a new file is written beside the old one, synced, and renamed."""
+"""Taking the place of a file in one instant: a new file is written beside the old one, synced, and renamed.
 
+An interrupt at any instant leaves neither a descriptor nor a temporary file. What a writer that was killed left behind is
+removed by the next one in that directory: a temporary file has a name that no other program makes, and is locked as long as
+its writer lives.
+"""
+
+import errno
 import hashlib
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ._basics import CheckpointError, PathLike
+from ._open import exhaust, use_descriptor
 
 fcntl: Any
 try:
@@ -20,51 +27,106 @@ except ImportError:  # only Unix has it; elsewhere what a killed writer left beh
 
 
 _NAME: Final = re.compile(r"\.moduli-([0-9a-f]{16})-([0-9a-f]{16})\.part")
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOUND: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-@contextmanager
-def replace_file(path: PathLike, fsync: bool = True) -> Iterator[int]:
-    """A new file that takes the place of another when the block ends, and leaves no trace when it fails.
+def replace_file(path: PathLike, write: Callable[[int], None], fsync: bool = True) -> None:
+    """Write a new file that takes the place of another at the end, and leaves no trace if that fails.
 
     Args:
         path: The file to replace, or a new name.
+        write: Writes the content to the descriptor that it is called with.
         fsync: Whether to wait for the disk.
 
-    Yields:
-        The descriptor of the new file.
-
     Raises:
-        CheckpointError: If it cannot be written, or there is something that is no regular file. The old one is unchanged.
+        CheckpointError: If it cannot be written, or there is something that is no regular file. The old one is unchanged,
+            unless the error says that it was replaced: what failed then came after the renaming.
     """
-    # A link stays a link: the file it leads to is replaced.
-    target = Path(os.path.realpath(path))
-    name: Path | None = None
+    replaced = False
     try:
-        if target.is_dir():
-            raise IsADirectoryError(21, "it is a directory")
-        if target.exists() and not target.is_file():
-            raise OSError(22, "it is a device, a pipe or a socket, not a regular file; give a new name")
-        _sweep(target)
-        name, descriptor = _create(target)
-        try:
-            if target.exists():
-                os.chmod(name, stat.S_IMODE(target.stat().st_mode))
-            yield descriptor
+        target, mode = _find_target(path)
+        _sweep(target.parent)
+        name = Path()
+
+        def fill(descriptor: int) -> bool:
+            """Write and rename the file; returns False if a sweep came between creating and locking it."""
+            nonlocal replaced
+            if not _lock(descriptor):
+                return False
+            if mode is not None:  # beside what it was created with there is what the umask took away
+                os.chmod(name, mode)
+            write(descriptor)
             if fsync:
                 os.fsync(descriptor)
-            os.replace(name, target)
-        finally:
-            os.close(descriptor)
+            try:
+                os.replace(name, target)
+            except OSError:
+                # The reply of a server may be lost after it has renamed the file.
+                replaced = _is_at(target, descriptor)
+                raise
+            replaced = True
+            return True
+
+        while not replaced:
+            name = _make_name(target)
+            removing = map(os.unlink, (name,))
+            try:
+                use_descriptor(fill, name, _NEW, 0o666 if mode is None else mode & 0o777)
+            finally:
+                try:  # noqa: SIM105 - an interrupt could come between entering a block of Python and the call
+                    exhaust(removing)
+                except OSError:
+                    pass  # it was renamed, or never made
         if fsync:
-            _sync_directory(target.parent)
-    except BaseException as error:
-        if name is not None:
-            with suppress(OSError):
-                os.unlink(name)
-        if isinstance(error, OSError):
-            told = f"{error.strerror or error}; what was there before is unchanged"
-            raise CheckpointError(f"cannot write {os.fspath(path)!r}: {told}") from error
-        raise
+            sync_directory(target.parent)
+    except OSError as error:
+        raise _explain(path, error, replaced) from error
+
+
+def replace_directory(path: PathLike, fill: Callable[[Path], None], fsync: bool = True) -> None:
+    """Write a new directory that gets its name at the end, and leaves no trace if that fails.
+
+    Args:
+        path: A new name, or that of an empty directory.
+        fill: Writes files into the directory that it is called with.
+        fsync: Whether to wait for the disk.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    replaced = False
+    try:
+        target = Path(os.path.abspath(path))
+        make_directory(target.parent)
+        _sweep(target.parent)
+        folder = Path()
+
+        def build(descriptor: int) -> None:
+            nonlocal replaced
+            try:
+                if not _lock(descriptor):
+                    return
+            except OSError:
+                pass  # a file system that does not lock directories; none of them is swept up there
+            fill(folder)
+            if fsync:
+                os.fsync(descriptor)
+            os.replace(folder, target)
+            replaced = True
+
+        while not replaced:
+            folder = _make_name(target)
+            try:
+                os.mkdir(folder)
+                use_descriptor(build, folder, _FOLDER)
+            finally:
+                _remove_folder(folder)
+        if fsync:
+            sync_directory(target.parent)
+    except OSError as error:
+        raise _explain(path, error, replaced) from error
 
 
 def write_bytes(path: PathLike, data: bytes, *, fsync: bool = True) -> None:
@@ -76,7 +138,7 @@ def write_bytes(path: PathLike, data: bytes, *, fsync: bool = True) -> None:
         fsync: Whether to wait for the disk.
 
     Raises:
-        CheckpointError: If it cannot be written. The old file is unchanged.
+        CheckpointError: If it cannot be written. The old file is unchanged, unless the error says that it was replaced.
 
     Example:
         >>> import pathlib, tempfile
@@ -86,8 +148,12 @@ def write_bytes(path: PathLike, data: bytes, *, fsync: bool = True) -> None:
         >>> path.read_bytes()
         b'whole or not at all'
     """
-    with replace_file(path, fsync) as descriptor, open(descriptor, "wb", closefd=False) as file:
-        file.write(data)
+
+    def write(descriptor: int) -> None:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+
+    replace_file(path, write, fsync)
 
 
 def make_directory(path: PathLike) -> None:
@@ -95,56 +161,107 @@ def make_directory(path: PathLike) -> None:
     new = [each for each in (Path(path), *Path(path).parents) if not each.exists()]
     Path(path).mkdir(parents=True, exist_ok=True)
     for each in reversed(new):
-        _sync_directory(each.parent)
+        sync_directory(each.parent)
 
 
-def find_unfinished(path: PathLike) -> list[Path]:
-    """Files that writers have begun, to take the place of a file: those with names that `replace_file` made for it."""
+def find_unfinished(directory: PathLike) -> list[Path]:
+    """Return the files and directories in a directory that writers have begun: those with names that are made here."""
+    matches = [match for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
+    return [Path(directory, match[0]) for match in matches if match[2] == _mark(match[1])]
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until the disk has the names in a directory."""
+    if hasattr(os, "O_DIRECTORY"):  # a system on which directories are files
+        use_descriptor(os.fsync, directory, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+
+def _find_target(path: PathLike) -> tuple[Path, int | None]:
+    """Return the file to replace and its permissions, None if there is none.
+
+    Raises:
+        OSError: If it is no regular file.
+    """
+    # A link stays a link: the file it leads to is replaced.
     target = Path(os.path.realpath(path))
-    with os.scandir(target.parent) as entries:
-        found = [(entry.path, match) for entry in entries if (match := _NAME.fullmatch(entry.name))]
-    return [Path(name) for name, match in found if match[2] == _mark(target, match[1])]
+    try:
+        mode = os.lstat(target).st_mode
+    except FileNotFoundError:
+        return target, None
+    if stat.S_ISLNK(mode):  # which cannot be followed
+        raise OSError(errno.ELOOP, "it is a symbolic link that leads back to itself; remove it, or give another name")
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory")
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a regular file; give a new name")
+    return target, stat.S_IMODE(mode)
 
 
-def _mark(target: Path, token: str) -> str:
-    """Ties a temporary name to its file. It has the same length for every name, and no other program makes such names."""
-    text = f"{token}/{target.name}".encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
+def _explain(path: PathLike, error: OSError, replaced: bool) -> CheckpointError:
+    """Return the error to raise for one of the system, which says whether the old file is still there."""
+    why = error.strerror or error
+    if replaced:
+        told = f"was replaced by the new one, and then came an error: {why}; it may not survive a loss of power: save again"
+        return CheckpointError(f"{os.fspath(path)!r} {told}")
+    return CheckpointError(f"cannot write {os.fspath(path)!r}: {why}; what was there before is unchanged")
 
 
-def _create(target: Path) -> tuple[Path, int]:
-    while True:
-        token = secrets.token_hex(8)
-        name = target.with_name(f".moduli-{token}-{_mark(target, token)}.part")
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-        if fcntl is None:
-            return name, descriptor
-        # A sweep takes files that no process has locked; it may have come between creating and locking.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink > 0:
-            return name, descriptor
-        os.close(descriptor)
+def _is_at(target: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(target), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
-def _sweep(target: Path) -> None:
+def _make_name(target: Path) -> Path:
+    token = secrets.token_hex(8)
+    return target.with_name(f".moduli-{token}-{_mark(token)}.part")
+
+
+def _mark(token: str) -> str:
+    """Return the second half of a temporary name, which no other program makes."""
+    return hashlib.blake2b(f"moduli/{token}".encode(), digest_size=8).hexdigest()
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a new file for as long as its writer lives; returns whether it still has a name."""
+    if fcntl is None:
+        return True
+    # A sweep takes files that no process has locked; it may have come between creating and locking.
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return os.fstat(descriptor).st_nlink > 0
+
+
+def _sweep(directory: Path) -> None:
     """Remove what writers that were killed have left behind."""
     if fcntl is None:
         return
-    for name in find_unfinished(target):
-        with suppress(OSError):
-            descriptor = os.open(name, os.O_RDWR)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for name in find_unfinished(directory):
+        is_folder = name.is_dir()
+
+        def remove(descriptor: int, name: Path = name, is_folder: bool = is_folder) -> None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_folder:
+                _remove_folder(name)
+            else:
                 os.unlink(name)
-            finally:
-                os.close(descriptor)
+
+        with suppress(OSError):
+            use_descriptor(remove, name, _FOUND | (_FOLDER if is_folder else os.O_RDWR))
 
 
-def _sync_directory(directory: Path) -> None:
-    if not hasattr(os, "O_DIRECTORY"):
-        return  # not a system on which directories are files
-    descriptor = os.open(directory, os.O_RDONLY)
+def _remove_folder(folder: Path) -> None:
+    """Remove a temporary directory, which has no directories in it."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        _try_to_remove(folder)
+    except BaseException:  # an interrupt; nothing else is raised
+        _try_to_remove(folder)
+        raise
+
+
+def _try_to_remove(folder: Path) -> None:
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                os.unlink(folder / name)
+        os.rmdir(folder)

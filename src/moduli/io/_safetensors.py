@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._texts import shorten
 from ._basics import CheckpointError, DamagedFileError, PathLike, has_form, parse_json
 from ._checksum import BLOCK, Checksum
 from ._replace import replace_file
@@ -123,39 +124,45 @@ def write_tensors(
 
     Raises:
         CheckpointError: If it cannot be written, or the tensors are not those that were announced. The old file is still
-            there then.
+            there then, unless the error says that it was replaced.
+        ValueError: If a name cannot be written as UTF-8.
     """
     head, place, left = compose(like, metadata, checksums)
     sums = {name: 0 for name, _, _ in like}
     most = max((slot.end - slot.begin for slot in left.values()), default=0)
     copied = memoryview(bytearray(min(_CHUNK, most)))
-    with replace_file(path, fsync) as descriptor, open(descriptor, "wb", _WAITING, closefd=False) as file:
-        file.write(head)
-        at = 0
-        for name, tensor in tensors:
-            slot, raw = left.pop(name), view_bytes(tensor)
-            if len(raw) != slot.end - slot.begin:
-                raise CheckpointError(f"{name!r} has {len(raw)} bytes where {slot.end - slot.begin} are expected")
-            if slot.begin != at:  # to seek is to write what is waiting
-                file.seek(len(head) + slot.begin)
-            at = slot.end
-            checksum = Checksum(len(raw))
-            for begin in range(0, len(raw), _CHUNK):
-                piece = raw[begin : begin + _CHUNK]
-                if checksums:
-                    copied[: len(piece)] = piece
-                    piece = copied[: len(piece)]
-                    checksum.update(piece)
-                file.write(piece)
-            sums[name] = checksum.value
-        if left:
-            raise CheckpointError(f"{sorted(left)[0]!r} is missing")
-        if checksums:
-            text = "".join(f"{checksum:024x}" for checksum in sums.values()).encode()
-            head[place : place + len(text)] = text
-        head[_PLACE : _PLACE + 8] = f"{zlib.crc32(head):08x}".encode()
-        file.seek(0)
-        file.write(head)
+
+    def write(descriptor: int) -> None:
+        with open(descriptor, "wb", _WAITING, closefd=False) as file:
+            file.write(head)
+            at = 0
+            for name, tensor in tensors:
+                slot, raw = left.pop(name), view_bytes(tensor)
+                if len(raw) != slot.end - slot.begin:
+                    told = f"has {len(raw)} bytes where {slot.end - slot.begin} are expected"
+                    raise CheckpointError(f"{shorten(name)} {told}")
+                if slot.begin != at:  # to seek is to write what is waiting
+                    file.seek(len(head) + slot.begin)
+                at = slot.end
+                checksum = Checksum(len(raw))
+                for begin in range(0, len(raw), _CHUNK):
+                    piece = raw[begin : begin + _CHUNK]
+                    if checksums:
+                        copied[: len(piece)] = piece
+                        piece = copied[: len(piece)]
+                        checksum.update(piece)
+                    file.write(piece)
+                sums[name] = checksum.value
+            if left:
+                raise CheckpointError(f"{shorten(sorted(left)[0])} is missing")
+            if checksums:
+                text = "".join(f"{checksum:024x}" for checksum in sums.values()).encode()
+                head[place : place + len(text)] = text
+            head[_PLACE : _PLACE + 8] = f"{zlib.crc32(head):08x}".encode()
+            file.seek(0)
+            file.write(head)
+
+    replace_file(path, write, fsync)
 
 
 def compose(like: Announced, metadata: dict[str, str], checksums: bool) -> tuple[bytearray, int, dict[str, TensorSlot]]:
@@ -179,10 +186,20 @@ def compose(like: Announced, metadata: dict[str, str], checksums: bool) -> tuple
     entries: dict[str, Any] = {_METADATA: {_SEAL: _UNSEALED, **sums, **metadata}}
     for name, code, shape in like:
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": (slots[name].begin, slots[name].end)}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError(_explain_surrogate(slots)) from None
     text += b" " * (-len(text) % 8)
     head = bytearray(len(text).to_bytes(8, "little") + text)
     return head, head.index(b":", _PLACE + 8) + 2, slots
+
+
+def _explain_surrogate(names: Iterable[str]) -> str:
+    """Say which name has half of a surrogate pair in it, which UTF-8 does not have."""
+    odd = next((name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)), None)
+    what = "the metadata" if odd is None else f"the name {shorten(odd)}"
+    return f"{what} has a lone surrogate in it, which no file can hold as UTF-8; rename it. Nothing was written"
 
 
 def count_bytes(code: str, shape: Sequence[int]) -> int:
@@ -201,12 +218,7 @@ def parse(head: bytes, size: int) -> Header:
         DamagedFileError: If anything in it is not as it must be. Nothing is allocated that is not as large as what was
             read.
     """
-    if size < 8:
-        raise DamagedFileError(f"it has {size} bytes, which is not even the length of a header")
-    length = int.from_bytes(head[:8], "little")
-    if length > size - 8 or length > _LONGEST:
-        raise DamagedFileError(f"its header would be {length} bytes long, and the file has {size - 8} more")
-    start = 8 + length
+    start = 8 + parse_length(head[:8], size)
     entries = parse_json(bytes(head[8:start]), "its header")
     metadata = entries.pop(_METADATA, {})
     if not has_form(metadata, {str: str}):
@@ -223,20 +235,42 @@ def parse(head: bytes, size: int) -> Header:
     return Header(slots, metadata, start, sealed)
 
 
+def parse_length(head: bytes, size: int) -> int:
+    """Return the length of the header of a file, before any of it is read.
+
+    Args:
+        head: The first eight bytes of the file.
+        size: The size of the file.
+
+    Raises:
+        DamagedFileError: If the file is not as long, or no header is.
+    """
+    if size < 8 or len(head) < 8:
+        raise DamagedFileError(f"it has {size} bytes, which is not even the length of a header")
+    length = int.from_bytes(head, "little")
+    if length > size - 8:
+        raise DamagedFileError(f"its header would be {length} bytes long, and the file has {size - 8} more")
+    if length > _LONGEST:
+        raise DamagedFileError(f"its header would be {length} bytes long, and a header has {_LONGEST} at most")
+    return length
+
+
 def _slot(name: str, entry: Any) -> TensorSlot:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise DamagedFileError(f"the entry of {name!r} does not have a dtype, a shape and offsets, and nothing else")
+        raise DamagedFileError(
+            f"the entry of {shorten(name)} does not have a dtype, a shape and offsets, and nothing else"
+        )
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
-        raise DamagedFileError(f"{name!r} has the dtype {code!r}, which is unknown")
+        raise DamagedFileError(f"{shorten(name)} has the dtype {shorten(code)}, which is unknown")
     if not has_form([shape, offsets], ([_is_natural], (_is_natural, _is_natural))) or len(shape) > _MOST_DIMENSIONS:
         told = f"is not a list of at most {_MOST_DIMENSIONS} natural numbers, or its offsets are not two"
-        raise DamagedFileError(f"the shape of {name!r} {told}")
+        raise DamagedFileError(f"the shape of {shorten(name)} {told}")
     if math.prod(max(length, 1) for length in shape) >= 2**63:
-        raise DamagedFileError(f"the shape of {name!r} is larger than any memory")
+        raise DamagedFileError(f"the shape of {shorten(name)} is larger than any memory")
     size, (begin, end) = count_bytes(code, shape), offsets
     if end - begin != size:
-        raise DamagedFileError(f"{name!r} needs {size} bytes, and its offsets are from {begin} to {end}")
+        raise DamagedFileError(f"{shorten(name)} needs {size} bytes, and its offsets are from {begin} to {end}")
     return TensorSlot(name, DTYPES[code], tuple(shape), begin, end)
 
 
@@ -250,7 +284,9 @@ def _check_cover(slots: dict[str, TensorSlot], size: int) -> None:
     for slot in sorted(slots.values(), key=lambda slot: (slot.begin, slot.end)):
         if slot.begin != end:
             what = "overlap" if slot.begin < end else "leave a gap"
-            raise DamagedFileError(f"the offsets of {slot.name!r} {what}: they begin at {slot.begin}, not at {end}")
+            raise DamagedFileError(
+                f"the offsets of {shorten(slot.name)} {what}: they begin at {slot.begin}, not at {end}"
+            )
         end = slot.end
     if end != size:
         raise DamagedFileError(f"its tensors have {end} bytes, and the file has {size} for them")
@@ -272,13 +308,15 @@ def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
     """
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
         what = f"device {str(tensor.device)!r}, layout {tensor.layout}, {tensor.dtype}" + ", nested" * tensor.is_nested
-        raise CheckpointError(f"{name!r} ({what}) cannot be saved: only dense tensors with data can; convert it")
+        raise CheckpointError(f"{shorten(name)} ({what}) cannot be saved: only dense tensors with data can; convert it")
     dtype, shape = tensor.dtype, list(tensor.shape)
     if dtype.is_complex:  # as pairs
         dtype, shape = dtype.to_real(), [*shape, 2]
     code = CODES.get(dtype)
     if code is None:
-        raise CheckpointError(f"{name!r} has dtype {tensor.dtype}, which safetensors files do not have; convert it")
+        raise CheckpointError(
+            f"{shorten(name)} has dtype {tensor.dtype}, which safetensors files do not have; convert it"
+        )
     return code, shape
 
 

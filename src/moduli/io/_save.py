@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._encoding import encode
+from .._texts import shorten
 from ..layout import any_sharded, find_group, gather_objects, is_sharded, make_whole
 from . import _module
 from ._basics import CheckpointError, PathLike
 from ._optimizer import describe, parameter_names
 from ._read import PARTS
 from ._safetensors import CONTENT, FORMAT, describe_stored, dtype_name, write_tensors
-from ._tree import Tensors, class_name, collect_random, encode
+from ._tree import Tensors, class_name, collect_random
 
 
 def save(
@@ -57,7 +59,8 @@ def save(
 
     Raises:
         CheckpointError: If something cannot be saved without pickle, or the file cannot be written. The old one is
-            unchanged then.
+            unchanged then, unless the error says that it was replaced.
+        ValueError: If the name of a tensor has a lone surrogate in it. Nothing was written.
 
     Example:
         >>> import os, tempfile, torch
@@ -118,7 +121,7 @@ def describe_content(content: dict[str, Any]) -> dict[str, str]:
 def _part(part: str, value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
-            raise CheckpointError(f"{part}= has the keys {list(value)}; a dict of several has names for keys")
+            raise CheckpointError(f"{part}= has the keys {shorten(list(value))}; a dict of several has names for keys")
         return {"many": {name: _one((part, name), each, names, tensors) for name, each in value.items()}}
     return _one((part,), value, names, tensors)
 

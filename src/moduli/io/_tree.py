@@ -2,13 +2,11 @@
 
 What `state_dict()` of optimizers, schedulers and scalers returns: dicts with any keys, lists, tuples, sets, numbers of any
 size, strings, bytes, None, dtypes, devices, generators, NumPy arrays and numbers, and tensors. What JSON has stands for
-itself; everything else is an object with one key that starts with "$". Tensors are written beside the tree, once each,
-and the tree has their names.
+itself; everything else has a tag (`moduli._encoding`). Tensors are written beside the tree, once each, and the tree has
+their names.
 """
 
 import random
-import struct
-from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection
 from typing import Any, Final, TypeAlias
 
@@ -16,28 +14,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._encoding import KINDS, TENSOR, Decoder, Medium, Path, encode
+from .._texts import cut
 from ._basics import CheckpointError, DamagedFileError
-from ._safetensors import dtype_name
 
-_SMALL: Final = 2**63
-_PLAIN: Final = frozenset({str, bool, type(None)})
-_DTYPES: Final = {dtype_name(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
-_NUMBERS: Final = "biufc"
-_MAPPINGS: Final[dict[type, str]] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$counter"}
-_LISTS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
-_KINDS: Final = {tag: kind for kind, tag in (_MAPPINGS | _LISTS).items()}
+_OBJECT: Final = "$object"
 
 
-class Tensors:
-    """The tensors of trees, with the names that they get in a file; names in `taken` are kept for others."""
+class Tensors(Medium):
+    """JSON, and the tensors of its trees with the names that they get in a file; names in `taken` are kept for others."""
+
+    leaves = frozenset({str, bool, type(None)})
+    keys = frozenset({str})
+    keeps_tuples = False
+    kinds = KINDS
 
     def __init__(self) -> None:
         self.found: dict[str, Tensor] = {}
         self.taken: set[str] = set()
         self._names: dict[int, str] = {}
 
-    def add(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
-        """The name of a tensor; the same one if it was there before."""
+    def put(self, tensor: Tensor, path: Path) -> str:
+        """Return the name of a tensor; the same one if it was there before."""
         name = self._names.get(id(tensor))
         if name is None:
             name = "/".join(map(str, path)).encode("utf-8", "replace").decode()
@@ -49,59 +47,19 @@ class Tensors:
             self.found[name] = tensor
         return name
 
+    def encode_other(self, value: Any, path: Path) -> Any:
+        """Encode an object by its state dict."""
+        if is_stateful(value):
+            return {_OBJECT: [class_name(value), encode(value.state_dict(), path, self)]}
+        raise self.make_error(
+            path,
+            f"is a {class_name(value)}, which cannot be saved without pickle; use numbers, strings, tensors, and lists, tuples, "
+            "sets and dicts of them, module= for modules, or an object with state_dict() in extra=",
+        )
 
-# -- to JSON -----------------------------------------------------------------------------------------------------------
-
-
-def encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
-    """A tree as JSON.
-
-    Args:
-        value: The tree.
-        path: Where it is, for the names of tensors and for errors.
-        tensors: Where tensors go.
-
-    Raises:
-        CheckpointError: If something in it cannot be written, or it contains itself.
-    """
-    try:
-        return _encode(value, path, tensors)
-    except RecursionError:
-        where = "/".join(map(str, path))
-        raise CheckpointError(f"{where} is nested too deeply, or contains itself; it cannot be saved") from None
-
-
-def _encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is int:
-        return value if -_SMALL <= value < _SMALL else {"$int": hex(value)}
-    if kind is float:
-        return _float(value)
-    if kind is list:
-        return _items(value, path, tensors)
-    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: _encode(each, (*path, key), tensors) for key, each in value.items()}
-    if kind in _MAPPINGS:
-        keys = [_encode(key, (*path, "key"), tensors) for key in value]
-        values = [_encode(each, (*path, key), tensors) for key, each in value.items()]
-        return {_MAPPINGS[kind]: [list(pair) for pair in zip(keys, values, strict=True)]}
-    if kind in _LISTS:
-        return {_LISTS[kind]: _items(value, path, tensors)}
-    encoder = _ENCODERS.get(kind)
-    if encoder is not None:
-        return encoder(value, path, tensors)
-    if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
-        return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
-    if isinstance(value, Tensor):
-        return {"$tensor": tensors.add(value, path)}
-    if is_stateful(value):
-        return {"$object": [class_name(value), _encode(value.state_dict(), path, tensors)]}
-    raise CheckpointError(
-        f"{'/'.join(map(str, path))} is a {class_name(value)}, which cannot be saved without pickle; use numbers, strings, "
-        "tensors, and lists, tuples, sets and dicts of them, module= for modules, or an object with state_dict() in extra="
-    )
+    def make_error(self, path: Path, text: str) -> Exception:
+        """Return a CheckpointError that names the place."""
+        return CheckpointError(f"{'/'.join(map(str, path))} {text}")
 
 
 def is_stateful(value: Any) -> bool:
@@ -115,39 +73,15 @@ def class_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _float(value: float) -> Any:
-    # Not a number has many bit patterns, and JSON has no infinity.
-    return value if value - value == 0 else {"$float": struct.pack(">d", value).hex()}
-
-
-def _items(value: Any, path: tuple[Any, ...], tensors: Tensors) -> list[Any]:
-    return [_encode(each, (*path, at), tensors) for at, each in enumerate(value)]
-
-
-def _array(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
-    try:
-        tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
-    except TypeError:
-        where = "/".join(map(str, path))
-        raise CheckpointError(f"{where} is an array of {value.dtype}, which files do not have; convert it") from None
-    return {"$array": [value.dtype.str, tensors.add(tensor, path)]}
-
-
-_ENCODERS: Final[dict[type, Callable[[Any, tuple[Any, ...], Tensors], Any]]] = {
-    deque: lambda value, path, tensors: {"$deque": [value.maxlen, _items(value, path, tensors)]},
-    complex: lambda value, path, tensors: {"$complex": [_float(value.real), _float(value.imag)]},
-    bytes: lambda value, path, tensors: {"$bytes": value.hex()},
-    torch.Size: lambda value, path, tensors: {"$size": list(value)},
-    torch.dtype: lambda value, path, tensors: {"$dtype": dtype_name(value)},
-    torch.device: lambda value, path, tensors: {"$device": str(value)},
-    torch.Generator: lambda value, path, to: {"$generator": [str(value.device), to.add(value.get_state(), path)]},
-    np.ndarray: _array,
-}
-
-
-# -- and back ----------------------------------------------------------------------------------------------------------
-
 Read: TypeAlias = Callable[[str], Tensor]
+
+
+class _TreeDecoder(Decoder):
+    """Reads objects as their state dicts."""
+
+    def __init__(self, read: Read) -> None:
+        super().__init__(read, KINDS)
+        self._readers[_OBJECT] = lambda body, to: to.decode(body[1])
 
 
 def decode(node: Any, read: Read) -> Any:
@@ -161,76 +95,16 @@ def decode(node: Any, read: Read) -> Any:
         DamagedFileError: If it stands for none.
     """
     try:
-        return _decode(node, read)
+        return _TreeDecoder(read).decode(node)
     except RecursionError:
         raise DamagedFileError("a tree in it is nested too deeply") from None
     except Exception as error:  # whatever torch, NumPy and Python say to what is no value
         if isinstance(error, CheckpointError):
             raise
-        raise DamagedFileError(f"a tree in it stands for no value: {error}") from error
+        raise DamagedFileError(f"a tree in it stands for no value: {cut(str(error), 500)}") from error
 
 
-def _decode(node: Any, read: Read) -> Any:
-    kind = type(node)
-    if kind is list:
-        return [_decode(each, read) for each in node]
-    if kind is not dict:
-        return node
-    if len(node) == 1:
-        ((tag, body),) = node.items()
-        if tag.startswith("$"):
-            if tag in _KINDS:
-                kind, items = _KINDS[tag], [_decode(each, read) for each in body]
-                return kind(dict(items) if kind in _MAPPINGS else items)
-            decoder = _DECODERS.get(tag)
-            if decoder is None:
-                raise DamagedFileError(f"a tree in it has a value of the unknown kind {tag!r}")
-            return decoder(body, read)
-    if any(key.startswith("$") for key in node):
-        raise DamagedFileError("a tree in it has a value of two kinds")
-    return {key: _decode(each, read) for key, each in node.items()}
-
-
-def _decode_generator(body: Any, read: Read) -> torch.Generator:
-    device, name = body
-    generator = torch.Generator(device)
-    generator.set_state(read(name))
-    return generator
-
-
-def _decode_array(body: Any, read: Read) -> Any:
-    code, name = body
-    dtype, found = _numpy_dtype(code), read(name).numpy()
-    if found.dtype != dtype.newbyteorder("="):
-        raise TypeError(f"{name!r} is {found.dtype}, not {dtype}")
-    return found.astype(dtype)
-
-
-def _numpy_dtype(code: Any) -> Any:
-    dtype = np.dtype(code)
-    if dtype.kind not in _NUMBERS:
-        raise TypeError(f"{code!r} is no dtype of numbers")
-    return dtype
-
-
-_DECODERS: Final[dict[str, Callable[[Any, Read], Any]]] = {
-    "$int": lambda body, read: int(body, 16),
-    "$float": lambda body, read: struct.unpack(">d", bytes.fromhex(body))[0],
-    "$deque": lambda body, read: deque(_decode(body[1], read), body[0]),
-    "$complex": lambda body, read: complex(*_decode(body, read)),
-    "$bytes": lambda body, read: bytes.fromhex(body),
-    "$size": lambda body, read: torch.Size(body),
-    "$dtype": lambda body, read: _DTYPES[body],
-    "$device": lambda body, read: torch.device(body),
-    "$generator": _decode_generator,
-    "$array": _decode_array,
-    "$scalar": lambda body, read: np.frombuffer(bytes.fromhex(body[1]), _numpy_dtype(body[0]))[0],
-    "$tensor": lambda body, read: read(body),
-    "$object": lambda body, read: _decode(body[1], read),
-}
-
-
-def tensor_names(node: Any, tags: Collection[str] = ("$tensor", "$generator", "$array")) -> list[str]:
+def tensor_names(node: Any, tags: Collection[str] = (TENSOR, "$generator", "$array")) -> list[str]:
     """The names of the tensors in a tree that is still JSON; what is malformed is skipped."""
     found: list[str] = []
     waiting = [node]

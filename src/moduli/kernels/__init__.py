@@ -12,10 +12,11 @@ Whole-model arithmetic and optimizer steps are pointwise functions applied to lo
   forms give the same result; `explain` says which one runs and why, read from the plan that runs;
 * a **reduction** (`sum`, `dot`, `norm`, `amax`) turns lists into one number, accumulated in double.
 
-Read `_trace` (a function becomes a graph; `_reads` notices what it read besides its arguments), `_graph`, `_operations` (each
-operation in all languages), `_emit_c` (the graph as C), `_foreach`, `_plan` (what lists look like, where they are, which
-form; `_prepare` makes plans, `_call` runs them) and `_reduce`, in this order; then `_emit_triton` (the graph as a Triton
-kernel) and `_triton` (the addresses it reads, on the device; launches, reductions).
+Read `_trace` (a function becomes a graph; `_purity` says what it may read besides its arguments), `_graph`, `_operations` (each
+operation in all languages), `_forms` (what a form is; `_choice` has the list), `_plain`, `_foreach`, `_c` with `_emit_c`, `_plan`
+(what lists look like and where they are; `_prepare` makes plans, `_call` runs them, `_warm` repeats a bound call) and `_reduce`,
+in this order; then `_emit_triton` (the graph as a Triton kernel) and `_triton` (the addresses it reads, on the device; launches,
+reductions).
 
 `MODULI_KERNELS` chooses: `auto` (compile where possible), `c` or `triton` (compile or raise), `foreach` (never compile;
 `eager` is its old name) or `plain`. Compiled kernels are kept in a directory that only the user can write to
@@ -26,6 +27,7 @@ from ._backend import KernelError, reset
 from ._explain import Explanation, explain
 from ._fuse import Bound, Fused, fuse
 from ._memory import pause_collection
+from ._purity import SelfRecorder
 from ._reduce import amax, dot, norm, over_processes, reducing_over, sum
 from ._trace import NotPointwiseError
 from ._triton import Launch, watch_launches
@@ -46,6 +48,7 @@ __all__ = [
     "over_processes",
     "reducing_over",
     "pause_collection",
+    "SelfRecorder",
     "Launch",
     "watch_launches",
 ]

@@ -5,21 +5,21 @@ What has no other form runs plain: the function itself, tensor by tensor, which 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import increment_version
 
-from .._torch import has_dispatch_mode, in_forward_ad, in_transform
+from .._torch import has_dispatch_mode
 from . import _backend
-from ._backend import Runtime
-from ._graph import Graph
+from ._forms import Form, Work
 from ._memory import pause_collection
-from ._plan import CallPlan, Output, Piece, PlanState, locate, make_tables
+from ._plain import run_directly, run_plain
+from ._plan import CallPlan, Output, PlanState, locate, make_tables
 from ._prepare import LAZY, find_end, prepare, refuse_graphs
-from ._reads import Reads
+from ._purity import Purity
+from ._runtime import Runtime
+from ._warm import is_transformed
 
 if TYPE_CHECKING:
     from ._fuse import Fused, Plans
@@ -27,22 +27,21 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 
-_HALF = (torch.float16, torch.bfloat16)
 # From this size on fresh memory is asked for in huge pages.
 _LARGE = 4 << 20
-
-
-def is_transformed() -> bool:
-    """Whether torch is doing something with operations other than running them."""
-    return torch.compiler.is_compiling() or in_transform() or in_forward_ad()
 
 
 def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None, plans: Plans) -> Any:
     """Run a fused function; the meaning of the arguments is told in `Fused.__call__`."""
     if is_transformed():
-        return _run_directly(fused, args, out, flat, offsets)
-    request = Request(fused, args, out, flat, offsets, plans.owned)
+        return run_directly(fused, args, out, flat, offsets)
+    request = Request(fused, args, out, flat, offsets)
     plan, state = find_plan(request, plans)
+    return run_plan(request, plan, state)
+
+
+def run_plan(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
+    """Run a call by its plan; refuse it where autograd would have to record it."""
     if torch.is_grad_enabled():
         needs = refuse_graphs(request, plan)
         if needs is not None:
@@ -62,10 +61,8 @@ class Request:
         out: Any,
         flat: bool,
         offsets: Sequence[int] | None,
-        owned: frozenset[str] = frozenset(),
     ) -> None:
         self.fused = fused
-        self.owned = owned
         self.marks, self.given, self.scalars = fused.classify(args)
         if not self.given:
             raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
@@ -110,12 +107,14 @@ class Request:
 def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | None]:
     """The plan of a call, one that fits or a new one, and where its lists are."""
     for plan in plans.kept:
-        if plan.key != request.key or any(map(Reads.is_stale, plan.reads)):
+        if plan.key != request.key or any(map(Purity.is_stale, plan.reads)):
             continue
-        found = plan.lists.find(request.lists, plan.state, trust=plans.trust)
+        # Read once: another thread may replace it, and what the lists were compared with has to be what is used.
+        before = plan.state
+        found = plan.lists.find(request.lists, before)
         if found is not None:
             plans.put(plan)
-            return plan, locate(plan, *found) if plan.extents else None
+            return plan, locate(plan, before, *found) if plan.extents else None
     with pause_collection():  # a plan is kept, with thousands of objects
         plan = prepare(request)
     state = None
@@ -123,7 +122,7 @@ def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | Non
         found = plan.lists.find(request.lists, None)
         if found is None:
             raise RuntimeError(f"{request.fused.where}: the tensors were changed by another thread during the call")
-        state = locate(plan, *found)
+        state = locate(plan, None, *found)
     if plan.opaque != LAZY:  # which is not seen by looking at other lists
         plans.put(plan)
     return plan, state
@@ -180,29 +179,17 @@ def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
         results.append(result)
         targets.append(target)
     if state is not None and state.overlap:
-        _run_plain(request, plan, targets, range(plan.count))
+        run_plain(request, plan, targets, range(plan.count))
     else:
         tables: Any = [(None, None)] * len(plan.pieces)  # without memory to look at the tensors are fake
         if state is not None:
             tables = state.tables or make_tables(plan, state.columns, fresh)
         for k, (piece, (columns, table)) in enumerate(zip(plan.pieces, tables, strict=True)):
-            form, indices = piece.form, piece.indices
             scalars = [*_bring(request.scalars, piece.device), *piece.numbers]
-            if form.kernel is not None:
-                _count_versions(plan, targets, indices)
-                _run_kernel(piece, table, scalars)
-                continue
-            if form.triton is not None and form.triton.problem is None:
-                _count_versions(plan, targets, indices)
-                if k not in plan.devices:
-                    plan.devices[k] = form.triton.make_table(piece.device, piece.sizes)
-                if form.triton.run(plan.devices[k], columns, scalars):
-                    continue
-            if form.program is not None and not (state is not None and state.exact):
-                roles, places = ([_choose(each, indices, plan) for each in lists] for lists in (request.roles, targets))
-                form.program.run(roles, places, scalars, piece.cuts)
-            else:
-                _run_plain(request, plan, targets, indices)
+            work = Work(request, plan, state, piece, k, targets, scalars, columns, table)
+            form: Form | None = piece.form
+            while form is not None and not form.run(work):
+                form = form.fallback
     returned = [request.given[at] if kind == "role" else results[at] for kind, at in plan.results]
     if plan.single:
         return returned[0]
@@ -214,121 +201,3 @@ def _bring(scalars: Sequence[Any], device: torch.device) -> Sequence[Any]:
     if all(not isinstance(value, torch.Tensor) or value.device == device for value in scalars):
         return scalars
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in scalars]
-
-
-def _run_kernel(piece: Piece, table: array[int], scalars: Sequence[Any]) -> None:
-    numbers = array("d", scalars or (0.0,))
-    piece.form.kernel.run(  # type: ignore[union-attr]
-        len(piece.sizes),
-        table.buffer_info()[0],
-        piece.sizes.buffer_info()[0],
-        piece.starts.buffer_info()[0],
-        numbers.buffer_info()[0],
-        _backend.threads(piece.starts[-1]),
-    )
-
-
-def _run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
-    """Run the function over these elements of the lists, in order. A target without a tensor is given the value itself.
-
-    Of tensors whose operations may fail everything is computed before anything is written.
-    """
-    fused, marks = request.fused, request.marks
-    for group in [[i] for i in indices] if plan.opaque is None else [indices]:
-        computed = []
-        for i in group:
-            tensors = [role[i] for role in request.roles]
-            graph = fused.trace(marks, tuple(tensor.dtype for tensor in tensors)).graph
-            values = _apply(request, graph, tensors)
-            computed.append([v.to(graph.nodes[node].dtype) for v, (node, _) in zip(values, graph.outputs, strict=True)])
-        # All values exist before the first is written, so results that overwrite arguments can't disturb each other.
-        for i, values in zip(group, computed, strict=True):
-            for target, value in zip(targets, values, strict=True):
-                if target[i] is None:
-                    target[i] = value
-                else:
-                    target[i].copy_(value if value.shape == target[i].shape else value.reshape(target[i].shape))
-
-
-def _apply(request: Request, graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Call the function on one tensor per role: the outputs of its graph.
-
-    Roles that the function changes are given as clones, so that nothing is changed before everything was computed.
-    """
-    shape = tensors[0].shape
-    # A tensor without axes would promote with numbers as no other does.
-    alike = all(tensor.shape == shape for tensor in tensors) and shape != ()
-    changed = [role for _, role in graph.outputs[: graph.mutated] if role is not None]
-    roles = []
-    for position, tensor in enumerate(tensors):
-        value = tensor if alike else tensor.reshape(-1)
-        if value.dtype in _HALF:
-            value = value.float()
-        if position in changed and value.dtype is tensor.dtype:
-            value = value.clone()
-        roles.append(value)
-    # Numbers wrapped as torch wraps them in a trace; integer tensors promote by the kind of Python number instead.
-    floating = any(tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in tensors)
-    values: list[Any] = []
-    remaining, numbers = iter(roles), iter(request.scalars)
-    for mark in request.marks:
-        if mark == "role":
-            values.append(next(remaining))
-        elif isinstance(mark, str):
-            number = next(numbers)
-            if floating and not isinstance(number, torch.Tensor):
-                number = torch.tensor(float(number), dtype=torch.float64, device="cpu")
-            values.append(number)
-        else:
-            values.append(mark[1])
-    result = request.fused.fn(*values)
-    results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
-    if not alike:
-        results = [value.reshape(shape) for value in results]
-    kinds = zip(results, graph.results, strict=True)
-    return [roles[role] for role in changed] + [value for value, (kind, _) in kinds if kind == "output"]
-
-
-def _run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> Any:
-    """The function itself, for torch.compile, torch.func and forward mode, which see its operations."""
-    if out is not None or offsets is not None:
-        raise ValueError(
-            f"{fused.where} was called with out= or offsets= inside torch.compile or a torch.func transform; call it "
-            "without, the transform decides where results live"
-        )
-    lists = [position for position, value in enumerate(args) if isinstance(value, list | tuple)]
-    if not lists:
-        raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
-    columns: list[list[Any]] = []
-    single = False
-    for i in range(len(args[lists[0]])):
-        values = [value[i] if position in lists else value for position, value in enumerate(args)]
-        result = fused.fn(*values)
-        single = isinstance(result, torch.Tensor)
-        results = [] if result is None else [result] if single else list(result)
-        for position, name in enumerate(fused.inplace):
-            if name is not None:
-                place = args[fused.names.index(name)][i]
-                place.copy_(results[position])
-                results[position] = place
-        columns.append(results)
-    gathered: list[Any] = [list(column) for column in zip(*columns, strict=True)]
-    if flat:
-        gathered = [torch.cat([value.reshape(-1) for value in column]) for column in gathered]
-    return gathered[0] if single else tuple(gathered) if gathered else None
-
-
-def _choose(target: Any, indices: Sequence[int], plan: CallPlan) -> Sequence[torch.Tensor]:
-    """The tensors of a list at these positions."""
-    return target if len(indices) == plan.count else [target[i] for i in indices]
-
-
-def _count_versions(plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
-    """Count up the versions of what a kernel writes, as an in-place operation of torch does."""
-    for output, target in zip(plan.outputs, targets, strict=True):
-        if output.kind == "new" or output.private:
-            continue
-        written = _choose(target, indices, plan)
-        if torch.is_inference_mode_enabled():
-            written = [tensor for tensor in written if not tensor.is_inference()]
-        increment_version(written)

@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _backend, _compiler
-from ._call import Request, find_plan, is_transformed
-from ._plan import CallPlan, PlanState, describe_dtypes
+from ._c import CForm
+from ._call import Request, find_plan
+from ._choice import describe_dtypes
+from ._forms import Form
+from ._plain import PlainForm
+from ._plan import CallPlan, PlanState
 from ._prepare import refuse_graphs
+from ._warm import is_transformed
 
 if TYPE_CHECKING:
     from ._fuse import Fused
 
 
-_SENTENCES = {
-    "c": "a compiled kernel, one pass, {threads}",
-    "triton": "a Triton kernel, one launch for all tensors",
-    "foreach": "torch's foreach operations",
-    "plain": "the function itself, tensor by tensor",
-    "nothing": "nothing, there are no tensors",
-}
+_NOTHING = "nothing, there are no tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,10 @@ class Explanation:
         return "\n".join(self.lines)
 
 
-def _line(name: str, why: str, count: str, elements: int) -> str:
+def _line(form: type[Form], why: str, count: str, elements: int) -> str:
     threads = _backend.threads(elements)
-    text = _SENTENCES[name].format(threads=f"{threads} thread{'s' * (threads > 1)}")
-    return f"{name}: {text}{count}" + ("" if name in ("c", "triton") else f", because {why}")
+    text = form.sentence.format(threads=f"{threads} thread{'s' * (threads > 1)}")
+    return f"{form.name}: {text}{count}" + ("" if form.compiled else f", because {why}")
 
 
 def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Explanation:
@@ -76,7 +75,7 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
 def explain_plan(plan: CallPlan, state: PlanState | None) -> Explanation:
     """What a plan runs, for lists in these places."""
     if plan.count == 0:
-        return Explanation("nothing", (f"nothing: {_SENTENCES['nothing']}",))
+        return Explanation("nothing", (f"nothing: {_NOTHING}",))
     if plan.opaque is not None:
         return _explain_plain(plan.opaque)
     if state is not None and state.overlap:
@@ -86,25 +85,20 @@ def explain_plan(plan: CallPlan, state: PlanState | None) -> Explanation:
     slow: list[str] = []
     source, path = None, None
     for piece in plan.pieces:
-        form = piece.form
-        name, why = form.name, form.why
-        if form.triton is not None and form.triton.problem is not None:
-            name, why = "foreach", form.triton.problem
-        if state is not None and state.exact and name == "foreach":
-            name, why = "plain", "a list is read and written at once"
-        forms.add(name)
+        form, why = piece.form.find_running(state)
+        forms.add(form.name)
         count = "" if len(piece.indices) == plan.count else f", for {len(piece.indices)} of {plan.count} tensors"
         dtypes = describe_dtypes(form.graph.role_dtypes)
-        lines.append(f"{_line(name, why, count, piece.starts[-1])} ({dtypes})")
-        slow += [lines[-1]] * (name not in ("c", "triton"))
-        if form.kernel is not None and source is None:
+        lines.append(f"{_line(type(form), why, count, piece.starts[-1])} ({dtypes})")
+        slow += [lines[-1]] * (not form.compiled)
+        if isinstance(form, CForm) and source is None:
             source, path = form.kernel.source, form.kernel.library.source
             lines.append(f"  source {path}")
     return Explanation(forms.pop() if len(forms) == 1 else "mixed", tuple(lines), source, path, tuple(slow))
 
 
 def _explain_plain(why: str) -> Explanation:
-    line = _line("plain", why, "", 0)
+    line = _line(PlainForm, why, "", 0)
     return Explanation("plain", (line,), slow=(line,))
 
 

@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._forms import Form, Outputs, Situation, Work
 from ._graph import COMPUTE, Graph, Node, Ref, contract
 from ._memory import KeptMemory, Memory
 from ._operations import FOREACH
+from ._plain import PlainForm
 from ._scalars import ScalarPart, apply_node, find_placed
+
+if TYPE_CHECKING:
+    from ._plan import PlanState
 
 #: Elements in a block of a large tensor, or in a group of small ones: few enough to stay in the cache between operations.
 BLOCK = 1 << 18
 
 Lists = Sequence[Sequence[torch.Tensor]]
-Outputs = Sequence[tuple[int, torch.dtype, int | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,43 @@ class Program:
         if sequence is None:
             placed = find_placed(self.graph, tensors)
             sequence = self._sequences[tensors] = _Sequence(contract(self.graph, placed), self._outputs, placed)
-        if not cuts:
-            cuts[:] = _cut_lists(lists, targets)
-        if not cuts:
-            return  # every tensor is empty
-        sequence.run(lists, targets, scalars, cuts)
+        known = tuple(cuts)  # read once: other threads fill it too
+        if not known:
+            known = tuple(_cut_lists(lists, targets))
+            cuts[:] = known
+        if known:  # otherwise every tensor is empty
+            sequence.run(lists, targets, scalars, known)
+
+
+class ForeachForm(Form):
+    """The graph as torch's foreach operations."""
+
+    name = "foreach"
+    sentence = "torch's foreach operations"
+
+    def __init__(self, graph: Graph, outputs: Outputs, why: str) -> None:
+        super().__init__(graph, outputs, why)
+        self._program = Program(graph, outputs)
+        self.fallback = PlainForm(graph, outputs, "a list is read and written at once")
+
+    @classmethod
+    def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
+        """Return None: what has no foreach function runs tensor by tensor."""
+        return None
+
+    def run(self, work: Work) -> bool:
+        """Run the operations, unless a role that is read is written through another one."""
+        if work.state is not None and work.state.exact:
+            return False
+        lists = [[work.choose(each) for each in every] for every in (work.request.roles, work.targets)]
+        self._program.run(lists[0], lists[1], work.scalars, work.piece.cuts)
+        return True
+
+    def find_running(self, state: PlanState | None) -> tuple[Form, str]:
+        """Return the plain form where a list is read and written at once."""
+        if state is not None and state.exact and self.fallback is not None:
+            return self.fallback, self.fallback.why
+        return self, self.why
 
 
 class _Sequence:
@@ -133,7 +169,7 @@ class _Sequence:
 
     # ------------------------------------------------------------------ running
 
-    def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any], cuts: list[_Cut]) -> None:
+    def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any], cuts: Sequence[_Cut]) -> None:
         """Run over lists, as told in `Program.run`."""
         first = lists[0][0]
         with nullcontext() if is_on_host(first.device) else cuts[0].kept.open(first) as memory:

@@ -11,10 +11,12 @@ import torch
 
 from .._torch import is_fake
 from . import _backend, _call
+from ._forms import Form
 from ._graph import Graph, lift_numbers
-from ._plan import CallPlan, Form
-from ._reads import Reads
+from ._plan import CallPlan
+from ._purity import Purity
 from ._trace import NotPointwiseError, trace
+from ._warm import DIFFERENT, WarmCall, is_transformed, make_warm
 
 _RESERVED = {"out", "flat", "offsets"}
 _KEPT_PLANS = 8
@@ -28,7 +30,7 @@ class Trace:
 
     graph: Graph
     numbers: tuple[float, ...]
-    reads: Reads
+    reads: Purity
     restless: str | None  # what it reads changed so often that compiling it again would not pay
     forms: dict[tuple[Any, ...], Form]
 
@@ -140,8 +142,8 @@ class Fused:
         """The call with these arguments given; the others, in order, are the arguments of what it returns.
 
         The bound call keeps the lists alive and its own decision about them, so several of them do not disturb each
-        other. It notices changes inside the lists: swapped `.data`, new tensors, other shapes. Lists of private roles
-        that are given here are looked at once; after that only new tensors in them are noticed (see `Bound.distrust`).
+        other. It notices changes inside the lists: swapped `.data`, new tensors, other shapes. Where all that is given
+        here is private, these tensors are looked at once: who changes them makes another bound call.
 
         Args:
             *args: The first arguments.
@@ -290,14 +292,10 @@ class Fused:
 class Plans:
     """The last plans of a function or a bound call, the latest first."""
 
-    __slots__ = ("kept", "owned", "trust")
+    __slots__ = ("kept",)
 
-    def __init__(self, owned: frozenset[str] = frozenset()) -> None:
+    def __init__(self) -> None:
         self.kept: tuple[CallPlan, ...] = ()
-        #: Roles that are given once and for all, and whose tensors are the caller's own.
-        self.owned = owned
-        #: Whether they stay where they were at the first call.
-        self.trust = True
 
     def put(self, plan: CallPlan) -> None:
         """Put a plan first. Threads may share it, so the tuple is replaced and never changed."""
@@ -325,11 +323,10 @@ class Bound:
         self._rest = [name for name in fused.names if name not in given]
         self._open = [i for i, name in enumerate(fused.names) if name not in given]
         self._options = (out, flat, offsets)
-        self._plans = Plans(fused.private & given.keys())
-
-    def distrust(self) -> None:
-        """Have every call from now on look at all tensors, also at private ones: they may be moved by hand."""
-        self._plans.trust = False
+        self._plans = Plans()
+        # Lists of private roles that are given once stay where they are; others are looked at in every call.
+        self._stays = given.keys() <= fused.private
+        self._warm: WarmCall | None = None
 
     def explain(self) -> Any:
         """Which form the last call ran, and why: an `Explanation` of its plan, or None before the first call.
@@ -352,6 +349,11 @@ class Bound:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run with the arguments that were left open, in the order of the function's parameters."""
+        warm = self._warm
+        if warm is not None and not kwargs:
+            result = warm.run(args)
+            if result is not DIFFERENT:
+                return result
         if len(args) > len(self._rest):
             names = ", ".join(self._rest)
             raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({names}), got {len(args)}")
@@ -362,7 +364,14 @@ class Bound:
         else:
             given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
             values = self.fused._arguments((), given)
-        return _call.call(self.fused, values, *self._options, self._plans)
+        if is_transformed():
+            return _call.call(self.fused, values, *self._options, self._plans)
+        request = _call.Request(self.fused, values, *self._options)
+        plan, state = _call.find_plan(request, self._plans)
+        result = _call.run_plan(request, plan, state)
+        if self._stays:
+            self._warm = make_warm(request, plan, state, self._rest)
+        return result
 
 
 def fuse(

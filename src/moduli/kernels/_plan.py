@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _backend
-from ._backend import Kernel, KernelError, Runtime
-from ._emit_c import emit
-from ._foreach import Cuts, Program
-from ._graph import COMPUTE, Graph
-from ._operations import NoFormError
-from ._reads import Reads
-from ._triton import NOT_INSTALLED, Table, TritonKernel, find_problem
+from ._foreach import Cuts
+from ._forms import Form
+from ._purity import Purity
+from ._runtime import Runtime
+from ._triton import Table
 
 Tensors = tuple[torch.Tensor, ...]
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
@@ -43,18 +40,6 @@ class Output:
     role: int | None = None
     private: bool = False
     vector: torch.dtype | None = None  # of one new vector for all of them
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How one signature of dtypes runs: a compiled kernel, foreach operations, or the function itself; and why."""
-
-    name: str
-    why: str
-    graph: Graph
-    kernel: Kernel | None = None
-    program: Program | None = None
-    triton: TritonKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +93,7 @@ class CallPlan:
     count: int
     roles: int
     lists: Lists
-    reads: list[Reads]
+    reads: list[Purity]
     outputs: list[Output]
     pieces: list[Piece]
     strides: list[tuple[int, ...]]
@@ -126,61 +111,6 @@ class CallPlan:
     devices: dict[int, Table] = field(default_factory=dict)  # the table on a device of each piece that has one
 
 
-def describe_dtypes(dtypes: Sequence[torch.dtype]) -> str:
-    """Dtypes as a reader expects them."""
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-
-
-def form_of(
-    graph: Graph,
-    outputs: Sequence[tuple[int, torch.dtype, int | None]],
-    device: torch.device,
-    plain: str | None,
-    foreach: str | None,
-) -> Form:
-    """The best form for one signature of dtypes on one device. `plain` and `foreach` are reasons for these forms."""
-    setting = _backend.mode()
-    if plain is not None:
-        return Form("plain", plain, graph)
-    if device.type == "meta":
-        return Form("plain", "tensors on the meta device hold no data", graph)
-    live = [graph.nodes[index] for index in graph.find_needed()]
-    strange = {node.dtype for node in live} | {node.compute for node in live} | {dtype for _, dtype, _ in outputs}
-    strange -= set(COMPUTE)
-    if strange:
-        names = describe_dtypes(sorted(strange, key=str))
-        return Form("plain", f"values of dtype {names} run as torch runs them", graph)
-    if setting == "plain":
-        return Form("plain", "MODULI_KERNELS=plain", graph)
-    if device.type != "cpu" or setting == "triton":
-        reason = find_problem(device, foreach)
-        if reason is None:
-            try:
-                kernel = TritonKernel(graph, outputs, "fused")
-                return Form("triton", "compiled", graph, program=Program(graph, outputs), triton=kernel)
-            except NoFormError as missing:
-                reason = f"{missing} has no Triton form"
-        elif setting == "triton":
-            raise KernelError(f"MODULI_KERNELS=triton, but {reason}")
-        elif reason == NOT_INSTALLED:
-            _backend.warn_once("Triton", f"the tensors are on {device.type}, and {reason}")
-        reason = f"the tensors are on {device.type}, and {reason}" if device.type != "cpu" else reason
-    elif foreach is not None or setting == "foreach":
-        reason = foreach or "MODULI_KERNELS=foreach"
-    else:
-        try:
-            library = _backend.kernel(emit(graph, [(node, dtype) for node, dtype, _ in outputs]))
-        except NoFormError as missing:
-            library = f"{missing} has no C form"
-        else:
-            if setting == "c" and isinstance(library, str):
-                raise KernelError(f"MODULI_KERNELS=c, but the kernel can't be compiled: {library}")
-        if isinstance(library, Kernel):
-            return Form("c", "compiled", graph, kernel=library)
-        reason = library
-    return Form("foreach", reason, graph, program=Program(graph, outputs))
-
-
 _LOOKS = operator.attrgetter("__class__", "layout", "dtype", "device", "shape")
 
 
@@ -194,7 +124,6 @@ class Lists:
         lazy: Sequence[int],
         frozen: Sequence[int] = (),
         *,
-        owned: Sequence[int] = (),
         memory: bool = True,
     ) -> None:
         """Look at lists, as far as it takes to compare others with them.
@@ -204,58 +133,38 @@ class Lists:
             runtime: The compiled reader, if there is one.
             lazy: The lists in which a tensor may be a view that torch negates lazily.
             frozen: The lists in which a tensor may be an inference tensor, which must not be written.
-            owned: The lists of the caller's own tensors, which stay where they are while they are held here.
             memory: Whether the tensors have addresses.
         """
         self._counts = [len(tensors) for tensors in lists]
         self._lengths = array("q", self._counts)
         self._lazy, self._frozen = lazy, frozen
-        self._owned = [tensors if i in owned and memory else () for i, tensors in enumerate(lists)]
-        # A tensor of one's own may be given other memory through another reference; its old memory must not be freed then.
-        self._storages = [tensor.untyped_storage() for tensors in self._owned for tensor in tensors]
-        self._trusted = array("q", [-len(own) or n for own, n in zip(self._owned, self._counts, strict=True)])
         self._runtime = runtime
         self._memory = memory
         self._facts = None if runtime is None or not memory else runtime.facts(lists)
         self._looks = None if self._facts is not None else [_describe(tensors) for tensors in lists]
         self._blank = array("Q", bytes(8 * sum(self._lengths)))
 
-    def find(
-        self, lists: Sequence[Tensors], state: PlanState | None, *, trust: bool = False
-    ) -> tuple[int, array[int]] | None:
-        """(a bit for each list that moved, the addresses now), or None where a tensor is not what it was.
-
-        With `trust` the owned lists are only asked whether they hold the same tensors.
-        """
+    def find(self, lists: Sequence[Tensors], state: PlanState | None) -> tuple[int, array[int]] | None:
+        """(a bit for each list that moved, the addresses now), or None where a tensor is not what it was."""
         if list(map(len, lists)) != self._counts:
             return None
         before = self._blank if state is None else state.addresses
-        trust = trust and state is not None
         if self._runtime is not None and self._facts is not None:
-            lengths = self._trusted if trust else self._lengths
-            moved, now = self._runtime.compare(lists, self._owned, lengths, self._facts, before)
+            moved, now = self._runtime.compare(lists, self._lengths, self._facts, before)
             if moved < 0:
                 return None
         else:
-            pairs = zip(lists, self._owned, strict=True)
-            asked = [
-                i for i, (now, own) in enumerate(pairs) if not (trust and own and all(map(operator.is_, now, own)))
-            ]
-            if self._looks is None or any(_describe(lists[i]) != self._looks[i] for i in asked):
+            if self._looks is None or [_describe(tensors) for tensors in lists] != self._looks:
                 return None
             if not self._memory:
                 return 0, before
-            now = array("Q")
-            for i, tensors in enumerate(lists):
-                known = before[len(now) : len(now) + len(tensors)]
-                now.extend([tensor.data_ptr() for tensor in tensors] if i in asked else known)
+            now = array("Q", [tensor.data_ptr() for tensors in lists for tensor in tensors])
             # Which of them moved is not worth finding out here.
             moved = 0 if now == before else -1
             if moved and any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
                 return None  # a tensor of zeros that was never written, or freed storage
-        for i in self._lazy:
-            if True in map(torch.Tensor.is_neg, lists[i]):
-                return None
+        if any(True in map(torch.Tensor.is_neg, lists[i]) for i in self._lazy):
+            return None
         moved = -1 if state is None else moved
         for i in self._frozen if moved else ():
             if has_moved(moved, i) and (
@@ -294,9 +203,8 @@ class Ranges:
     index: Any
 
 
-def locate(plan: CallPlan, moved: int, now: array[int]) -> PlanState:
-    """The state after lists have moved: whether anything written overlaps anything else."""
-    before = plan.state
+def locate(plan: CallPlan, before: PlanState | None, moved: int, now: array[int]) -> PlanState:
+    """Return the state after lists have moved from `before`, and publish it: whether anything written overlaps anything else."""
     if before is not None and moved == 0:
         return before
     columns = plan.runs.follow(list(np.frombuffer(now, np.uint64).reshape(-1, plan.count)))
@@ -311,8 +219,8 @@ def locate(plan: CallPlan, moved: int, now: array[int]) -> PlanState:
     found = {_clash(ranges, columns[role], plan.extents[role]) for role in reads} if ranges is not None else {"overlap"}
     overlap = "overlap" in found
     tables = None if overlap or plan.allocates else make_tables(plan, columns, [])
-    plan.state = PlanState(now, columns, ranges, overlap, "exact" in found, tables)
-    return plan.state
+    state = plan.state = PlanState(now, columns, ranges, overlap, "exact" in found, tables)
+    return state
 
 
 def has_moved(moved: int, i: int) -> int:

@@ -14,10 +14,13 @@ import torch
 
 from .._torch import is_fake
 from . import _backend
-from ._backend import Runtime
+from ._choice import choose_form
 from ._foreach import preserve_strides
+from ._forms import Form, Situation
 from ._graph import Graph
-from ._plan import CallPlan, Form, Lists, Output, Piece, Runs, count_reach, form_of, has_memory
+from ._plain import PlainForm
+from ._plan import CallPlan, Lists, Output, Piece, Runs, count_reach, has_memory
+from ._runtime import Runtime
 
 if TYPE_CHECKING:
     from ._call import Request
@@ -73,7 +76,6 @@ def prepare(request: Request) -> CallPlan:
             runtime if isinstance(runtime, Runtime) else None,
             watched if memory else (),
             () if torch.is_inference_mode_enabled() else [r for r in frozen if r in watched],
-            owned=[r for r, name in enumerate(names) if name in request.owned],
             memory=memory,
         ),
         reads=list({id(trace.reads): trace.reads for trace in traces.values()}.values()),
@@ -100,7 +102,7 @@ def prepare(request: Request) -> CallPlan:
             form = _form(request, traces[kind], [output.dtypes[tight[0]] for output in outputs], kind[0], opaque)
             plan.pieces.append(_piece(plan, form, tight, kind[0], traces[kind].numbers))
     if loose:
-        form = Form("plain", f"{len(loose)} of {count} tensors are not contiguous", first.graph)
+        form = PlainForm(first.graph, (), f"{len(loose)} of {count} tensors are not contiguous")
         plan.pieces.append(_piece(plan, form, loose, plan.device))
     return plan
 
@@ -175,11 +177,11 @@ def _form(
 ) -> Form:
     outputs = [(node, dtype, role) for (node, role), dtype in zip(trace.graph.outputs, dtypes, strict=True)]
     watched = "a dispatch mode sees its operations" if request.watched else None
-    key = (tuple(outputs), device.type, _backend.mode(), watched, opaque)
+    situation = Situation(device, _backend.mode(), opaque or trace.reads.problem, watched or trace.restless)
+    key = (tuple(outputs), device.type, situation.setting, watched, opaque)
     form = trace.forms.get(key)
     if form is None:
-        plain = opaque or trace.reads.problem
-        form = trace.forms[key] = form_of(trace.graph, outputs, device, plain, watched or trace.restless)
+        form = trace.forms[key] = choose_form(trace.graph, outputs, situation)
     return form
 
 

@@ -16,12 +16,13 @@ import torch
 from .._torch import has_dispatch_mode, is_fake
 from ..layout import is_sharded
 from . import _backend
-from ._backend import CODES, KINDS, KernelError, Runtime
-from ._call import is_transformed
+from ._backend import KernelError
 from ._plan import Lists, has_memory
 from ._prepare import explain_opaque
+from ._runtime import CODES, KINDS, Runtime
 from ._torch_reduce import join_numbers, reduce_on_device, reduce_without_compiler
 from ._triton import find_problem, reduce_lists
+from ._warm import is_transformed
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 # Between them neither squares nor their sum have overflowed or lost digits.
@@ -57,16 +58,16 @@ def _recognize(kind: str, lists: Sequence[tuple[torch.Tensor, ...]]) -> tuple[_K
     setting = _backend.mode()
     if not lists[0] or setting not in ("auto", "c") or is_transformed() or has_dispatch_mode():
         return None
-    shared = _backend.runtime()
-    if not isinstance(shared, Runtime):
-        if setting == "c":
-            raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
-        return None
     signed = kind in _SIGNED
     key = (len(lists), len(lists[0]), signed)
     known = _known.get(key)
     found = None if known is None else known.lists.find(lists, None)
     if found is None and all(map(_is_plain, lists)):
+        shared = _backend.runtime()
+        if not isinstance(shared, Runtime):
+            if setting == "c":
+                raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
+            return None
         if len(_known) >= _KEPT:
             _known.clear()
         known = _known[key] = _Known(lists, shared, signed)
@@ -253,7 +254,7 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
     found = _list_tensors("norm", tensors)
     known = None
-    if ord == 2 and over_processes() is None:
+    if ord == 2 and _scope.get() is None:
         known = _recognize("squares", [tuple(found)])
         squares = math.nan if known is None else _run_compiled("squares", *known)
         if _SMALLEST < squares < _LARGEST:

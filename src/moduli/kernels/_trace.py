@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._torch import run_outside
 from ._graph import Graph, Node, Ref
-from ._reads import Reads, Watcher
+from ._memory import pause_collection
+from ._purity import Purity, make_pure
 
 aten = torch.ops.aten
 _NAN = float("nan")
@@ -84,7 +83,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, where: str, shape: tuple[int, ...], salt: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.watcher = Watcher()
         self.where = where
         self.shape = shape
         self.salt = salt
@@ -125,7 +123,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of deprecated calls in fn once more when fn itself runs
             with self, _NoReads(self.where):
-                result = self.watcher.run(lambda: fn(*values))
+                result = fn(*values)
         changed = {role: cell.node for role, cell in enumerate(roles) if cell.node != before[role]}
         single = isinstance(result, torch.Tensor)
         results: Any = [result] if single else [] if result is None else result
@@ -264,27 +262,30 @@ def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def trace(
     fn: Callable[..., Any], where: str, marks: Sequence[Any], dtypes: Sequence[torch.dtype]
-) -> tuple[Graph, Reads]:
+) -> tuple[Graph, Purity]:
     """The graph of `fn`, whose arguments are marked as `Fused.classify` does, and what it read besides them.
 
     The function runs twice, on stand-ins of different shape and values: a function whose operations depend on the shape, the
     number of elements or a value is thereby found out and refused, instead of being compiled for one of the cases.
     """
     recorders = _Recorder(where, (5,), 1.0 / 3.0), _Recorder(where, (2, 3), 2.0 / 7.0)
+    purity = Purity()
 
     def run() -> list[Graph]:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
-            return [recorder.run(fn, marks, dtypes) for recorder in recorders]
+        # No garbage is collected meanwhile: a finalizer of another library may compute with torch.
+        with (
+            pause_collection(),
+            torch.no_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.random.fork_rng(devices=[]),
+        ):
+            return [recorder.run(make_pure(fn, purity), marks, dtypes) for recorder in recorders]
 
-    if sys.getprofile() is None:
-        first, second = run_outside(run)
-    else:  # a profiler is at work, and what the function reads is seen by one: a thread of its own has none
-        with ThreadPoolExecutor(1) as thread:
-            first, second = thread.submit(run).result()
+    first, second = run_outside(run)
     if first != second:
         raise NotPointwiseError(
             f"{where} does something else for another shape or value of a scalar, so it can't be compiled once. "
             "Keep shapes, sizes and the values of scalars out of Python arithmetic and branches, or pass a bool, "
             "which is a constant"
         )
-    return first, Reads(fn, *(recorder.watcher for recorder in recorders))
+    return first, purity

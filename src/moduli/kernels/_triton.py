@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,15 @@ import torch
 from .._torch import is_fake
 from ._backend import KernelError, mode, warn_once
 from ._emit_triton import emit_reduction, emit_triton
+from ._foreach import ForeachForm
+from ._forms import Form, Outputs, Situation, Work
 from ._graph import COMPUTE, Graph
 from ._memory import Memory, take_result
+from ._operations import NoFormError
 from ._scalars import ScalarPart, find_placed
+
+if TYPE_CHECKING:
+    from ._plan import PlanState
 
 _PROGRAMS = 1024
 _DEVICES = ("cuda", "xpu")
@@ -328,6 +334,54 @@ class TritonKernel:
                 report_unbuilt(problem)
                 self.problem = str(problem)
         return self.problem is None
+
+
+class TritonForm(Form):
+    """A generated kernel for an accelerator."""
+
+    name = "triton"
+    sentence = "a Triton kernel, one launch for all tensors"
+    compiled = True
+
+    def __init__(self, graph: Graph, outputs: Outputs, why: str) -> None:
+        super().__init__(graph, outputs, "compiled")
+        try:
+            self.kernel = TritonKernel(graph, outputs, "fused")
+        except NoFormError as missing:
+            raise NoFormError(f"{missing} has no Triton form") from None
+        self.fallback = ForeachForm(graph, outputs, why)
+
+    @classmethod
+    def concerns(cls, situation: Situation) -> bool:
+        """Whether the tensors are on an accelerator, or Triton was asked for."""
+        return situation.device.type != "cpu" or situation.setting == "triton"
+
+    @classmethod
+    def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
+        """Return why no Triton kernel runs on the device, if so; say once that it is missing."""
+        problem = find_problem(situation.device, situation.seen)
+        if problem is not None and situation.setting == "triton":
+            raise KernelError(f"MODULI_KERNELS=triton, but {problem}")
+        if problem == NOT_INSTALLED:
+            warn_once("Triton", f"the tensors are on {situation.device.type}, and {problem}")
+        return problem
+
+    def run(self, work: Work) -> bool:
+        """Launch the kernel; False where it can't be compiled."""
+        if self.kernel.problem is not None:
+            return False
+        work.count_versions()
+        tables = work.plan.devices
+        if work.position not in tables:
+            tables[work.position] = self.kernel.make_table(work.piece.device, work.piece.sizes)
+        return self.kernel.run(tables[work.position], work.columns, work.scalars)
+
+    def find_running(self, state: PlanState | None) -> tuple[Form, str]:
+        """Return the foreach form where the kernel can't be compiled."""
+        if self.kernel.problem is None or self.fallback is None:
+            return self, self.why
+        running, why = self.fallback.find_running(state)
+        return running, self.kernel.problem if running is self.fallback else why
 
 
 # ---------------------------------------------------------------------- reductions

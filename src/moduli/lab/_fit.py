@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from .. import io
 from .._minimize import minimize
+from .._texts import shorten
 from ._grammar import ParsedChain
 from ._run import IDLE, Meter, RunEnd, RunReason, seed_all, take_steps
 from .catalogue import Contender, Entrant, contender
@@ -178,7 +179,7 @@ def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str)
     if not isinstance(about, dict) or "chain" not in about:
         raise io.CheckpointError(f"{path} was not written by a fit: it cannot be resumed. Choose another --out")
     if about["chain"] != source:
-        fact = f"{path} was fitted with {about['chain']!r}, and cannot be resumed with {source!r}"
+        fact = f"{path} was fitted with {shorten(about['chain'])}, and cannot be resumed with {source!r}"
         raise io.CheckpointError(f"{fact}: their states differ")
     model = None if entrant.population is not None else entrant.model
     extra = {"generator": generator}

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._texts import shorten
 from .problems import Problem, get
 
 
@@ -97,7 +98,9 @@ def as_problem(value: Any, name: str = "problem") -> Problem:
     if inspect.isclass(value) and issubclass(value, Problem):
         return value()
     if not callable(value):
-        raise ProblemFileError(f"{name!r} is {value!r}: a problem is a Problem, or a function that returns a loss")
+        raise ProblemFileError(
+            f"{name!r} is {shorten(value)}: a problem is a Problem, or a function that returns a loss"
+        )
     parameters = inspect.signature(value).parameters
     without = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
     if without:
@@ -160,7 +163,7 @@ class WrittenProblem(Problem):
         try:
             made = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            fact = f"{self.name}: the default of {key!r} is {value!r}, not a number or a tensor"
+            fact = f"{self.name}: the default of {key!r} is {shorten(value)}, not a number or a tensor"
             raise ProblemFileError(fact) from error
         return made if made.is_floating_point() or made.is_complex() else made.to(torch.get_default_dtype())
 

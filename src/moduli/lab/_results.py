@@ -26,7 +26,8 @@ from typing import Any, BinaryIO
 import numpy
 import torch
 
-from ..io import make_directory, write_bytes
+from .._texts import cut, shorten
+from ..io import CheckpointError, make_directory, read_bytes, write_bytes
 from ._run import RunReason, drop_infinite
 from .problems import Problem
 
@@ -115,7 +116,10 @@ class Results:
         """
         header: dict[str, Any] | None = None
         runs: dict[tuple[str, str, int], dict[str, Any]] = {}
-        data = Path(path).read_bytes()
+        try:
+            data = read_bytes(path)
+        except CheckpointError as error:
+            raise ResultsError(str(error)) from None
         whole = data[: data.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             try:
@@ -130,12 +134,12 @@ class Results:
                         raise TypeError(f"its {[*wrong, 'history'][0]!r} is no {'number' if wrong else 'list'}")
                     runs[cls.key(record)] = record
                 elif record["format"] > FORMAT:
-                    raise ValueError(f"it has format {record['format']}; this moduli reads up to {FORMAT}")
+                    raise ValueError(f"it has format {shorten(record['format'])}; this moduli reads up to {FORMAT}")
                 else:
                     header = record
                     cls(header).keys()
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise ResultsError(f"line {number} of {path} is no line of a race ({error})") from error
+                raise ResultsError(f"line {number} of {path} is no line of a race ({cut(str(error), 300)})") from error
         if header is None:
             raise ResultsError(f"{path} holds no race")
         results = cls(header)
@@ -213,7 +217,9 @@ def start_file(results: Results, path: str | os.PathLike[str], resume: bool) -> 
         old = Results.read(path)
         for key in ("budget", "seconds", "threads", "target"):
             if old.header.get(key) != header[key]:
-                fact = f"{path} holds a race with {key} {old.header.get(key)}, this one has {header[key]}"
+                fact = (
+                    f"{path} holds a race with {key} {cut(str(old.header.get(key)), 200)}, this one has {header[key]}"
+                )
                 raise ResultsError(f"{fact}: its runs cannot be compared. Give the same, or another file")
         results.take(old.runs)
     # A new file takes the place of the old one only when all that is kept is on the disk.

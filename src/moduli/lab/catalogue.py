@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .. import optim
+from .._texts import shorten
 from ..population import Population
 from ._grammar import ChainSyntaxError, Link, ParsedChain, Value, parse
 
@@ -73,9 +74,9 @@ def _population(size: int = 16, *, spread: float = 1.0, seed: int = 0) -> dict[s
         seed: Added to the seed of the run.
     """
     if size < 1:
-        raise ValueError(f"a population has at least one member, not {size!r}")
+        raise ValueError(f"a population has at least one member, not {shorten(size)}")
     if not (math.isfinite(spread) and spread >= 0):
-        raise ValueError(f"spread is a finite number of at least zero, not {spread!r}")
+        raise ValueError(f"spread is a finite number of at least zero, not {shorten(spread)}")
     return {"size": size, "spread": float(spread), "seed": int(seed)}
 
 
@@ -332,7 +333,9 @@ class Contender:
         if not isinstance(made, Entrant):
             made = Entrant(model, made)
         if not callable(getattr(made.optimizer, "step", None)):
-            raise TypeError(f"{self.label}: a contender makes an optimizer with step(closure), not {made.optimizer!r}")
+            raise TypeError(
+                f"{self.label}: a contender makes an optimizer with step(closure), not {shorten(made.optimizer)}"
+            )
         return made
 
 
@@ -357,7 +360,7 @@ def contender(spec: str | ParsedChain | Callable[[nn.Module], Any] | Contender, 
         check(chain)
         return Contender(label or str(chain), str(chain), None)
     if not callable(spec):
-        raise TypeError(f"a contender is a chain or a function of a model, not {spec!r}")
+        raise TypeError(f"a contender is a chain or a function of a model, not {shorten(spec)}")
     name = getattr(spec, "__name__", type(spec).__name__)
     module = getattr(spec, "__module__", "")
     return Contender(label or name, f"{module}:{getattr(spec, '__qualname__', name)}", spec)

@@ -12,6 +12,7 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
 * `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
+* `Guard`: a block that ends well, or leaves tensors and states as they were; `allow_interrupts` inside of it;
 * tensors that several processes hold in pieces (DTensors): `is_sharded`, `piece_of` and `make_whole`, `cut_like` and
   `piece_like` for the ways back.
 
@@ -32,6 +33,8 @@ import typing as _typing
 
 from ._difference import Difference as Difference
 from ._difference import diff as diff
+from ._guard import Guard as Guard
+from ._guard import allow_interrupts as allow_interrupts
 from ._layout import BufferEntry as BufferEntry
 from ._layout import Entry as Entry
 from ._layout import Group as Group
@@ -44,6 +47,7 @@ from ._pieces import cut_like as cut_like
 from ._pieces import find_box as find_box
 from ._pieces import find_group as find_group
 from ._pieces import gather_objects as gather_objects
+from ._pieces import is_expanded as is_expanded
 from ._pieces import is_sharded as is_sharded
 from ._pieces import make_whole as make_whole
 from ._pieces import memory_of as memory_of

@@ -78,6 +78,13 @@ def piece_like(piece: Tensor, held: Any, rest: tuple[int, ...] = ()) -> Any:
     return DTensor.from_local(piece, held.device_mesh, held.placements, run_check=False, shape=shape, stride=stride)
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements of a tensor are one place in memory, as `expand` makes them, so that it can't be written."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return False
+    return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def make_whole(tensor: Any) -> Tensor:
     """A DTensor as the whole tensor, in every process; all that hold a piece take part. Any other as it is.
 

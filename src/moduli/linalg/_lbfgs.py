@@ -39,6 +39,8 @@ class LBFGSOperator(LinearOperator):
     Raises:
         TypeError: If the pairs are not real tensors of one dtype.
         ValueError: If shapes differ, a pair has sᵀy ≤ 0 (B would not be positive definite), or σ ≤ 0.
+        SingularError: By products and shifted systems, if the condition number of the small matrix, scaled to a unit
+            diagonal, is above 1 / (10 m eps) or 1 / (√n eps). Systems without a shift have no such matrix.
 
     Example:
         >>> import torch
@@ -78,7 +80,7 @@ class LBFGSOperator(LinearOperator):
         self._sy = s @ y.mT if sy is None else sy
         self._ss = s @ s.mT if ss is None else ss
         self._yy = y @ y.mT if yy is None else yy
-        self._factored: Tensor | None = None
+        self._factored: tuple[Tensor, Tensor] | None = None
         curvature = self._sy.diagonal(dim1=-2, dim2=-1)
         # Zero rows are slots that hold no pair yet; a one on the diagonal keeps the small systems regular.
         self._empty = curvature == 0
@@ -107,19 +109,30 @@ class LBFGSOperator(LinearOperator):
 
     # -- the small matrices -------------------------------------------------------------------------------------------
 
-    def _cholesky(self) -> Tensor:
-        """The Cholesky factor of σ S Sᵀ + L D⁻¹ Lᵀ, which is positive definite when every sᵀy is (Theorem 2.4)."""
+    def _cholesky(self) -> tuple[Tensor, Tensor]:
+        """Return the Cholesky factor of E A E, and E: A = σ S Sᵀ + L D⁻¹ Lᵀ, and the diagonal E gives it a unit diagonal.
+
+        A is positive definite when every sᵀy is positive (Theorem 2.4). The reciprocal of the smallest squared pivot of E A E
+        is a lower bound of its condition number. The bound is compared with the rounding of the inner products, so that
+        whether pairs are refused does not depend on the order in which a processor adds.
+        """
         if self._factored is None:
             L = self._sy.tril(-1)
             inner = self.initial[..., None, None] * self._ss + (L / self._d.unsqueeze(-2)) @ L.mT
             inner = inner + self._empty.to(inner.dtype).diag_embed()
-            self._factored, info = torch.linalg.cholesky_ex(inner)
-            if bool((info != 0).any()):
+            size = inner.diagonal(dim1=-2, dim2=-1).rsqrt().unsqueeze(-1)
+            factor, info = torch.linalg.cholesky_ex(size * inner * size.mT)
+            pivots = factor.diagonal(dim1=-2, dim2=-1).square()
+            # Rounding of m steps of elimination, and of sums of n products.
+            limit = max(10 * self._s.shape[-2], self._s.shape[-1] ** 0.5) * torch.finfo(self.dtype).eps
+            if bool((info != 0).any()) or not bool((pivots > limit).all()):
                 raise SingularError(f"steps are linearly dependent to working precision; keep fewer pairs of {self}")
+            self._factored = factor, size
         return self._factored
 
     def _compact(self) -> LowRankPlusDiagonal:
         """Theorem 2.3, with a one or a minus one on the diagonal of M for empty slots."""
+        self._cholesky()  # M is singular where this Schur complement of -D is
         sigma, L = self.initial[..., None, None], self._sy.tril(-1)
         top = torch.cat([sigma * self._ss + self._empty.to(self.dtype).diag_embed(), L], -1)
         M = torch.cat([top, torch.cat([L.mT, -self._d.diag_embed()], -1)], -2)
@@ -136,8 +149,9 @@ class LBFGSOperator(LinearOperator):
         L = self._sy.tril(-1)
         u, v = sigma * (self._s @ X), self._y @ X
         # M [p; q] = [u; v] by block elimination: the second row gives q = D⁻¹ (Lᵀ p - v).
-        chol, right = expand(self._cholesky(), u + L @ (v / d))
-        p = torch.cholesky_solve(right, chol)
+        factor, size = self._cholesky()
+        factor, right = expand(factor, size * (u + L @ (v / d)))
+        p = size * torch.cholesky_solve(right, factor)
         q = (L.mT @ p - v) / d
         return sigma * X - sigma * (self._s.mT @ p) - self._y.mT @ q  # Theorem 2.3
 

@@ -195,9 +195,10 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
         far = length(mu)
         if abs(far - target) <= 4 * eps * target:
             break
-        slope = float((weights**2 / below(mu) ** 3).sum())  # -½ d‖p‖²/dmu
+        # -½ d‖p‖²/dmu / ‖p‖²: of a direction, since cubes of mu leave the range of numbers where the radius is small.
+        slope = float(((weights / below(mu) / far) ** 2 / below(mu)).sum())
         # Newton on 1/‖p‖ - 1/radius (Nocedal and Wright, algorithm 4.3)
-        following = mu + (far / target - 1) * far * far / slope
+        following = mu + (far / target - 1) / slope
         if not following > mu:
             break
         mu = following

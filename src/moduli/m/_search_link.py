@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ..evolve import GradientSearch, Search
-from ..optim import Need, Objective, Optimizer, as_real
+from ..optim import DeclaredLink, Need, Objective, Optimizer, as_real, make_constructor
 from ..population import Population, Shard
-from ._declared import DeclaredLink, make_constructor
 from ._vectors import flat, flat_members, land, unflat
 
 BLOCK = 1 << 22  # numbers that the models of one block have together
@@ -46,7 +45,7 @@ class SearchLink(DeclaredLink):
 
     search_class: ClassVar[type[Search]]
     left_out: ClassVar[tuple[str, ...]] = ()
-    kept = ("seed",)
+    attributes = ("seed",)
 
     seed: int
 

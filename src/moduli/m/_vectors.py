@@ -17,8 +17,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..linalg import LinearOperator
-from ..optim import Objective, Transform, as_real, restore_complex
-from ._declared import DeclaredLink
+from ..optim import DeclaredLink, Objective, Transform, as_real, restore_complex
 
 SMALL = 10_000
 """Up to this many numbers on the CPU are worked on by NumPy, whose dispatch costs less; above it would use all threads."""
@@ -203,6 +202,8 @@ def land(objective: Objective, goal: Sequence[Tensor]) -> None:
 def jacobian(vector: Tensor, params: Sequence[Tensor], batched: bool) -> Tensor:
     """The matrix of derivatives, one row per component; zero columns for parameters it does not depend on.
 
+    Of half precision it is in float32, as `flat` is, since linear algebra has no half precision.
+
     Args:
         vector: The components, with their graph.
         params: The parameters.
@@ -217,7 +218,8 @@ def jacobian(vector: Tensor, params: Sequence[Tensor], batched: bool) -> Tensor:
             flat.new_zeros(rows, param.numel()) if f is None else f.reshape(rows, param.numel())
             for f, param in zip(found, params, strict=True)
         ]
-        return torch.cat(parts, 1).detach()
+        matrix = torch.cat(parts, 1).detach()
+        return matrix.float() if matrix.dtype in _LOW else matrix
 
     if not flat.requires_grad or m == 0:
         return join([None] * len(params), m)

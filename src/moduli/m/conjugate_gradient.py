@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, dot
 
 from ..optim import Chainable, Objective
-from . import _checks as check
+from ..optim import ranges as check
 from ._vectors import VectorLink, gather_update
 
 __all__ = [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..linalg import AtA, LinearOperator, SingularError
 from ..optim import Chainable, Module, Need, Objective
-from . import _checks as check
+from ..optim import ranges as check
 from ._vectors import HessianLink, jacobian, unflat
 from .second_order._newton import shortest
 
@@ -57,7 +57,7 @@ class GaussNewton(HessianLink):
     learnt = "J"
 
     ranges = {check.non_negative: ("reg",)}
-    kept = ("batched",)
+    attributes = ("batched",)
 
     reg: float = 1e-8
     update_freq: int = 1
@@ -78,7 +78,7 @@ class GaussNewton(HessianLink):
         # Of all steps that solve it, the shortest, from a system as small as the residuals.
         gram = J @ J.T
         gram.diagonal().add_(float(settings[0]["reg"]))
-        weights = shortest(gram, objective.get_residuals().detach().reshape(-1))
+        weights = shortest(gram, objective.get_residuals().detach().reshape(-1).to(J.dtype))
         objective.updates = unflat(J.T @ weights, objective.params)
         return objective
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .. import kernels
 from ..optim import Chainable, ChainError, Module, Objective
+from ..optim import ranges as check
 from ..optim import step as run
-from . import _checks as check
 from ._measures import measure_move, reset_others
 
 __all__ = ["BirginMartinezRestart", "PowellRestart", "RestartEvery", "RestartOnStuck", "RestartStrategy"]

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..optim import Chainable, Module, Objective, Reformulation, sample_like
-from . import _checks as check
-from ._declared import DeclaredLink
+from ..optim import Chainable, DeclaredLink, Module, Objective, Reformulation, UpdateTransform, sample_like
+from ..optim import ranges as check
 from ._measures import reset_others
-from ._transforms import UpdateTransform
 from .adaptive._axes import work
 from .termination import TerminationCriteria
 
@@ -70,7 +68,16 @@ class GradientSampling(DeclaredLink, Reformulation):
         check.one_of("mean", "max", "min", "min-norm", "min-value", "hull"): ("aggregate",),
         check.one_of("normal", "uniform", "rademacher", "sphere"): ("distribution",),
     }
-    kept = ("n", "aggregate", "distribution", "include_x0", "fixed", "termination", "reset_on_termination", "seed")
+    attributes = (
+        "n",
+        "aggregate",
+        "distribution",
+        "include_x0",
+        "fixed",
+        "termination",
+        "reset_on_termination",
+        "seed",
+    )
 
     modules: Chainable | None = field(default=None, kw_only=False)
     sigma: float = 1.0
@@ -207,7 +214,7 @@ class LaplacianSmoothing(UpdateTransform):
     differentiable = True
 
     ranges = {check.non_negative: ("sigma",), check.at_least_one: ("min_numel",)}
-    kept = ("min_numel",)
+    attributes = ("min_numel",)
 
     sigma: Any = field(default=1.0, kw_only=False)
     layerwise: bool = True

@@ -11,7 +11,7 @@ import torch
 
 from .. import kernels
 from ..optim import Module, Need, Objective
-from . import _checks as check
+from ..optim import ranges as check
 from ._measures import measure_move
 
 __all__ = [

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..optim import Across, Objective, Reformulation
-from . import _checks as check
-from ._declared import DeclaredLink
+from ..optim import Across, DeclaredLink, ListTransform, Objective, Reformulation, SettingsList, States, Tensors
+from ..optim import ranges as check
 from ._measures import divide, norm, read, reset_others, smaller
-from ._transforms import ListTransform, Settings, States, Tensors
 
 __all__ = ["SVRG", "MARSCorrection"]
 
@@ -186,7 +184,7 @@ class MARSCorrection(ListTransform):
         state["change"] = torch.zeros_like(tensor) if previous is None else tensor - previous
         state["previous"] = tensor.clone()
 
-    def transform_all(self, tensors: Tensors, states: States, settings: Settings) -> list[Tensor]:
+    def transform_all(self, tensors: Tensors, states: States, settings: SettingsList) -> list[Tensor]:
         out = []
         for tensor, state, setting in zip(tensors, states, settings, strict=True):
             beta = setting["beta"]

@@ -16,11 +16,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..optim import Chainable, Module, Objective, Reformulation, sample_like
-from . import _checks as check
-from ._declared import DeclaredLink
+from ..optim import (
+    Chainable,
+    DeclaredLink,
+    Module,
+    Objective,
+    Reformulation,
+    SettingsList,
+    Tensors,
+    UpdateTransform,
+    sample_like,
+)
+from ..optim import ranges as check
 from ._measures import check_metric, metric, metric_of_all, read, reset_others
-from ._transforms import Settings, Tensors, UpdateTransform
 
 __all__ = [
     "CautiousWeightDecay",
@@ -138,7 +146,7 @@ class RelativeWeightDecay(UpdateTransform):
         super().collect({**given, "uses_grad": given["norm_input"] == "grad"})
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         source = {"update": tensors, "params": params, "grad": grads}[settings[0]["norm_input"]]
         return {"size": metric_of_all(source or tensors, settings[0]["metric"])}
@@ -191,7 +199,7 @@ class Dropout(UpdateTransform):
 class _ChangeWeights(DeclaredLink, Reformulation):
     """Evaluates the loss at weights that are changed at random, in the same way within a step."""
 
-    kept = ("seed",)
+    attributes = ("seed",)
 
     def collect(self, given: Mapping[str, Any]) -> None:
         super().collect(given)
@@ -271,7 +279,7 @@ class PerturbWeights(_ChangeWeights):
     """
 
     ranges = {check.non_negative: ("alpha",)}
-    kept = ("distribution",)
+    attributes = ("distribution",)
 
     alpha: Any = 0.1
     relative: bool = True

@@ -15,6 +15,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from .._texts import shorten
 from ._call import list_models, recipe
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, ModelT, Recipe, Row
@@ -313,7 +314,9 @@ def share_out(weights: list[float], name: str, normalize: bool = True) -> list[f
     """
     total = sum(weights) if normalize else 1.0
     if total == 0:
-        raise MergeError(f"the weights for {name!r} are {weights} and add up to 0; use normalize=False for a plain sum")
+        raise MergeError(
+            f"the weights for {shorten(name)} are {shorten(weights)} and add up to 0; use normalize=False for a plain sum"
+        )
     return [weight / total for weight in weights]
 
 

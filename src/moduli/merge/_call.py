@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from .._texts import shorten
 from ._driver import ModelT, Recipe, run
 from ._models import MergeError
 
@@ -83,7 +84,7 @@ def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
         0.5
     """
     if name not in RECIPES:
-        raise MergeError(f"{name!r} is not a recipe for files; choose from {', '.join(RECIPES)}")
+        raise MergeError(f"{shorten(name)} is not a recipe for files; choose from {', '.join(RECIPES)}")
     describe: Callable[..., Recipe] = inspect.unwrap(RECIPES[name])
     held = model_arguments(describe)
     if "models" not in held and count != len(held):
@@ -95,7 +96,7 @@ def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
     try:
         return describe(**inspect.signature(describe).bind(**models, **options).arguments)
     except TypeError as error:
-        raise MergeError(f"the options of {name!r} do not fit: {error}") from None
+        raise MergeError(f"the options of {shorten(name)} do not fit: {error}") from None
 
 
 def model_arguments(function: Callable[..., Any]) -> list[str]:
@@ -186,7 +187,7 @@ def search(
     """
     given = dict(_find_start(recipe, len(models)) if start is None else start)
     if not given:
-        raise MergeError(f"{recipe!r} has no coefficients to search for; say which with start=")
+        raise MergeError(f"{shorten(recipe)} has no coefficients to search for; say which with start=")
     if not bounds[0] < bounds[1]:
         raise MergeError(f"bounds are {bounds}; the first must be less than the second")
     holder = nn.Module()

@@ -8,6 +8,7 @@ from math import inf, isfinite
 from numbers import Real
 from typing import Any, Final, TypeAlias, TypeVar
 
+from .._texts import shorten
 from ._models import MergeError
 
 Coefficient: TypeAlias = float | Mapping[str, float] | Callable[[str], float]
@@ -42,7 +43,7 @@ class Coefficients:
         self._function = value if callable(value) else None
         self._patterns: dict[str, float] = {}
         if isinstance(value, Mapping):
-            self._patterns = {key: self._check(each, f"{what}[{key!r}]", key) for key, each in value.items()}
+            self._patterns = {key: self._check(each, f"{what}[{shorten(key)}]", key) for key, each in value.items()}
             if not value:
                 raise MergeError(f"{what} is an empty mapping; give a number, or at least {{'*': number}}")
         elif not callable(value):
@@ -52,7 +53,11 @@ class Coefficients:
         if not isinstance(pattern, str) or not isinstance(number, Real):
             told = "it must be a number, or a mapping from glob patterns of parameter names to numbers"
             raise TypeError(f"{where} is {type(number).__name__}; {told}")
-        found, (low, high) = float(number), self._bounds
+        low, high = self._bounds
+        try:
+            found = float(number)
+        except OverflowError:  # an integer of more than 308 digits
+            found = inf
         if not isfinite(found) or not low <= found <= high:
             bounds = f"at least {low:g}" * isfinite(low) + f" and at most {high:g}" * isfinite(high)
             raise MergeError(f"{where} is {found}; it must be {bounds or 'finite'}")
@@ -65,12 +70,12 @@ class Coefficients:
             MergeError: If no pattern matches the name.
         """
         if self._function is not None:
-            return self._check(self._function(name), f"{self._what} of {name!r}")
+            return self._check(self._function(name), f"{self._what} of {shorten(name)}")
         found = find_by_pattern(self._patterns, name)
         if found is None:
-            patterns = ", ".join(map(repr, self._patterns))
+            patterns = shorten(list(self._patterns)).strip("[]")
             told = f"none of its patterns {patterns} matches; add one that does, such as '*' at the end"
-            raise MergeError(f"{self._what} has no number for {name!r}: {told}")
+            raise MergeError(f"{self._what} has no number for {shorten(name)}: {told}")
         return found
 
     @property
@@ -116,7 +121,7 @@ def layered(text: str) -> dict[str, float]:
             value = float("nan")
         if not colon or not place or value != value:
             raise MergeError(
-                f"{part.strip()!r} is no number for a layer; write layers.0-15:0.3, or *:0.5 for all others"
+                f"{shorten(part.strip())} is no number for a layer; write layers.0-15:0.3, or *:0.5 for all others"
             )
         layers = re.fullmatch(r"(.*\.)([0-9]+)(?:-([0-9]+))?", place)
         if layers is not None:
@@ -153,7 +158,7 @@ def check_patterns(table: Iterable[str], names: Sequence[str], what: str) -> Non
         if pattern != "*" and not any(compile_pattern(pattern).match(name) for name in names):
             shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
             told = f"matches none of the {len(names)} names that are merged ({shown}); correct or remove it"
-            raise MergeError(f"the pattern {pattern!r} of {what} {told}")
+            raise MergeError(f"the pattern {shorten(pattern)} of {what} {told}")
 
 
 def per_model(

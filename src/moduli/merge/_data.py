@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .._texts import shorten
 from ._averages import share_out, weighted_sum
 from ._call import list_models
 from ._coefficients import Coefficient, per_model
@@ -72,7 +73,9 @@ def fisher(
     for index, each in enumerate(fishers):
         odd = next((name for name in each if not all(name in held for held in (names, *fishers))), None)
         if odd is not None:
-            raise MergeError(f"fishers[{index}] holds {odd!r}, which is no parameter, or not in all of the others")
+            raise MergeError(
+                f"fishers[{index}] holds {shorten(odd)}, which is no parameter, or not in all of the others"
+            )
     each_weight = per_model(weights, len(models), "weights", low=0.0)
     if not floor > 0:
         raise MergeError(f"floor is {floor}; it must be greater than 0, because an average divides by it")
@@ -85,7 +88,7 @@ def fisher(
         result, information = torch.zeros_like(row[0]), torch.zeros_like(row[0].real)
         for index, number in enumerate(numbers):
             if number != 0:
-                share = _information(fishers[index][name], row[index], f"fishers[{index}][{name!r}]", floor)
+                share = _information(fishers[index][name], row[index], f"fishers[{index}][{shorten(name)}]", floor)
                 result.addcmul_(row[index], share.to(result.dtype), value=number)
                 information.add_(share, alpha=number)
         return result.div_(information)  # (2)

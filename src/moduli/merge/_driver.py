@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..layout import any_sharded, cut_like, make_whole
+from .._texts import shorten
+from ..layout import Guard, any_sharded, cut_like, make_whole
 from ..particles import copy_unwrapped
 from ._coefficients import Coefficients, check_patterns, find_by_pattern
 from ._models import COUNTER, MergeError, View, check, check_choice, compare, has_averages, is_extra, ties, view
@@ -78,7 +79,7 @@ class Row:
             told = (
                 "has values that are NaN or infinite; repair it, or take the first's of a buffer with buffers='first'"
             )
-            raise MergeError(f"{self._name!r} of {self._views[index].label} {told}")
+            raise MergeError(f"{shorten(self._name)} of {self._views[index].label} {told}")
         return tensor
 
 
@@ -132,7 +133,8 @@ def run(
     """
     values = stream(recipe, cast(Any, models), labels, buffers=buffers, integers=integers)
     rebuild: Callable[[Any, Any], Any] = _rebuild if isinstance(models[0], nn.Module) else _restate
-    return cast(ModelT, rebuild(models[0], values))
+    with Guard():  # puts grad mode back, wherever an interrupt arrives
+        return cast(ModelT, rebuild(models[0], values))
 
 
 def stream(
@@ -186,7 +188,7 @@ def _take(recipe: Recipe, views: list[View], name: str, averaged: bool, equal: b
     other = _find_other(views, name) if equal else None
     if other is not None:
         told = f"differs between {views[0].label} and {other.label}; take the first's with integers='first'"
-        raise MergeError(f"{name!r} ({views[0].look(name).dtype}) {told}")
+        raise MergeError(f"{shorten(name)} ({views[0].look(name).dtype}) {told}")
     if averaged and not _is_copied(recipe, views, name):
         return _merge(recipe, views, name)
     return views[0].read(name).clone()
@@ -218,7 +220,9 @@ def _merge(recipe: Recipe, views: list[View], name: str) -> Tensor:
             row.place = slice(start, start + _PIECE)
             merged.view(-1)[row.place] = _narrow(name, recipe.kernel(name, row), row.like.dtype)
     if name in views[0].buffers and name.rpartition(".")[2] == "running_var" and bool((merged < 0).any()):
-        raise MergeError(f"the merged {name!r} has negative variances; use buffers='first', then reestimate_batch_norm")
+        raise MergeError(
+            f"the merged {shorten(name)} has negative variances; use buffers='first', then reestimate_batch_norm"
+        )
     return cast(Tensor, cut_like(merged, row.like))
 
 
@@ -231,7 +235,7 @@ def _narrow(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     result = value.to(dtype)
     if not _is_finite(result.to(value.dtype)):
         told = f"its largest magnitude is {value.abs().max().item():g}; use smaller coefficients, or a wider dtype"
-        raise MergeError(f"the merged {name!r} does not fit {dtype}: {told}")
+        raise MergeError(f"the merged {shorten(name)} does not fit {dtype}: {told}")
     return result
 
 
@@ -248,7 +252,7 @@ def _buffers_to_keep(policy: Buffers, first: View, floating: list[str]) -> set[s
     """
     patterns = dict(policy) if isinstance(policy, Mapping) else {"*": policy}
     if not set(patterns.values()) <= {"first", "merge"}:
-        raise MergeError(f"buffers is {policy!r}; a policy is 'first' or 'merge'")
+        raise MergeError(f"buffers is {shorten(policy)}; a policy is 'first' or 'merge'")
     # Patterns for a state dict declare what is a buffer; in a module that is known, and others are as without patterns.
     if isinstance(first.model, nn.Module):
         names, default = first.buffers, "first"

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from .._texts import shorten
 from ..layout import layout_of, memory_of, show_pieces
 from ..nn import align_labels, labels_of
 from ..particles import public_name
@@ -33,7 +34,7 @@ def check_choice(what: str, given: object, *choices: str) -> None:
         MergeError: If it is none.
     """
     if given not in choices:
-        raise MergeError(f"{what} is {given!r}; it must be {' or '.join(map(repr, choices))}")
+        raise MergeError(f"{what} is {shorten(given)}; it must be {' or '.join(map(repr, choices))}")
 
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
@@ -90,10 +91,10 @@ class View:
         """
         tensor = self.tensors[name]
         if not isinstance(tensor, Tensor):
-            raise MergeError(f"{name!r} of {self.label} is {type(tensor).__name__}, not a tensor; leave it out")
+            raise MergeError(f"{shorten(name)} of {self.label} is {type(tensor).__name__}, not a tensor; leave it out")
         if tensor.is_meta or tensor.layout is not torch.strided:
             what = "has no data (device 'meta')" if tensor.is_meta else f"has layout {tensor.layout}"
-            raise MergeError(f"{name!r} of {self.label} {what}; only dense tensors with data are merged")
+            raise MergeError(f"{shorten(name)} of {self.label} {what}; only dense tensors with data are merged")
         if name in self.moved:
             return align_labels(tensor.detach(), *self.moved[name])
         return tensor.detach()
@@ -153,7 +154,7 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
         here, there = (first, other) if name in first.keys else (other, first)
         if name not in there.keys:
             shape = f" ({describe_tensor(here.look(name))} in {here.label})" if here.known else ""
-            raise MergeError(f"{name!r}{shape} is missing in {there.label}; merge models of one structure")
+            raise MergeError(f"{shorten(name)}{shape} is missing in {there.label}; merge models of one structure")
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
     if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
@@ -162,7 +163,7 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
             apart = sorted(set(theirs[entry.name].names) ^ set(entry.names))
             if apart:
                 told = f"are tied in one of {first.label} and {other.label} only; tie them in both, or in neither"
-                raise MergeError(f"{apart[0]!r} and {entry.name!r} {told}")
+                raise MergeError(f"{shorten(apart[0])} and {shorten(entry.name)} {told}")
 
 
 def _align(first: View, other: View) -> None:
@@ -180,7 +181,7 @@ def _align(first: View, other: View) -> None:
         try:
             align_labels(other.read(name), there, here)
         except ValueError as error:
-            told = f"the labels of {public!r} are {here} in {first.label} and {there} in {other.label}: {error}"
+            told = f"the labels of {shorten(public)} are {here} in {first.label} and {there} in {other.label}: {error}"
             raise MergeError(told) from error
         other.moved[name] = there, here
 
@@ -193,7 +194,7 @@ def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) ->
     """
     if left.shape != right.shape or _kind(left) != _kind(right):
         told = f"{describe_tensor(left)} in {first.label} and {describe_tensor(right)} in {other.label}"
-        raise MergeError(f"{name!r} is {told}; merge models of one structure")
+        raise MergeError(f"{shorten(name)} is {told}; merge models of one structure")
 
 
 def has_averages(tensor: Tensor) -> bool:

@@ -43,6 +43,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from .._texts import shorten
 from ..layout import gather_objects, is_sharded
 from ._averages import add_base, weighted_sum
 from ._call import recipe
@@ -195,7 +196,7 @@ def della(
             return
         if not epsilon / 2 <= density <= 1 - epsilon / 2:
             raise MergeError(
-                f"density {density:g} of {name!r} and epsilon {epsilon:g} give probabilities outside of 0 to 1; "
+                f"density {density:g} of {shorten(name)} and epsilon {epsilon:g} give probabilities outside of 0 to 1; "
                 f"choose epsilon of at most {2 * min(density, 1 - density):g}"
             )
         rows = delta.abs().reshape(-1, delta.shape[-1] if delta.ndim else 1)
@@ -256,7 +257,7 @@ def breadcrumbs(
         share, largest, entries = fusion.densities[place](name), outliers[place](name), view_real(delta)
         if share + largest > 1 + 1e-9:
             raise MergeError(
-                f"density {share:g} and gamma {largest:g} of {name!r} are more than all entries; lower one of them"
+                f"density {share:g} and gamma {largest:g} of {shorten(name)} are more than all entries; lower one of them"
             )
         drop, size = round(largest * entries.numel()), entries.abs()
         keep = min(round(share * entries.numel()), entries.numel() - drop)

@@ -1,6 +1,5 @@
 """What a module holds, read when asked; assigning, replacing and deleting it, each of which happens or changes nothing."""
 
-import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from moduli.labels import Tensor, wrap_like
+from moduli.layout import Guard
 
 from ._virtual import virtual
 
@@ -76,16 +76,11 @@ def register(module: nn.Module, name: str, value: nn.Module | nn.Parameter) -> N
 def replace(module: nn.Module, name: str, value: Any) -> None:
     """Assign, as torch does, what may take the place of something registered; all or nothing."""
     state = module.__dict__
-    before = [(held, copy.copy(held)) for held in (state, *state.values()) if isinstance(held, (dict, set))]
-    try:
+    with Guard() as guard:
+        guard.mappings(*(held for held in (state, *state.values()) if isinstance(held, (dict, set))))
         if name in state.get("_labelled", ()):
             drop(module, name)
         nn.Module.__setattr__(module, name, value)
-    except BaseException:
-        for held, entries in before:
-            held.clear()
-            held.update(entries)
-        raise
 
 
 def drop(module: nn.Module, name: str) -> None:

@@ -14,12 +14,14 @@ Labels are never rebuilt from this: those of the module being loaded are encoded
 
 import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
 
 from moduli.labels import Axes, Tensor
+from moduli.layout import Guard
 
 _MOST_SHOWN: Final = 6
 
@@ -220,15 +222,12 @@ def load_all_or_nothing(module: nn.Module, state_dict: Mapping[str, Any], load: 
         raise TypeError(f"a state dict is a mapping from names to tensors, not a {type(state_dict).__name__}")
     groups = find_tied_entries(module)
     _check_ties(module, groups, state_dict)
-    undo = None if _is_certain(module, state_dict) else _Snapshot(module)
-    try:
+    with Guard(deferred=True) as guard:
+        if not _is_certain(module, state_dict):
+            _protect(module, guard)
         result = load()
-    except BaseException:
-        if undo is not None:
-            undo.restore()
-        raise
-    reunite(groups)
-    return result
+        reunite(groups)
+        return result
 
 
 def _is_certain(module: nn.Module, state_dict: Mapping[str, Any]) -> bool:
@@ -266,31 +265,11 @@ def _check_ties(module: nn.Module, groups: list[dict[str, Place]], state_dict: M
                 )
 
 
-class _Snapshot:
-    """What a module tree holds, to put it back."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._registries: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (registry, dict(registry)) for each in module.modules() for registry in (each._parameters, each._buffers)
-        ]
-        tensors = {id(t): t for _, entries in self._registries for t in entries.values() if t is not None}
-        self._tensors = [(tensor, tensor.detach(), tensor.detach().clone()) for tensor in tensors.values()]
-        self._extra = [
-            (each, each.get_extra_state())
-            for each in module.modules()
-            if type(each).get_extra_state is not nn.Module.get_extra_state
-        ]
-
-    def restore(self) -> None:
-        for registry, entries in self._registries:
-            registry.clear()
-            registry.update(entries)
-        with torch.no_grad():
-            for tensor, alias, values in self._tensors:
-                if tensor.data_ptr() != alias.data_ptr() or tensor.dtype != alias.dtype or tensor.shape != alias.shape:
-                    # It was exchanged for another tensor under the same object.
-                    tensor.data = alias
-                if not values.is_meta:
-                    tensor.copy_(values)
-        for module, extra in self._extra:
-            module.set_extra_state(extra)
+def _protect(module: nn.Module, guard: Guard) -> None:
+    """Register what a module tree holds with a guard."""
+    for each in module.modules():
+        if type(each).get_extra_state is not nn.Module.get_extra_state:
+            guard.add(partial(each.set_extra_state, each.get_extra_state()))
+    registries = [registry for each in module.modules() for registry in (each._parameters, each._buffers)]
+    guard.tensors(tensor for registry in registries for tensor in registry.values() if tensor is not None)
+    guard.mappings(*registries)

@@ -20,23 +20,49 @@ parameters as one vector, `sample_like` for random directions, `is_sharded` for 
 from ..layout import is_sharded
 from . import functional as functional
 from . import modular as modular
+from . import ranges as ranges
 from . import schedules as schedules
 from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
-from ._link_state import MemberValues, StandIns, describe_params
+from ._link_state import StandIns
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
 from ._settings import Schedule
+from ._vector_state import describe_params
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
 from .chain import Chain, flatten, maybe_chain
+from .declared import Ranges, make_constructor
 from .functional import step, step_tensors
 from .module import Chainable, Module
 from .objective import Objective
 from .optimizer import Optimizer
 from .reformulation import Reformulation
+from .state_encoding import MemberValues
 from .transform import TensorTransform, Transform
+from .transforms import (
+    BufferTransform,
+    DeclaredLink,
+    ListTransform,
+    MatrixTransform,
+    SettingsList,
+    States,
+    Tensors,
+    UpdateTransform,
+    transform_buffers,
+)
 
 __all__ = [
+    "make_constructor",
+    "Ranges",
+    "transform_buffers",
+    "UpdateTransform",
+    "Tensors",
+    "States",
+    "SettingsList",
+    "MatrixTransform",
+    "ListTransform",
+    "DeclaredLink",
+    "BufferTransform",
     "Chain",
     "Across",
     "ChainError",

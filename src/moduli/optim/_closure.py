@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._torch import run_backward
+from ..layout import Guard, allow_interrupts
 from ..population import Population
 from ._needs import PASS_LOSS, ClosureError
 
@@ -143,7 +144,7 @@ class Evaluator:
 
     def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluations run under the autocast that the step was called in; links do not."""
-        with self.scope():
+        with self.scope(), allow_interrupts():
             return fn(*args, **kwargs)
 
     def ask(self) -> Any:
@@ -186,7 +187,8 @@ class Evaluator:
                 reduced = scalar(loss)
                 if not reduced.requires_grad:
                     raise ClosureError("the loss does not depend on any parameter that requires a gradient")
-                run_backward(reduced)
+                with allow_interrupts():
+                    run_backward(reduced)
         if self.negated:
             negate_gradients(params)
             self.turned = True
@@ -205,7 +207,8 @@ class Evaluator:
             for param in params:
                 param.grad = None
             try:  # by backward, whose gradients a DistributedDataParallel averages
-                run_backward(scalar(loss))
+                with allow_interrupts():
+                    run_backward(scalar(loss))
             except RuntimeError as error:
                 for param, grad in zip(params, after, strict=True):
                     param.grad = grad
@@ -227,14 +230,12 @@ def negate_gradients(params: Iterable[Tensor]) -> None:
 @contextmanager
 def hold_gradients(params: Sequence[Tensor]) -> Iterator[None]:
     """A block in which parameters have no gradients: a user's closure may call backward, or zero them in place."""
-    held = [param.grad for param in params]
-    for param in params:
-        param.grad = None
-    try:
+    with Guard() as guard:
+        guard.gradients(params)
+        for param in params:
+            param.grad = None
         yield
-    finally:
-        for param, grad in zip(params, held, strict=True):
-            param.grad = grad
+        guard.restore()
 
 
 class FormEvaluator(Evaluator):

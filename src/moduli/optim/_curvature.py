@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from ..layout import Guard, allow_interrupts
 from ._closure import Evaluator, hold_gradients
 from ._needs import ClosureError
 from ._processes import reduce_derivatives
@@ -44,15 +45,16 @@ def _differentiate(
     live = [i for i, value in enumerate(values) if value.requires_grad]
     found: Sequence[Tensor | None] = [None] * len(params)
     if live:
-        found = torch.autograd.grad(
-            [values[i] for i in live],
-            params,
-            grad_outputs=None if z is None else [z[i] for i in live],
-            retain_graph=True,
-            create_graph=graph,
-            allow_unused=True,
-            is_grads_batched=bool(batch),
-        )
+        with allow_interrupts():
+            found = torch.autograd.grad(
+                [values[i] for i in live],
+                params,
+                grad_outputs=None if z is None else [z[i] for i in live],
+                retain_graph=True,
+                create_graph=graph,
+                allow_unused=True,
+                is_grads_batched=bool(batch),
+            )
     sizes = (batch,) if batch else ()
     return [p.new_zeros(*sizes, *p.shape) if f is None else f for f, p in zip(found, params, strict=True)]
 
@@ -61,7 +63,7 @@ class Moving:
     """Trial points are written in place; where the step began is remembered for each parameter that was moved."""
 
     params: list[Tensor]
-    _starts: dict[Tensor, Tensor]  # shared by all copies of an objective
+    guard: Guard  # shared by all copies of an objective
     _graph: tuple[Tensor, list[Tensor]] | None = None
     _residuals: Tensor | None = None
     _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
@@ -69,16 +71,7 @@ class Moving:
     def _remember_start(self, values: Sequence[Tensor] | None = None) -> None:
         # For each parameter by itself: a link may move some of them only, and another the rest. A caller with
         # a copy of the values that is never written can give it.
-        starts = self._starts
-        for i, param in enumerate(self.params):
-            if param not in starts:
-                starts[param] = param.detach().clone() if values is None else values[i]
-
-    def restore_start(self) -> None:
-        """Put the parameters back where the step began, if a link has moved them."""
-        with torch.no_grad():
-            for param, value in self._starts.items():
-                param.copy_(value)
+        self.guard.tensors(self.params, values)
 
     @contextmanager
     def moved(self) -> Iterator[list[Tensor]]:
@@ -86,17 +79,14 @@ class Moving:
 
         Gives the values at the start of the block.
         """
-        self._remember_start()
         before = [param.detach().clone() for param in self.params]
-        grads = [param.grad for param in self.params]
-        try:
+        self._remember_start(before)
+        with Guard() as guard:
+            guard.add(self._forget_graph)
+            guard.tensors(self.params, before)
+            guard.gradients(self.params)
             yield before
-        finally:
-            with torch.no_grad():
-                for param, value, grad in zip(self.params, before, grads, strict=True):
-                    param.copy_(value)
-                    param.grad = grad
-            self._forget_graph()
+            guard.restore()
 
     def move_to(self, point: Sequence[Tensor]) -> None:
         """Put the parameters at a point, in place. Where the step fails later, they return to its start."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,20 +14,24 @@ from torch import Tensor
 
 from .. import kernels
 from ..layout import map_tensors
+from ._checks import check_pointwise, check_updates
+from ._composite import Composite, Part, Parts, split_settings
+from ._hooks import gather_arguments, measure, show_arguments
 from ._needs import Across
 from ._settings import current, is_per_member
-from ._vectors import as_real
-from .transform import TensorTransform, gather_arguments, measure, show_arguments
+from ._vectors import as_real, resolve_lazy
+from .transform import TensorTransform
 
 if TYPE_CHECKING:
     from . import Module, Objective
 
 
+_PLAIN = frozenset({float, int, bool, str, type(None)})
 _INITIALIZE = ("single_tensor_initialize", "multi_tensor_initialize")
 
 # What decides whether and how a link is fused; an object may say otherwise than its class, and later than before.
 _declared = operator.attrgetter(
-    "elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static"
+    *("elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static", "impure")
 )
 
 
@@ -47,22 +50,32 @@ def explain_unfused(link: Module, over_members: bool = False) -> str | None:
         "it uses the loss": link.uses_loss,
         "a number differs between members": differs,
         f"it overrides {name}": name is not None,
+        f"its hooks are not pure: {link.impure}": link.impure is not None,
     }
     return next((why for why, holds in reasons.items() if holds), None)
 
 
-def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
-    """The links with each maximal run of pointwise ones as one `FusedRun`; remembered by the owner of the chain."""
+def find_segments(owner: Any, links: Sequence[Module], plan: Any = None) -> Sequence[Any]:
+    """Return the links with each maximal run of pointwise ones as one `FusedRun`.
+
+    Args:
+        owner: Whose chain it is; it keeps them.
+        links: The links.
+        plan: The plan of the step: while it is the same, so are they.
+    """
     if owner is None:
         return links
+    kept = getattr(owner, "_segments", None)
+    if kept is not None and plan is not None and kept[2] is plan:
+        return kept[1]  # type: ignore[no-any-return]
     binding = getattr(owner, "binding", None) or owner.settings.binding
     over_members = binding is not None and binding.members is not None
     key: list[Any] = [(id(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links]
     if over_members:
         key += [link.settings.are_per_member() for link in links]
-    known, before = getattr(owner, "_segments", None) or (None, ())
-    if known == key:
-        return before
+    if kept is not None and kept[0] == key:
+        owner._segments = (key, kept[1], plan)
+        return kept[1]  # type: ignore[no-any-return]
     whole = (Across.MATRICES, Across.EVERYTHING) if binding is not None and binding.in_pieces else ()
     out: list[Any] = []
     for link in links:
@@ -74,7 +87,7 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
             out.append([link])
     last = len(out) - 1 if getattr(owner, "moves_parameters", False) else -1
     found = [FusedRun(part, i == last) if isinstance(part, list) else part for i, part in enumerate(out)]
-    owner._segments = (key, found)
+    owner._segments = (key, found, plan)
     return found
 
 
@@ -89,8 +102,19 @@ class _Cohort:
     keys: list[tuple[str, ...]]
     rows: list[list[dict[str, Any]]]
     states: list[list[list[Tensor]]]
+    #: For each link its settings of the last step, as part of a kernel's key and as numbers.
+    splits: list[tuple[Mapping[str, Any], Part, list[Any]] | None]
     scratch: list[Tensor] | None = None
     bound: dict[tuple[Any, ...], kernels.Bound] = field(default_factory=dict)
+    last: tuple[Parts, kernels.Bound] | None = None
+    #: Whether the settings are plain values, the same at every step of a plan; None where that is not known.
+    steady: bool | None = None
+
+    def evaluate(self, step: int) -> list[Mapping[str, Any]]:
+        """Return the settings of each link at a step."""
+        if self.steady is None:
+            self.steady = all(type(value) in _PLAIN for raw in self.raw for value in raw.values())
+        return list(self.raw) if self.steady else [current(raw, step) for raw in self.raw]
 
 
 # The update, which the links may write to where it is owned; the gradient, where they read it; and where the result goes.
@@ -105,8 +129,12 @@ class FusedRun:
         self.tail = tail
         self._cohorts: list[_Cohort] = []
         self._params: list[Tensor] | None = None
+        #: Whether some parameters are complex: hooks see them as pairs of reals.
+        self._pairs = False
+        #: The plan of the step for which the cohorts are known to hold.
+        self._plan: Any = None
         self._present: list[bool] | None = None
-        self._fused: dict[_Parts, tuple[kernels.Fused, list[str]]] = {}
+        self._fused: dict[Parts, tuple[kernels.Fused, list[str]]] = {}
         self._measures = links[0].finds_numbers()
         self._grads = any(link.uses_grad for link in links)
         #: Set in the links by a step, until their states are shown.
@@ -119,6 +147,10 @@ class FusedRun:
     def _is_valid(self, objective: Objective) -> bool:
         if self._params is None or self._present != objective.present:
             return False
+        calm = objective.plan is not None and self._plan is objective.plan and self._params is objective.params
+        if calm and not self._exposed and all(map(operator.is_, map(_seen_by, self.links), repeat(self._token))):
+            return True
+        self._plan = None
         if self._params is not objective.params:
             known, here = self._params, objective.params
             if len(known) != len(here) or not all(map(operator.is_, known, here)):
@@ -129,9 +161,17 @@ class FusedRun:
             for link, raw in zip(self.links, cohort.raw, strict=True):
                 if link.settings.raw(first) is not raw:
                     return False
-        if not all(map(operator.is_, map(_seen_by, self.links), repeat(self._token))):
+        if not self._exposed and not all(map(operator.is_, map(_seen_by, self.links), repeat(self._token))):
             self._exposed = True
-        return not self._exposed or all(map(self._holds, self._cohorts))
+            for cohort in self._cohorts:
+                cohort.bound.clear()
+                cohort.last = None
+        if self._exposed and not all(map(self._holds, self._cohorts)):
+            return False
+        self._plan = objective.plan
+        for cohort in self._cohorts:
+            cohort.splits, cohort.steady = [None] * len(self.links), None
+        return True
 
     def _holds(self, cohort: _Cohort) -> bool:
         """Whether links keep for a cohort what it was made of."""
@@ -184,9 +224,11 @@ class FusedRun:
                     keys,
                     [[rows[position] for position in positions] for rows in every_row],
                     states,
+                    [None] * len(self.links),
                 )
             )
-        self._params, self._present = params, objective.present
+        self._params, self._present, self._plan = params, objective.present, objective.plan
+        self._pairs = any(cohort.params[0].is_complex() for cohort in self._cohorts)
         return True
 
     # ------------------------------------------------------------------ the step
@@ -205,18 +247,24 @@ class FusedRun:
 
     def _run_unfused(self, objective: Objective) -> Objective:
         self._params = None
+        last = self.links[-1]
         for link in self.links:
+            objective.wide = link is not last or self.tail
             objective = link.step(objective)
+            if objective.checking:
+                check_updates(objective, link)
+        objective.wide = False
         return objective
 
     def _run_cohorts(self, objective: Objective, tensors: list[Tensor]) -> Objective:
         grads = objective.get_grads() if self._grads else None
-        now = [[current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts]
+        now = [cohort.evaluate(objective.current_step) for cohort in self._cohorts]
         if self._measures:
             self._measure(objective, [tensors, objective.params, grads], now)
-        every = (value for settings in now for setting in settings for value in setting.values())
-        if objective.members is not None and any(map(is_per_member, every)):  # which a schedule has made
-            return self._run_unfused(objective)
+        if objective.members is not None:
+            every = (value for settings in now for setting in settings for value in setting.values())
+            if any(map(is_per_member, every)):  # which a schedule has made
+                return self._run_unfused(objective)
         # Hooks after the step read the update, so there has to be one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
@@ -230,33 +278,28 @@ class FusedRun:
 
     def _measure(self, objective: Objective, lists: list[Any], now: list[list[Mapping[str, Any]]]) -> None:
         """Add to the settings what the first link finds over all tensors for which it has the same."""
-        if any(cohort.params[0].is_complex() for cohort in self._cohorts):
+        if self._pairs:
             lists = [None if held is None else list(map(as_real, held)) for held in lists]
         places = [cohort.indices for cohort in self._cohorts]
         found = measure(self.links[0], objective, [settings[0] for settings in now], places, lists)
         for cohort, settings, numbers in zip(self._cohorts, now, found, strict=True):
-            bring = partial(Tensor.to, device=cohort.params[0].device)
-            settings[0] = {**settings[0], **map_tensors(numbers, bring)}
+            if not _PLAIN.issuperset(map(type, numbers.values())):
+                numbers = map_tensors(numbers, partial(Tensor.to, device=cohort.params[0].device))
+            settings[0] = {**settings[0], **numbers}
 
     def _run(self, cohort: _Cohort, settings: Sequence[Mapping[str, Any]], owned: bool, given: _Given) -> None:
         tensors, grads, updates = given
-        parts = []
         numbers: list[Any] = []
-        for link, setting, keys, count in zip(self.links, settings, cohort.keys, cohort.counts, strict=True):
-            names, values, constants = _split(link, setting)
-            parts.append((keys, (*names, "step") if link.counts else tuple(names), tuple(constants)))
-            numbers += [*values, count + 1] if link.counts else values
-        key: _Parts = (self._grads, updates is None, tuple(parts))
-        bound = cohort.bound.get(key)
-        if bound is None:
-            if key not in self._fused:
-                run = Composite(self.links, key)
-                self._fused[key] = (kernels.fuse(run, private=run.private), run.private)
-            fused, private = self._fused[key]
-            states: dict[str, Any] = dict(zip(private, chain(*cohort.states), strict=True))
-            bound = cohort.bound[key] = fused.bind(**states)
-        if self._exposed:
-            bound.distrust()
+        for k, (link, setting) in enumerate(zip(self.links, settings, strict=True)):
+            split = cohort.splits[k]
+            if split is None or split[0] is not setting:
+                split = self._split_settings(cohort, k, setting)
+                # A measured number on a device is not kept: the next one takes its memory.
+                cohort.splits[k] = ({}, split[1], []) if k == 0 and self._measures else split
+            numbers += split[2]
+            if link.counts:
+                numbers.append(cohort.counts[k] + 1)
+        bound = self._find_bound(cohort, settings, updates is None)
         whole = len(cohort.indices) == len(tensors)
         params: list[Tensor] = cohort.params
         chosen = tensors if whole and type(tensors) is list else [tensors[i] for i in cohort.indices]
@@ -271,94 +314,56 @@ class FusedRun:
             lists.append(list(into))
             for i, tensor in zip(cohort.indices, into, strict=True):
                 updates[i] = tensor
+        if pairs:
+            resolve_lazy(params)  # those that became lazy views since the optimizer was made
         args: list[Any] = [list(map(as_real, held)) for held in lists] if pairs else lists
-        bound(*args, *numbers)
+        shown = chain(*cohort.states) if self._exposed else ()
+        bound(*args, *shown, *numbers)
+        if not bound.fused.fn.is_known:  # type: ignore[attr-defined]
+            self._leave_impure(bound.fused.fn)  # type: ignore[arg-type]
         for k, link in enumerate(self.links):
-            link._seen_by = self._token
+            if link._seen_by is not self._token:
+                link._seen_by = self._token
             if link.counts:
                 cohort.counts[k] += 1
                 for row in cohort.rows[k]:
                     row["step"] = cohort.counts[k]
 
+    def _leave_impure(self, run: Composite) -> None:
+        """Take links whose hooks are not pure out of the run, once a trace has found them: the others stay one pass."""
+        run.is_known = True
+        for link, problem in zip(self.links, run.problems, strict=True):
+            if problem is not None:
+                link.impure = problem
 
-def _split(link: TensorTransform, setting: Mapping[str, Any]) -> tuple[list[str], list[Any], list[tuple[str, Any]]]:
-    """Settings of a link that are numbers, free to change (names, values), and those that decide what is done."""
-    names: list[str] = []
-    values: list[Any] = []
-    constants: list[tuple[str, Any]] = []
-    for key, value in setting.items():
-        kind = type(value)
-        number = kind is float or kind is int
-        if isinstance(value, Tensor):
-            number = value.dim() == 0 and value.dtype.is_floating_point
-        elif not number and kind is not bool and isinstance(value, float | int):  # NumPy's
-            number, value = True, float(value)
-        if number and key not in link.static:
-            names.append(key)
-            values.append(value)
-        else:
-            constants.append((key, value))
-    return names, values, constants
+    def _split_settings(
+        self, cohort: _Cohort, k: int, setting: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Part, list[Any]]:
+        """Return the settings of a link as part of a kernel's key and as numbers; an equal part is the object it was."""
+        link, before = self.links[k], cohort.splits[k]
+        names, values, constants = split_settings(link, setting)
+        part: Part = (cohort.keys[k], (*names, "step") if link.counts else tuple(names), tuple(constants))
+        return setting, before[1] if before is not None and before[1] == part else part, values
+
+    def _find_bound(self, cohort: _Cohort, settings: Sequence[Mapping[str, Any]], tail: bool) -> kernels.Bound:
+        """Return the kernel for the settings of a cohort, with its states."""
+        parts = tuple([split[1] for split in cohort.splits if split is not None])
+        last = cohort.last
+        if last is not None and last[0][1] is tail and all(map(operator.is_, last[0][2], parts)):
+            return last[1]
+        key: Parts = (self._grads, tail, parts)
+        bound = cohort.bound.get(key)
+        if bound is None:
+            if key not in self._fused:
+                check_pointwise(self.links, settings, cohort, self._grads)
+                run = Composite(self.links, key)
+                self._fused[key] = (kernels.fuse(run, private=run.private), run.private)
+            fused, private = self._fused[key]
+            states: dict[str, Any] = dict(zip(private, chain(*cohort.states), strict=True))
+            # Who was shown a state may give its tensors other memory: then they are looked at in every call.
+            bound = cohort.bound[key] = fused.bind() if self._exposed else fused.bind(**states)
+        cohort.last = (key, bound)
+        return bound
 
 
 _seen_by = operator.attrgetter("_seen_by")
-
-
-# What decides a kernel: whether hooks read the gradient, whether the pass moves the parameters itself, and for each link the
-# names of its states and of its numbers, and its constants.
-_Parts = tuple[bool, bool, tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...]]
-
-
-class Composite:
-    """The hooks of several links as one function of tensors and numbers, to be traced."""
-
-    def __init__(self, links: Sequence[TensorTransform], key: _Parts) -> None:
-        self.links = links
-        self.grads, self.tail, self.parts = key
-        # Where hooks find the state and settings of the symbol that they are shown as their parameter (`Module.shown`). Taken
-        # here, because what runs while the hooks are traced is watched for changes, and the links' whole state is large.
-        self.tables = [(link._state.shown, link.settings.shown) for link in links]
-        self.__name__ = " | ".join(type(link).__name__ for link in links)
-        names = ["param", "tensor"]
-        names += ["grad"] if self.grads else []
-        names += [] if self.tail else ["result"]
-        #: What links remember is theirs: no graph holds it.
-        self.private = [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.parts) for i in range(len(states))]
-        names += self.private
-        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(self.parts) for i in range(len(numbers))]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-
-    def __call__(self, *args: Any) -> None:
-        values = iter(args)
-        param, tensor = next(values), next(values).clone()
-        grad = next(values) if self.grads else None
-        result = None if self.tail else next(values)
-        remembered = [{key: next(values) for key in states} for states, _, _ in self.parts]
-        every = zip(self.links, self.tables, remembered, self.parts, strict=True)
-        for link, tables, given, (_, numbers, constants) in every:
-            setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
-            state = dict(given)
-            if link.counts:
-                state["step"] = setting.pop("step")
-            # The gradient is shared with the other links, so what this one writes to it is dropped.
-            tables[0][param], tables[1][param] = state, setting
-            try:
-                link.single_tensor_update(tensor, param, grad, None, state, setting)
-                tensor = link.single_tensor_apply(tensor, param, grad, None, state, setting)
-            finally:
-                tables[0].clear()
-                tables[1].clear()
-            extra = set(state) - set(given) - {"step"}
-            if extra:
-                name = f"{type(link).__name__} makes the state {sorted(extra)[0]!r} while learning"
-                raise kernels.NotPointwiseError(
-                    f"{name}; make it in single_tensor_initialize, or set elementwise = False"
-                )
-            for key, original in given.items():
-                if state[key] is not original:
-                    original.copy_(state[key])
-        if result is None:
-            param.sub_(tensor)
-        else:
-            result.copy_(tensor)

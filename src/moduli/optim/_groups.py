@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -12,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..layout import is_expanded
 from ._settings import Binding, as_schedule, check_values, is_per_member, same, suggest
+from ._vectors import resolve_lazy
+from ._writes import CountedDict
 
 if TYPE_CHECKING:
     from . import Module, Optimizer
@@ -39,7 +40,7 @@ _SHOWN = ("lr", "momentum", "weight_decay")
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-class ParamGroup(dict[str, Any]):
+class ParamGroup(CountedDict):
     """A parameter group. Where a scheduler looks for a setting that is not there, the error says why."""
 
     missing: Mapping[str, str] = {}
@@ -187,11 +188,8 @@ def is_known(key: str, links: Sequence[Module]) -> bool:
 # ---------------------------------------------------------------------- what is written into groups, told to the links
 
 
-_requires_grad = operator.attrgetter("requires_grad")
-
-
 class GroupWatch:
-    """The groups as the links know them: their options, the names of their parameters, and which of these are trained.
+    """The groups as the links know them: their options, and the names of their parameters.
 
     Args:
         links: All links of the chain.
@@ -202,24 +200,7 @@ class GroupWatch:
         self.binding = binding
         #: Settings that every group shows to schedulers.
         self.shown = export_settings(links)
-        #: Positions of the trained parameters that are no vectors.
-        self.matrices: list[int] = []
         self._options: list[dict[str, Any]] = []
-        self._active: list[Tensor] = []
-        self._every: tuple[list[Tensor], list[bool]] = ([], [])
-
-    def find_active(self, groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-        """Parameters that require a gradient now; the same list object while nothing changes."""
-        every: list[Tensor] = list(itertools.chain.from_iterable(group["params"] for group in groups))
-        wanted = list(map(_requires_grad, every))
-        known, flags = self._every
-        # Every step looks at every parameter, so this is written to run in C.
-        if wanted == flags and len(every) == len(known) and all(map(operator.is_, every, known)):
-            return self._active
-        self._every = (list(every), wanted)
-        self._active = [param for param, want in zip(every, wanted, strict=True) if want]
-        self.matrices = [i for i, param in enumerate(self._active) if param.dim() > 1]
-        return self._active
 
     def name_params(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Know the parameters anew: which group each is in, and its name, or its position where it has none."""
@@ -227,17 +208,18 @@ class GroupWatch:
         binding.group_of.clear()
         position = 0
         for i, group in enumerate(groups):
-            given = group.get("param_names") or [None] * len(group["params"])
+            given = list(group.get("param_names") or ())
+            given += [None] * (len(group["params"]) - len(given))  # of those that a program put there itself
             for param, name in zip(group["params"], given, strict=True):
                 binding.group_of[param] = i
                 binding.names[param] = str(position) if name is None else name
                 position += 1
-        self._active, self._every = [], ([], [])
         self.forget()
 
     def forget(self) -> None:
         """Have the next `sync` read everything."""
         self._options = []
+        self.binding.writes.count += 1
 
     def sync(self, groups: Sequence[Mapping[str, Any]], tops: Sequence[Module]) -> None:
         """Tell the links what has changed in the groups since the last time, if anything has."""
@@ -260,13 +242,49 @@ class GroupWatch:
         self._options = found
 
 
+def _name_items(items: list[Any], model: torch.nn.Module | None, others: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the parameters of a new group, with names where those of the other groups have some.
+
+    Args:
+        items: Parameters, or (name, parameter) pairs.
+        model: The module of the optimizer, in which names are looked up.
+        others: The groups that are there.
+
+    Raises:
+        ValueError: Some parameters would have names, and others none.
+    """
+    bare = [i for i, item in enumerate(items) if not isinstance(item, tuple)]
+    named = any("param_names" in other for other in others) or (not others and len(bare) < len(items))
+    if not named and len(bare) < len(items):
+        what = "the parameters of the optimizer have no names, and those of the new group have"
+        raise ValueError(
+            f"{what}; give parameters alone, or make the optimizer with the module or with named parameters"
+        )
+    if not named or not bare:
+        return items
+    names = {} if model is None else {id(param): name for name, param in named_parameters(model)}
+    missing = next((i for i in bare if id(items[i]) not in names), None)
+    if missing is not None:
+        what = (
+            f"parameter {missing} of the group (shape {tuple(items[missing].shape)}) has no name, and the others have"
+        )
+        remedy = "give pairs, {'params': [(\"head.weight\", param)]}"
+        remedy += "" if model is None else ", or assign it to the module before, which names it"
+        raise ValueError(f"{what}; names address the saved state: {remedy}")
+    return [item if isinstance(item, tuple) else (names[id(item)], item) for item in items]
+
+
 def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
     """A group as torch takes it, checked against the links and the groups that are there already."""
     links, others = [link for _, link in optimizer._links], optimizer.param_groups
     model, shown = optimizer.model, optimizer._watch.shown
     group = ParamGroup(given)
+    group.writes = optimizer.binding.writes
     group.missing = explain_missing(links)
     check_keys(group, links)
+    for link in links:
+        for key, value in overrides(link, group, shown).items():
+            link.check_setting(key, value)
     if isinstance(group.get("params"), str):
         if model is None:
             raise ValueError(f"the optimizer has to be given the module, to find {group['params']!r} in it")
@@ -279,13 +297,23 @@ def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
     if isinstance(params, set):
         raise TypeError("parameters are given as a set, which has no order; give a list")
     items = [params] if isinstance(params, Tensor) else list(params)
-    group["params"] = [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in items]
-    names = [item[0] for item in group["params"] if isinstance(item, tuple)]
-    tensors = [item[1] if isinstance(item, tuple) else item for item in items]
+    tensors: list[Any] = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in items]
+    if wrong := [type(tensor).__name__ for tensor in tensors if not isinstance(tensor, Tensor)]:
+        raise TypeError(f"parameters are tensors, or (name, tensor) pairs; got a {wrong[0]}")
     if len({id(tensor) for tensor in tensors}) != len(tensors):
         raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
     if any(tensor.is_meta for tensor in tensors):
         raise ValueError("parameters are on the meta device; give them memory first: net.to_empty(device='cpu')")
+    items = _name_items(items, model, others)
+    group["params"] = [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in items]
+    names = [item[0] for item in group["params"] if isinstance(item, tuple)]
+    for i, tensor in enumerate(tensors):
+        if tensor.requires_grad and is_expanded(tensor):
+            which = repr(names[i]) if len(names) == len(tensors) else f"{i} of a group"
+            raise ValueError(
+                f"parameter {which} is expanded: its elements share memory, so it can't be moved; clone() it"
+            )
+    resolve_lazy(tensors)
     names += [name for other in others for name in other.get("param_names", ())]
     name, count = next(iter(Counter(names).most_common(1)), ("", 0))
     if count > 1:

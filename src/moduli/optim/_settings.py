@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from .._torch import is_fake
+from .._torch import in_forward_ad, is_batched, is_fake, is_wrapped
+from ._checks import check_made, explain_unmade
 from ._vectors import can_compare
+from ._writes import Writes
 
 if TYPE_CHECKING:
     from .module import Module
@@ -31,7 +33,11 @@ def check_values(where: str, settings: Mapping[str, Any], members: int | None) -
     for key, value in settings.items():
         for number in value if isinstance(value, tuple | list) else (value,):
             bad = isinstance(number, float) and math.isnan(number)
-            if isinstance(number, Tensor) and number.is_floating_point() and not is_fake(number):
+            if (
+                isinstance(number, Tensor)
+                and number.is_floating_point()
+                and not (is_fake(number) or is_batched(number))
+            ):
                 bad = bool(number.detach().isnan().any())
             if bad:
                 raise ValueError(f"{where}: {key} is NaN; give a number")
@@ -44,6 +50,29 @@ def check_values(where: str, settings: Mapping[str, Any], members: int | None) -
             raise ValueError(f"{where}: {key} has {found} for {members} members; give one for each, or one")
 
 
+def check_defaults(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise an error if what a link is made with can't be settings: links, and NaN.
+
+    Args:
+        name: The name of the link.
+        settings: The settings.
+    """
+    for key, value in settings.items():
+        if isinstance(type(value), LinkType):
+            raise TypeError(f"{name}: {key} is a link; pass links to set_child, not as a setting")
+    check_values(name, settings, None)
+
+
+def refuse_string(where: str, key: str, value: Any) -> None:
+    """Raise TypeError if a string is given for a number, with the number that it reads as."""
+    if isinstance(value, str):
+        try:
+            remedy = f"the number {float(value):g}, without quotes"
+        except ValueError:
+            remedy = "a number"
+        raise TypeError(f"{where}: {key} is {value!r}, a string; give {remedy}")
+
+
 def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
     """Settings with schedules evaluated at this step and 0-d tensors on the host read; the same object where there are none."""
     changed: dict[str, Any] | None = None
@@ -52,13 +81,19 @@ def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         if kind is float or kind is int or kind is bool or kind is str or value is None:
             continue
         new = value(step) if isinstance(value, Schedule) else value
-        # In a step that is differentiated it stays a tensor, and so does one on a device: to read it is to wait.
-        if isinstance(new, Tensor) and new.dim() == 0 and not torch.is_grad_enabled() and can_compare(new):
+        if isinstance(new, Tensor) and new.dim() == 0 and _can_read(new):
             new = new.item()
         if new is not value:
             changed = dict(resolved) if changed is None else changed
             changed[key] = new
     return resolved if changed is None else changed
+
+
+def _can_read(number: Tensor) -> bool:
+    """Whether a 0-d tensor may become a Python number: it is not differentiated or batched, and on the host."""
+    if torch.is_grad_enabled() or in_forward_ad():
+        return False
+    return can_compare(number) and not is_wrapped(number)
 
 
 class Binding:
@@ -74,6 +109,7 @@ class Binding:
         self.fuse = True
         self.draws_alike = False
         self.in_pieces = False
+        self.writes = Writes()
 
     def source(self, param: Tensor) -> Tensor:
         """The parameter that a stand-in (a concatenation, a projection) was made from; itself otherwise."""
@@ -200,7 +236,12 @@ class LinkSettings:
             This link.
         """
         name, binding = type(self).__name__, self.settings.binding
-        groups = [dict(param_groups)] if isinstance(param_groups, Mapping) else [dict(group) for group in param_groups]
+        given = [param_groups] if isinstance(param_groups, Mapping | Tensor) else list(param_groups)
+        for each in given:
+            if not isinstance(each, Mapping):
+                what = f"got a {type(each).__name__}; write [{{'params': [...], {next(iter(self.defaults), 'lr')!r}: ...}}]"
+                raise TypeError(f"{name}.set_param_groups takes dictionaries with 'params' and settings, {what}")
+        groups = [dict(group) for group in given]
         for group in groups:
             if "params" not in group:
                 raise ValueError(f"{name}: a group needs 'params', the parameters it is for")
@@ -209,6 +250,8 @@ class LinkSettings:
                 if key not in self.defaults and key not in self.aliases:
                     raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}")
             check_values(name, own, None if binding is None else binding.members)
+            for key, value in self.resolve_aliases(own).items():
+                self.check_setting(key, value)
         for group in groups:
             tensors = group.pop("params")
             for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
@@ -219,6 +262,12 @@ class LinkSettings:
         if owner is not None:
             owner.relink()
         return self
+
+    def check_setting(self, key: str, value: Any) -> None:
+        """Raise TypeError or ValueError if this link's setting can't have this value."""
+        default = self.defaults.get(key)
+        if isinstance(default, int | float | Tensor | Schedule) and not isinstance(default, bool):
+            refuse_string(type(self).__name__, key, value)
 
     def check_shared(self, params: Sequence[Tensor], every: bool = False) -> None:
         """Refuse groups that give this link or one inside it two values of a setting that has one for all parameters.
@@ -316,13 +365,16 @@ class LinkType(ABCMeta):
         schedules: dict[str, Schedule] = {}
         if any(map(_is_function, args)) or any(map(_is_function, kwargs.values())):
             args, kwargs, schedules = _make_schedules(cls, args, kwargs)
+        if str in map(type, args) or str in map(type, kwargs.values()):
+            _refuse_strings(cls, args, kwargs)
         try:
             link = super().__call__(*args, **kwargs)
-        except (TypeError, RuntimeError, ValueError) as error:
-            said = _explain(cls, args, kwargs, schedules, error)
+        except (TypeError, RuntimeError, ValueError, AttributeError) as error:
+            said = _explain(cls, args, kwargs, schedules, error) or explain_unmade(cls.__name__, error)
             if said is None:
                 raise
             raise TypeError(said) from None
+        check_made(link, Settings)
         held = {id(value) for _, part in link.links() for value in part.defaults.values()} if schedules else ()
         unused = [key for key, schedule in schedules.items() if id(schedule) not in held]
         if unused:
@@ -357,6 +409,18 @@ def _is_number(parameter: inspect.Parameter) -> bool:
         return True
     written = str(parameter.annotation)
     return any(word in written for word in ("float", "int", "Any", "Operand")) and "Callable" not in written
+
+
+def _refuse_strings(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError for a string where the default is a number and the annotation does not allow strings."""
+    places = inspect.signature(cls).parameters
+    known = {**find_accepted(cls), **places}
+    for key, value in (*zip(places, args, strict=False), *kwargs.items()):
+        parameter = known.get(key)
+        if parameter is None or isinstance(parameter.default, bool) or not isinstance(parameter.default, int | float):
+            continue
+        if not any(word in str(parameter.annotation) for word in ("str", "Literal", "Metric")):
+            refuse_string(cls.__name__, key, value)
 
 
 def _make_schedules(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,16 @@ from .._torch import is_fake
 def as_real(tensor: Tensor) -> Tensor:
     """A complex tensor as pairs of reals, the same memory; any other as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def resolve_lazy(params: Iterable[Tensor]) -> None:
+    """Give parameters that are lazily conjugated or negated views memory of their own, with the same values.
+
+    Writes through such a view would need a copy at every step, and torch's foreach functions refuse them.
+    """
+    for param in params:
+        if param.is_conj() or param.is_neg():
+            param.data = param.detach().resolve_conj().resolve_neg()
 
 
 def restore_complex(tensor: Tensor, param: Tensor) -> Tensor:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from ..layout import Guard
 from ._link_state import lend_state
 from ._needs import ChainError
 from ._settings import Binding
-from ._stepping import check_differentiable, copy_state, run_links, wants_graph
-from .objective import Objective
+from ._stepping import run_links
+from ._transformed import TransformedTensors, has_tangent
+from .forms.graph import check_differentiable, copy_state, wants_graph
+from .objective import Objective, fit_update
 
 if TYPE_CHECKING:
     from .module import Chainable, Module
@@ -57,9 +60,9 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
     moves no parameters; `owner` is an object that lives as long as the links, where fused runs are remembered.
 
     `step(links, params, grads, state)` returns new parameters and a new state (see `init`), and writes into neither its
-    arguments nor the links. Gradients flow through it, also those of settings given as tensors, and `torch.func.grad`
-    may transform it; links that would cut them are refused. `params` and `grads` are lists, or dictionaries by name; a
-    parameter whose gradient is None stays where it is.
+    arguments nor the links. Gradients and tangents flow through it, also those of settings given as tensors, and
+    `torch.func.grad`, `torch.func.jvp` and `torch.vmap` may transform it; links that would cut them are refused.
+    `params` and `grads` are lists, or dictionaries by name; a parameter whose gradient is None stays where it is.
 
     Example:
         >>> import torch, moduli as mo
@@ -79,9 +82,10 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
     """
     if not isinstance(args[0], Objective):
         modules, params, grads, state = args
-        return _pure_step(modules, params, grads, state, loss)
+        with Guard(deferred=True):  # links have another state meanwhile
+            return _pure_step(modules, params, grads, state, loss)
     objective, modules = args
-    with torch.no_grad():  # links change things in place, which needs no graph
+    with Guard(deferred=True, grad=False):  # links change things in place, which needs no graph
         return run_links(objective, list(modules) if isinstance(modules, list | tuple) else [modules], owner)
 
 
@@ -101,23 +105,30 @@ def _pure_step(
     kept = state.get("links", {})
     if list(kept) != [path for path, _ in links] or any(len(own["state"]) != len(given) for own in kept.values()):
         raise ValueError(f"the state is not one of {len(given)} parameters and these links; make it with init")
-    if wants_graph((*given, *slopes), [chain]):
+    settings = [value for _, link in links for value in link.defaults.values()]
+    if wants_graph((*given, *slopes), [chain]) or any(map(has_tangent, (*given, *slopes, *settings))):
         check_differentiable([chain])
     bindings = [link.settings.binding for _, link in links]
     binding = Binding()
     binding.step = state["step"]
-    copied = copy_state(state["links"])
-    known = [(dict(zip(given, copied[path]["state"], strict=True)), copied[path]["global"]) for path, _ in links]
+    copied = copy_state(kept)
+    form = TransformedTensors([given, slopes, settings, copied])
+    inside, seen = form.enter_each(given, given), form.enter_each(slopes, given)
+    known = [
+        (dict(zip(inside, form.enter_each(own["state"], given), strict=True)), form.enter(own["global"]))
+        for own in copied.values()
+    ]
     try:
         for _, link in links:
             link.settings.binding = binding
-        with lend_state([link for _, link in links], known):
-            objective = Objective(given, None, loss, current_step=state["step"])
-            objective.differentiable = True
-            objective.set_gradients(slopes)
-            updates = run_links(objective, [chain], None).get_updates()
+        with lend_state([link for _, link in links], known), form.run_batched():
+            objective = Objective(inside, None, loss, current_step=state["step"])
+            objective.differentiable, objective.checking = True, state["step"] == 0
+            objective.set_gradients(seen)
+            updates = run_links(objective, [chain], None, wide=True).get_updates()
+            rows = {path: [dict(link.state[param]) for param in inside] for path, link in links}
             found = {
-                path: {"state": [dict(link.state[param]) for param in given], "global": dict(link.global_state)}
+                path: {"state": list(map(form.leave, rows[path], given)), "global": dict(link.global_state)}
                 for path, link in links
             }
             for _, link in links:
@@ -128,8 +139,10 @@ def _pure_step(
     finally:
         for (_, link), own in zip(links, bindings, strict=True):
             link.settings.binding = own
-    every = zip(given, slopes, updates, strict=True)
-    moved = [param if grad is None else param - update.to(param.dtype) for param, grad, update in every]
+    every = zip(given, slopes, map(form.leave, updates, given), strict=True)
+    moved = [
+        param if grad is None else (param - fit_update(update, param)).to(param.dtype) for param, grad, update in every
+    ]
     new: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
     return new, {"step": state["step"] + 1, "links": found}
 
@@ -216,7 +229,8 @@ def step_tensors(
         inner = objective.clone(clone_updates=False)
     else:
         inner = Objective(given, None, objective.loss, objective.model, objective.current_step)
-        inner.modular, inner.members = objective.modular, objective.members
+        inner.modular, inner.members, inner.checking = objective.modular, objective.members, objective.checking
+        inner.plan = objective.plan
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:

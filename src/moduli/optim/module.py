@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ._link_state import LinkState, ProjectedBuffer, StandIns, StateStore, encode
+from ..layout import Guard
+from ._link_state import LinkState, ProjectedBuffer, StandIns, StateStore
 from ._needs import Across, ChainError, Need
-from ._settings import LinkType, Settings, check_values
+from ._settings import LinkType, Settings, check_defaults
+from ._writes import CountedDict
+from .declared import DeclaredArguments
+from .state_encoding import encode_row, encode_value
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
@@ -21,8 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
+# What decides how a link is run; an object may say otherwise than its class, and later than before.
+_DECLARED = frozenset(
+    {
+        *("elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static"),
+        *("defaults", "children", "across", "members", "impure"),
+    }
+)
 
-class Module(LinkState, metaclass=LinkType):
+
+class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     """A link: one step of an optimizer.
 
     `update` learns from the current point and changes nothing else, `apply` transforms the update, `step` does both.
@@ -77,11 +91,8 @@ class Module(LinkState, metaclass=LinkType):
     differentiable: bool = False
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
-        self.defaults: dict[str, Any] = dict(defaults or {})
-        for key, value in self.defaults.items():
-            if isinstance(value, Module):
-                raise TypeError(f"{type(self).__name__}: {key} is a link; pass links to set_child, not as a setting")
-        check_values(type(self).__name__, self.defaults, None)
+        self.defaults: dict[str, Any] = CountedDict(defaults or {})
+        check_defaults(type(self).__name__, self.defaults)
         self.settings = Settings(self.defaults)
         self.global_state: dict[str, Any] = {}
         self.children: dict[str, Module] = {}
@@ -90,6 +101,17 @@ class Module(LinkState, metaclass=LinkType):
         self._stand_ins: dict[str, StandIns] = {}
         self._owner: weakref.ref[Any] | None = None
         self._segments: Any = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in _DECLARED:
+            self._note_change()
+
+    def _note_change(self) -> None:
+        """Have the next step of the optimizer make its plan again."""
+        settings = self.__dict__.get("settings")
+        if settings is not None and settings.binding is not None:
+            settings.binding.writes.count += 1
 
     # ------------------------------------------------------------------ looking
 
@@ -125,19 +147,17 @@ class Module(LinkState, metaclass=LinkType):
         made = None if module is None else maybe_chain(module)
         if made is not None and key in self.children:
             warnings.warn(f"{type(self).__name__}: the child {key!r} is replaced", stacklevel=2)
-        before = dict(self.children)
-        if made is None:
-            self.children.pop(key, None)
-        else:
-            self.children[key] = made
         owner = self._owner() if self._owner is not None else None
-        if owner is not None:
-            try:
+        with Guard(deferred=True) as guard:
+            if owner is not None:
+                guard.add(owner.relink)
+            guard.mappings(self.children)
+            if made is None:
+                self.children.pop(key, None)
+            else:
+                self.children[key] = made
+            if owner is not None:
                 owner.relink()
-            except BaseException:
-                self.children = before
-                owner.relink()
-                raise
 
     def set_children_sequence(self, modules: Iterable[Chainable], prefix: str = "module_") -> None:
         """Give this link children numbered from 0."""
@@ -253,9 +273,9 @@ class Module(LinkState, metaclass=LinkType):
         """What the link has learnt, by position of its parameters. `Optimizer.state_dict` saves all links by name."""
         where = type(self).__name__
         return {
-            "state": {str(i): encode(dict(row), where) for i, row in enumerate(self.state.values())},
-            "global": encode(self.global_state, where),
-            "extra": encode(self._extra_pack(), where),
+            "state": {str(i): encode_row(row, where) for i, row in enumerate(self.state.values())},
+            "global": encode_row(self.global_state, where),
+            "extra": encode_value(self._extra_pack(), where),
             "children": {key: child.state_dict() for key, child in self.children.items()},
         }
 
@@ -265,6 +285,22 @@ class Module(LinkState, metaclass=LinkType):
 
     def _extra_unpack(self, extra: dict[str, Any]) -> None:
         """Takes what `_extra_pack` gave."""
+
+    def protect(self, guard: Guard, unwritten: Sequence[Tensor] = ()) -> None:
+        """Register the state with a guard, which puts it back if the step fails.
+
+        Args:
+            guard: The guard.
+            unwritten: Tensors of the state of which no copy is needed.
+        """
+        guard.add(self._forget_runs)
+        if type(self)._extra_unpack is not Module._extra_unpack:
+            guard.add(partial(self._extra_unpack, copy.deepcopy(self._extra_pack())))
+        guard.states(self._state, self.global_state, unwritten=unwritten)
+        guard.mappings(self.__dict__)
+
+    def _forget_runs(self) -> None:
+        self._seen_by = None  # so that fused runs compare the state with what they know of it
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..layout import Guard, allow_interrupts
+from ._checks import HALVES
 from ._closure import Evaluator, add_up, check_losses
 from ._curvature import Curvature
 from ._needs import PASS_LOSS, ClosureError, Need, keeps_graph
 from ._processes import reduce_gradients
-from ._vectors import fill_zeros
+from ._vectors import fill_zeros, resolve_lazy
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -46,6 +48,7 @@ class Objective(Curvature):
         storage: Extra arguments of `Optimizer.step`.
         needs: What the chain needs, so that the first evaluation gives all of it.
         members: The number of members, where the parameters are those of a population.
+        guard: Puts back what links change, where the step fails.
 
     Attributes:
         reduce: Makes one loss of those of several processes.
@@ -61,6 +64,9 @@ class Objective(Curvature):
         differentiable: Whether autograd is to see through the step.
         present: For each parameter whether it has a gradient; None where all have.
         tail: The link that ends the optimizer's chain: it may move the parameters itself (`skip_update`).
+        checking: Whether to check what hooks return: at the first step with these parameters.
+        wide: Whether pointwise links leave the update of parameters of half precision in single precision: where another one
+            follows, or where it is subtracted at once. A fused pass rounds it at its end only.
 
     Example:
         >>> import torch, moduli as mo
@@ -83,6 +89,9 @@ class Objective(Curvature):
     blocks: Any = None  # where the parameters are those of a population as matrices
     accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
     tail: Any = None
+    plan: Any = None  # of the optimizer's step
+    checking: bool = False
+    wide: bool = False
     shards: Any = None  # where the parameters are pieces that this process holds
     local: Objective | None = None  # where they are gathered whole: the objective over pieces
 
@@ -99,6 +108,7 @@ class Objective(Curvature):
         *,
         needs: frozenset[Need] = frozenset(),
         members: int | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.params = params if type(params) is list else list(params)
         self.evaluator = closure if isinstance(closure, Evaluator) or closure is None else Evaluator(closure)
@@ -115,7 +125,7 @@ class Objective(Curvature):
         self.post_step_hooks: list[Callable[[Objective, Sequence[Any]], None]] = []
         self.attrs: dict[str, Any] = {}
         self.storage: dict[str, Any] = {} if storage is None else storage
-        self._starts: dict[Tensor, Tensor] = {}
+        self.guard = Guard() if guard is None else guard
 
     # ------------------------------------------------------------------ names
 
@@ -232,7 +242,8 @@ class Objective(Curvature):
         raw = ask.graph()
         with torch.enable_grad():
             loss = self._scalar(raw)
-            found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+            with allow_interrupts():
+                found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
             reduced = reduce_gradients(self.reduce, found, self.params)
         return raw, reduced, (loss, fill_zeros(reduced, self.params))
 
@@ -271,7 +282,9 @@ class Objective(Curvature):
 
     def peek_updates(self) -> list[Tensor]:
         """The update so far to read only: the gradient itself where no link has touched it."""
-        return self.get_grads() if self.updates is None else self.updates
+        if self.updates is not None:
+            return self.updates
+        return self.get_grads() if self.grads is None else self.grads
 
     def _hand_up(self) -> None:
         if self.parent is not None:
@@ -296,7 +309,8 @@ class Objective(Curvature):
             kept = [i for i, here in enumerate(self.present) if here]
             params, updates = [params[i] for i in kept], [updates[i] for i in kept]
         if params:
-            changes = [u if u.dtype is p.dtype else u.to(p.dtype) for u, p in zip(updates, params, strict=True)]
+            resolve_lazy(params)
+            changes = [fit_update(update, param) for update, param in zip(updates, params, strict=True)]
             with torch.set_grad_enabled(self.differentiable):
                 torch._foreach_sub_(params, changes)
 
@@ -345,6 +359,13 @@ class Objective(Curvature):
         """Call the hooks that links registered."""
         for hook in self.post_step_hooks:
             hook(self, modules)
+
+
+def fit_update(update: Tensor, param: Tensor) -> Tensor:
+    """Return an update to subtract: in the parameter's dtype, but what is finer than half precision is rounded with the result."""
+    if update.dtype is param.dtype or (param.dtype in HALVES and update.dtype is torch.float32):
+        return update
+    return update.to(param.dtype)
 
 
 def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -12,15 +11,21 @@ import torch
 from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
+from ..layout import Guard
 from ..population import Population
-from . import _groups, _members, _saved, _stepping
-from ._matrices import MemberMatrices
+from . import _chain_checks, _groups, _portable, _saved, _stepping
 from ._needs import ChainError, Need
 from ._processes import are_several, choose_reduction
 from ._settings import Binding, is_per_member
-from ._shards import ShardedParams, are_in_pieces
+from ._shown_state import KEEP_ELSEWHERE, ShownDict, ShownState
+from ._writes import CountedDict
 from .chain import flatten
+from .explain import explain
+from .forms import MemberMatrices, ShardedParams, members
+from .forms.graph import detach_all
+from .forms.shards import are_in_pieces
 from .module import Chainable, Module
+from .plan import StepPlan
 
 __all__ = ["Optimizer"]
 
@@ -116,6 +121,7 @@ class Optimizer(torch.optim.Optimizer):
         if groups:
             given = _groups.make_groups(given, groups)
         self._segments: Any = None
+        self._plan: StepPlan | None = None
         self.current_step = 0
         self.num_evaluations = 0
         self.should_terminate = False
@@ -126,17 +132,19 @@ class Optimizer(torch.optim.Optimizer):
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
         if capturable:
-            _stepping.check_capturable(links)
+            _chain_checks.check_capturable(links)
         if differentiable:
-            _stepping.check_graph(self)
+            _chain_checks.check_graph(self)
         self._watch = _groups.GroupWatch(links, self.binding)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
+        #: The list of parameters with which the hooks were checked.
+        self._checked: list[Tensor] | None = None
         self._built = False
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._watch.shown, **({"differentiable": True} if differentiable else {})})
         self._built = True
         self._watch.name_params(self.param_groups)
-        _stepping.check_shares(links)
+        _chain_checks.check_shares(links)
         self._find_shards()
         self._reduce = choose_reduction(reduce, self, self.shards is not None)
         self._own_links()
@@ -160,16 +168,19 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_links(self) -> None:
         """Know the links anew; each is used once, and has to find what it needs."""
-        self._links = _stepping.claim_links(self)
+        self._links = _chain_checks.claim_links(self)
         self._needs: frozenset[Need] = frozenset().union(*(link.all_needs() for link in self.modules))
         self._evaluated = [need for need in self._needs if need.evaluates]
-        _stepping.check_chain(self)
+        self._early = _stepping.find_early_links(self.modules)
+        _chain_checks.check_chain(self)
 
     def _own_links(self) -> None:
         """Have the links know this optimizer; of settings for all members they keep those of the members here."""
         shard = None if self.population is None else self.population.sharding
         for _, link in self._links:
             link.settings.binding, link._owner = self.binding, weakref.ref(self)
+            if isinstance(link.defaults, CountedDict):
+                link.defaults.writes = self.binding.writes
             for key, value in link.defaults.items():
                 if shard is not None and is_per_member(value) and len(value) == shard.total:
                     link.defaults[key] = shard.own(value)
@@ -208,7 +219,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients: to None, or to zeros in the tensors that are there."""
-        if not set_to_none and self.population is not None:
+        if set_to_none and not is_observed(self):  # torch's own names the call for a profiler, which costs more than it
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.grad = None
+        elif not set_to_none and self.population is not None:
             # Those of a population are columns of one matrix since the last step; torch wants to add to dense tensors.
             self.population.zero_grad(set_to_none=False)
         else:
@@ -239,40 +254,41 @@ class Optimizer(torch.optim.Optimizer):
         if is_observed(self):
             given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
             return Optimizer._hooked_step(self, *given, **kwargs)  # type: ignore[no-any-return]
-        return self._run_step(closure, loss, **kwargs)
+        return _stepping.make_step(self, closure, loss, kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
 
     def _run_step(self, closure: Any = None, loss: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-        with torch.set_grad_enabled(self.differentiable):
-            return _stepping.make_step(self, closure, loss, kwargs)
+        return _stepping.make_step(self, closure, loss, kwargs)
 
     _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_run_step)
 
     def detach_(self) -> None:
         """Forget how the parameters and what links remember came about; the values stay (see `differentiable`)."""
-        _stepping.detach_all(self.list_params(), self.modules)
+        detach_all(self.list_params(), self.modules)
 
     # ------------------------------------------------------------------ looking and saving
 
     @property  # type: ignore[override]
-    def state(self) -> dict[Tensor, dict[str, Any]]:
+    def state(self) -> ShownState:
         """For each parameter what the links keep of it now, by their paths: `opt.state[p]["1.Adam/exp_avg"]`.
 
-        What is written into it is not kept; `link.state` is where links keep it.
+        It is to be read: a TypeError where something else is written into it. `link.state` is where links keep it.
         """
-        out: dict[Tensor, dict[str, Any]] = defaultdict(dict)
+        rows: dict[Tensor, dict[str, Any]] = {}
         for path, link in self._links:
             store = link.state
             for param in self.list_params():
                 row: Mapping[str, Any] = store.get(param) or (store.find and store.find(store, param)) or {}
                 for key, value in row.items():
-                    out[param][f"{path}/{key}"] = value
-        return out
+                    rows.setdefault(param, {})[f"{path}/{key}"] = value
+        return ShownState((param, ShownDict(row)) for param, row in rows.items())
 
     @state.setter
     def state(self, value: Any) -> None:
-        """Torch sets it when an optimizer is made; links have their own."""
+        """Torch sets an empty one when an optimizer is made; links have their own."""
+        if value:
+            raise TypeError(KEEP_ELSEWHERE)
 
     def list_params(self) -> list[Tensor]:
         """All parameters, in the order of the groups."""
@@ -294,7 +310,7 @@ class Optimizer(torch.optim.Optimizer):
               Adam  needs the gradient
               LR    needs the gradient
         """
-        return _stepping.explain(self)
+        return explain(self)
 
     def link(self, name: str) -> Module:
         """The link with this class name or path ("1.Adam"); a ValueError where there is none or several."""
@@ -321,8 +337,8 @@ class Optimizer(torch.optim.Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         packed = self.named_state_dict()
-        if _saved.wants_portable(self):
-            packed = _saved.make_portable(self, packed)
+        if _portable.wants_portable(self):
+            packed = _portable.make_portable(self, packed)
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, packed)
             packed = packed if changed is None else changed
@@ -332,7 +348,15 @@ class Optimizer(torch.optim.Optimizer):
         """What `state_dict` gives where there is one process: by name, also where tools of torch want positions."""
         packed = _saved.pack(self)
         shard = None if self.population is None else self.population.sharding
-        return packed if shard is None else _members.map_saved(self, shard, packed, shard.join, shard.total)
+        return packed if shard is None else members.map_saved(self, shard, packed, shard.join, shard.total)
+
+    def describe_state(self) -> dict[str, Any]:
+        """The shapes by parameter name and the paths of the links in `named_state_dict`, without the state itself."""
+        shapes: dict[str, Any] = _saved.list_shapes(self)
+        shard = None if self.population is None else self.population.sharding
+        if shard is not None:
+            shapes = {name: (shard.total, *shape[1:]) for name, shape in shapes.items()}
+        return {"shapes": shapes, "links": dict.fromkeys(path for path, _ in self._links)}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.
@@ -348,10 +372,12 @@ class Optimizer(torch.optim.Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, given)
             given = given if changed is None else changed
+        saved = _saved.read(self, given, strict)
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
-            given = _members.part_members(self, shard, given)
-        _saved.unpack(self, given, strict)
+            saved = members.part_members(self, shard, saved)
+        with Guard(deferred=True) as guard:
+            _saved.unpack(self, saved, strict, guard)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -362,7 +388,15 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self.rows is not None:
             self.rows.dissolve()
-        kept = {**self.__dict__, "_segments": None, "_carried": None, "_links": None, "rows": None}
+        kept = {
+            **self.__dict__,
+            "_segments": None,
+            "_plan": None,
+            "_carried": None,
+            "_checked": None,
+            "_links": None,
+            "rows": None,
+        }
         kept.pop("step", None)  # schedulers put a wrapper there, which would step the original
         return kept
 
@@ -370,10 +404,10 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         if not self.differentiable:
             self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
-        self._links = _stepping.claim_links(self)
+        self._links = _chain_checks.claim_links(self)
         self._own_links()
         if self.population is not None:
-            _members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
+            members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
             self.rows = MemberMatrices(self, self.population)
 
 

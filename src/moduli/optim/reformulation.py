@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..layout import Guard
 from ._needs import Need
-from ._vectors import can_compare
 from .module import Chainable, Module
 
 if TYPE_CHECKING:
@@ -70,19 +70,14 @@ class Reformulation(Module):
         plain: Any = objective.closure
 
         def evaluate(backward: bool = True) -> Tensor:
-            before = [param.detach().clone() for param in params]
-            try:
-                with torch.no_grad():
-                    loss, grads = self.closure(backward, plain, params, original)
-            finally:
-                with torch.no_grad():
-                    for param, value in zip(params, before, strict=True):
-                        if not can_compare(param) or not torch.equal(param, value):
-                            param.copy_(value)
-            if backward and grads is not None:
-                for param, grad in zip(params, grads, strict=True):
-                    param.grad = grad
-            return torch.as_tensor(loss)
+            with Guard(deferred=True, grad=False) as guard:
+                guard.tensors(params)
+                loss, grads = self.closure(backward, plain, params, original)
+                guard.restore()
+                if backward and grads is not None:
+                    for param, grad in zip(params, grads, strict=True):
+                        param.grad = grad
+                return torch.as_tensor(loss)
 
         return evaluate
 

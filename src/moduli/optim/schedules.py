@@ -19,6 +19,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ._settings import refuse_string
+
 __all__ = ["WSD", "After", "Cosine"]
 
 
@@ -51,7 +53,7 @@ class Cosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("Cosine", self.steps, self.warmup)
+        _check("Cosine", self.steps, self.warmup, peak=self.peak, floor=self.floor)
 
     def __call__(self, step: int) -> float:
         """The value at a step, from zero."""
@@ -91,7 +93,7 @@ class WSD:
     shape: Literal["linear", "sqrt", "cosine"] = "linear"
 
     def __post_init__(self) -> None:
-        _check("WSD", self.steps, self.warmup)
+        _check("WSD", self.steps, self.warmup, peak=self.peak, floor=self.floor)
         if self.shape not in ("linear", "sqrt", "cosine"):
             raise ValueError(f"WSD: shape is {self.shape!r}; it can be 'linear', 'sqrt' or 'cosine'")
         if not 1 <= self._fall <= self.steps - self.warmup:
@@ -131,7 +133,7 @@ class After:
     value: Any
 
     def __post_init__(self) -> None:
-        _check("After", self.steps + 1, 0)
+        _check("After", self.steps + 1, 0, value=self.value)
 
     def __call__(self, step: int) -> Any:
         """The value at a step, from zero."""
@@ -140,7 +142,9 @@ class After:
         return self.value(step) if callable(self.value) else self.value
 
 
-def _check(name: str, steps: int, warmup: int) -> None:
+def _check(name: str, steps: int, warmup: int, **numbers: Any) -> None:
+    for key, value in numbers.items():
+        refuse_string(name, key, value)
     for key, value, least in (("steps", steps, 1), ("warmup", warmup, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name}: {key} is {value!r}; give a whole number of steps, at least {least}")

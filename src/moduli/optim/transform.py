@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from ._checks import HALVES, check_results
+from ._hooks import HookArguments, Setting, States, call_each, gather_arguments, show_arguments, widen
 from ._needs import Across, Need
-from ._settings import is_per_member, same
-from ._vectors import as_real, from_vector, restore_complex, to_vector
+from ._vectors import as_real, from_vector, restore_complex
 from .module import Chainable, Module
 
 if TYPE_CHECKING:
@@ -20,12 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorTransform", "Transform"]
 
-
-# A fused pass computes these in single precision, so the hooks do too: 1e-8 is zero in half of it.
-_HALVES = (torch.float16, torch.bfloat16)
-
-States = list[dict[str, Any]]
-Setting = Mapping[str, Any]
 Tensors = list[Tensor]
 Grads = list[Tensor] | None
 Loss = Tensor | None
@@ -126,7 +119,12 @@ class TensorTransform(Transform):
     """
 
     elementwise: bool = False
+    #: Why its pointwise hooks are not pure, once that was seen: then they run one by one.
+    impure: str | None = None
     measures: bool = True
+    concat_params: bool = False
+    uses_grad: bool = False
+    uses_loss: bool = False
     uses_params: ClassVar[bool] = True
     counts: ClassVar[bool] = False
     static: ClassVar[tuple[str, ...]] = ()
@@ -141,9 +139,10 @@ class TensorTransform(Transform):
         inner: Chainable | None = None,
     ) -> None:
         super().__init__(defaults, update_freq=update_freq, inner=inner)
-        self.concat_params = self.vector_state = concat_params
-        self.uses_grad = uses_grad
-        self.uses_loss = uses_loss
+        # What the class declares holds, also under a constructor that is written by hand.
+        self.concat_params = self.vector_state = concat_params or self.concat_params
+        self.uses_grad = uses_grad or self.uses_grad
+        self.uses_loss = uses_loss or self.uses_loss
 
     @property
     def differentiable(self) -> bool:  # type: ignore[override]
@@ -203,21 +202,19 @@ class TensorTransform(Transform):
         self, tensors: Tensors, params: Tensors, grads: Grads, loss: Loss, states: States, settings: Sequence[Setting]
     ) -> None:
         """Fill the states of parameters seen for the first time."""
-        for i, tensor in enumerate(tensors):
-            grad = None if grads is None else grads[i]
-            self.single_tensor_initialize(tensor, params[i], grad, loss, states[i], settings[i])
+        call_each(self, "single_tensor_initialize", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_update(
         self, tensors: Tensors, params: Tensors, grads: Grads, loss: Loss, states: States, settings: Sequence[Setting]
     ) -> None:
         """Learn from all tensors; change `states`, not `tensors`."""
-        call_each(self, self.single_tensor_update, HookArguments(tensors, params, grads, loss, states, settings))
+        call_each(self, "single_tensor_update", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_apply(
         self, tensors: Tensors, params: Tensors, grads: Grads, loss: Loss, states: States, settings: Sequence[Setting]
     ) -> Sequence[Tensor]:
         """Transform all tensors and return them."""
-        return call_each(self, self.single_tensor_apply, HookArguments(tensors, params, grads, loss, states, settings))
+        return call_each(self, "single_tensor_apply", HookArguments(tensors, params, grads, loss, states, settings))
 
     def get_applied_states(self, objective: Objective, kept: list[int], states: States) -> States:
         """The states that the `*_apply` hooks see, for the parameters at these positions; those that were learnt."""
@@ -230,6 +227,9 @@ class TensorTransform(Transform):
         fresh = given.pick([i for i, state in enumerate(given.states) if not state])
         if fresh.states:
             self.multi_tensor_initialize(*fresh)
+        for state in fresh.states if self.elementwise else ():
+            # In the precision that hooks and fused passes compute in: between two steps nothing is rounded to half of it.
+            state.update((key, widen(value)) for key, value in state.items())
         for state in fresh.states if self.counts else ():
             state.setdefault("step", 0)
 
@@ -252,159 +252,17 @@ class TensorTransform(Transform):
             return objective
         given = given._replace(states=self.get_applied_states(objective, kept, given.states))
         with show_arguments(self, objective, given):
-            out = list(self.multi_tensor_apply(*given))
+            results = self.multi_tensor_apply(*given)
+        if objective.checking:
+            check_results(self, results, given)
+        out = list(results)
         if self.concat_params:
             kept, out = list(range(len(objective.params))), from_vector(out[0], list(map(as_real, objective.params)))
         updates = list(objective.get_updates())
         for i, tensor in zip(kept, out, strict=True):
-            pairs = self.concat_params or self.elementwise
-            updates[i] = restore_complex(tensor, objective.params[i]) if pairs else tensor
+            param, pairs = objective.params[i], self.concat_params or self.elementwise
+            if self.elementwise and param.dtype in HALVES and not objective.wide:
+                tensor = tensor.to(param.dtype)
+            updates[i] = restore_complex(tensor, param) if pairs else tensor
         objective.updates = updates
         return objective
-
-
-# ---------------------------------------------------------------------- what the hooks are given
-
-
-class HookArguments(NamedTuple):
-    """The arguments of the `multi_tensor_*` hooks, in their order."""
-
-    tensors: list[Tensor]
-    params: list[Tensor]
-    grads: list[Tensor] | None
-    loss: Tensor | None
-    states: States
-    settings: Sequence[Setting]
-
-    def pick(self, places: Sequence[int]) -> HookArguments:
-        """Those of some of the tensors."""
-        lists = (self.tensors, self.params, self.grads or [], self.states, self.settings)
-        tensors, params, grads, states, settings = ([held[i] for i in places] if held else [] for held in lists)
-        return HookArguments(tensors, params, None if self.grads is None else grads, self.loss, states, settings)  # type: ignore[arg-type]
-
-
-def gather_arguments(
-    link: TensorTransform, objective: Objective, states: States, settings: Sequence[Setting], owned: bool
-) -> tuple[list[int], HookArguments]:
-    """Positions of the parameters that the hooks see (those with a gradient), and the arguments.
-
-    Args:
-        link: The link.
-        objective: The objective.
-        states: Its states, one for each parameter.
-        settings: Its settings, one for each parameter.
-        owned: Whether the hooks may write into the update.
-    """
-    loss = objective.get_loss(backward=True) if link.uses_loss else None
-    tensors = objective.get_updates() if owned else objective.peek_updates()
-    grads = objective.get_grads() if link.uses_grad else None
-    params = objective.params
-    if link.concat_params:
-        link.check_shared(params)
-        params = [param.detach() for param in params]
-        lists = [None if held is None else [to_vector(list(map(as_real, held)))] for held in (tensors, params, grads)]
-        states, settings, kept = states[:1], settings[:1], [0]
-    else:
-        kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
-        states, settings = [states[i] for i in kept], [settings[i] for i in kept]
-        if objective.differentiable:
-            params = [param.clone() for param in params]
-        real: Callable[[Tensor], Tensor] = as_real if link.elementwise else lambda tensor: tensor
-        lists = [None if held is None else [real(held[i]) for i in kept] for held in (tensors, params, grads)]
-    if link.measures:
-        found = measure(link, objective, settings, [[i] for i in range(len(kept))], lists)
-        settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, found, strict=True)]
-    seen, shown, slopes = lists
-    if objective.members is not None and not link.concat_params:
-        settings = [_per_member(own, tensor) for own, tensor in zip(settings, seen or [], strict=True)]
-    return kept, HookArguments(seen or [], shown or [], slopes, loss, states, settings)
-
-
-def show_arguments(link: TensorTransform, objective: Objective, given: HookArguments) -> AbstractContextManager[None]:
-    """Hooks are given the parameters themselves, but for a vector of them and for complex numbers as pairs."""
-    pairs = link.elementwise and any(map(torch.is_complex, objective.params))
-    copied = pairs or link.concat_params or objective.differentiable
-    return link.shown(given.params, given.states, given.settings) if copied else nullcontext()
-
-
-def call_each(link: TensorTransform, hook: Callable[..., Any], given: HookArguments) -> list[Any]:
-    """What a `single_tensor_*` hook makes of each tensor. Pointwise hooks see those of half precision in single precision."""
-    out = []
-    for i, tensor in enumerate(given.tensors):
-        param, state, setting = given.params[i], given.states[i], given.settings[i]
-        grad = None if given.grads is None else given.grads[i]
-        if not link.elementwise or tensor.dtype not in _HALVES:
-            out.append(hook(tensor, param, grad, given.loss, state, setting))
-            continue
-        seen, wide = param.float(), {key: _widen(value) for key, value in state.items()}
-        with link.shown([seen], [wide], [setting]):
-            found = hook(tensor.float(), seen, _widen(grad), given.loss, wide, setting)
-        out.append(found.to(tensor.dtype) if isinstance(found, Tensor) else found)
-        for key, value in wide.items():
-            held = state.get(key)
-            if isinstance(held, Tensor) and held.dtype in _HALVES and isinstance(value, Tensor):
-                held.copy_(value)
-            elif held is not value:
-                state[key] = value
-    return out
-
-
-def _widen(value: Any) -> Any:
-    """A tensor in at least single precision; anything else as it is."""
-    return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
-
-
-def measure(
-    link: TensorTransform,
-    objective: Objective,
-    settings: Sequence[Setting],
-    places: Sequence[Sequence[int]],
-    lists: Sequence[list[Tensor] | None],
-) -> list[Setting]:
-    """For each setting what the link's `measure` finds over all tensors for which it is the same.
-
-    Args:
-        link: The link.
-        objective: The objective.
-        settings: For some tensors each.
-        places: The positions of those tensors.
-        lists: Update, parameters and gradient by position.
-    """
-    out: list[Setting] = [{} for _ in settings]
-    for alike in _find_alike(settings):
-        order = places[alike[0]] if len(alike) == 1 else sorted(i for k in alike for i in places[k])
-        chosen = [held if held is None or len(order) == len(held) else [held[i] for i in order] for held in lists]
-        seen, params, grads = chosen
-        with objective.counting(order):
-            found = link.measure(seen or [], params or [], grads, [settings[alike[0]]] * len(order), objective.members)
-        for k in alike:
-            out[k] = found or {}
-    return out
-
-
-def _find_alike(settings: Sequence[Setting]) -> list[list[int]]:
-    """The positions of settings, those of equal ones together."""
-    out: list[list[int]] = []
-    for i, setting in enumerate(settings):
-        for alike in out:
-            if same(setting, settings[alike[0]]):
-                alike.append(i)
-                break
-        else:
-            out.append([i])
-    return out
-
-
-def _per_member(setting: Setting, tensor: Tensor) -> Setting:
-    """One number per member, to multiply a tensor whose first axis is the members."""
-    if not any(is_per_member(value) for value in setting.values()):
-        return setting
-    shape = (-1, *([1] * (tensor.dim() - 1)))
-    wide = None if tensor.dtype in _HALVES else tensor.dtype.to_real()
-    return {
-        # Settings take the precision of the tensor, but are not rounded to half of it.
-        key: value.to(tensor.device, wide if value.is_floating_point() else None).reshape(shape)
-        if is_per_member(value)
-        else value
-        for key, value in setting.items()
-    }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli._torch import keep_from_tracing
-from moduli.layout import any_sharded, cut_like, is_sharded, piece_like, piece_of
+from moduli.layout import Guard, any_sharded, cut_like, is_expanded, is_sharded, piece_like, piece_of
 
 from ._config import result_buffers
 from ._operand import Operand, broadcast, check_kept, pair, read_number
@@ -261,6 +261,11 @@ def fit(name: str, shape: Sequence[int], dtype: torch.dtype, value: Tensor) -> T
 
 def change(fn: Any, x: Any, other: Any) -> bool:
     """Change a particle, or a part of one, in place; False if `other` is no operand."""
+    with Guard(deferred=True) as guard:
+        return _change(fn, x, other, guard)
+
+
+def _change(fn: Any, x: Any, other: Any, guard: Guard) -> bool:
     left = Operand(x, live=True)
     if isinstance(other, NytoModuleBase):
         left, right = pair(left, Operand(other))
@@ -276,6 +281,7 @@ def change(fn: Any, x: Any, other: Any) -> bool:
             foreach(tensors, values)
             return
         one = getattr(operator, f"i{fn.__name__}")
+        guard.tensors(tensors)  # one call for all of them changes all or none
         for tensor, value in zip(tensors, values if isinstance(values, list) else [values] * len(tensors), strict=True):
             one(tensor, value)
 
@@ -294,17 +300,27 @@ def overwrite(left: Operand, act: Callable[[list[Tensor], Any], Any], given: Any
 
     Raises:
         TypeError: If a parameter would have to become of another kind.
+        ValueError: If elements of a parameter share memory.
     """
     refuse_graph()
     tensors = left.values()
     for place, entry in enumerate(left.entries):
         check_kept(entry.name, entry.dtype, given[place] if isinstance(given, list) else given, divides)
+        if is_expanded(tensors[place]):
+            raise ValueError(
+                f"{entry.name!r} is expanded: its elements share memory, so it can't be changed; clone() it"
+            )
     if left.sharded:
         tensors = list(map(piece_of, tensors))
         given = list(map(piece_of, given)) if isinstance(given, list) else given
     if tensors:
-        with torch.no_grad():
-            act(tensors, given)
+        with Guard(deferred=True, grad=False):
+            # Torch's foreach functions refuse lazily conjugated and negated tensors; copies are written back.
+            resolved = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
+            act(resolved, given)
+            for tensor, changed in zip(tensors, resolved, strict=True):
+                if changed is not tensor:
+                    tensor.copy_(changed)
 
 
 class Only(InPlaceOperators):

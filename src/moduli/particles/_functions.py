@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import cut_like
+from moduli.layout import Guard, cut_like
 
 from ._arithmetic import apply, derive, overwrite
 from ._measures import operand_of
@@ -133,8 +133,9 @@ def axpy_(x: T, alpha: float, y: Any) -> T:
 
 @take_products
 def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any], divides: bool) -> T:
-    left, right = pair(operand_of(x, live=True), operand_of(y))
-    overwrite(left, act, right.values(), divides)
+    with Guard(deferred=True):
+        left, right = pair(operand_of(x, live=True), operand_of(y))
+        overwrite(left, act, right.values(), divides)
     return x
 
 

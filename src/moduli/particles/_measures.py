@@ -79,7 +79,7 @@ def norm(x: Any, p: float = 2.0) -> Tensor:
         p: The order; `float("inf")` is the largest magnitude.
 
     Returns:
-        A tensor without dimensions.
+        A tensor without dimensions, in float32 or wider.
 
     Example:
         >>> from moduli.particles import adopt, norm
@@ -91,7 +91,7 @@ def norm(x: Any, p: float = 2.0) -> Tensor:
 
 
 def _measure(tensors: list[Tensor], p: float) -> Tensor:
-    parts = [t if t.is_floating_point() or t.is_complex() else t.double() for t in tensors if t.numel()]
+    parts = [_widen(t) for t in tensors if t.numel()]
     if not parts:
         return torch.zeros(())
     sharded = any_sharded(parts)
@@ -104,6 +104,13 @@ def _measure(tensors: list[Tensor], p: float) -> Tensor:
     kind = functools.reduce(torch.promote_types, (t.dtype for t in each))
     total: Tensor = torch.linalg.vector_norm(torch.stack([t.to(kind) for t in each]), p)
     return total
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32 or wider, since squares of half precision overflow; integers in float64."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor.double()
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @take_products
@@ -121,7 +128,8 @@ def dot(x: Any, y: Any) -> Tensor:
     kind = functools.reduce(torch.promote_types, (t.dtype for t in left), torch.float32)
     for a, b in zip(left, right, strict=True):
         wide = torch.promote_types(a.dtype, torch.float32)
-        if is_sharded(a):
+        # A sum adds by halves, with less rounding than an inner product; half precision is copied here anyway.
+        if is_sharded(a) or wide is not a.dtype:
             total = total + make_whole((a.to(wide).conj() * b.to(wide)).sum())
         else:
             total = total + torch.linalg.vecdot(a.reshape(-1).to(wide), b.reshape(-1).to(wide))
@@ -153,7 +161,7 @@ def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
         >>> round(distance(net, net + 1).item() ** 2, 3)
         12.0
     """
-    return _measure([a - b for a, b in zip(*_select(x, y), strict=True)], p)
+    return _measure([_widen(a) - _widen(b) for a, b in zip(*_select(x, y), strict=True)], p)
 
 
 @take_products

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from moduli import particles
 from moduli._torch import keep_from_tracing
-from moduli.layout import read
+from moduli.layout import Guard, read
 
 from . import _arithmetic
 from ._operand import Operand, pair
@@ -299,7 +299,7 @@ def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> N
     """
     module_to_product(module)._check_version(product)
     left, right = pair(Operand(module, live=True, whole=True), Operand(product_to_module(product)))
-    with torch.no_grad():
+    with Guard(deferred=True, grad=False):
         for mine, theirs in zip(left.values(), right.values(), strict=True):
             if mine is not theirs:
                 mine.copy_(theirs)

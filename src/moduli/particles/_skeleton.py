@@ -158,6 +158,26 @@ def _link(value: Any, places: Mapping[int, ModelPlace], depth: int) -> Any:
     return kind(zip(value, linked, strict=True)) if isinstance(value, dict) else kind(linked)
 
 
+def refers_to(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace]) -> bool:
+    """Whether a plain attribute of some modules refers to one of the objects with these ids."""
+    values = (value for module in modules for key, value in module.__dict__.items() if key not in _REGISTRIES)
+    return any(type(value) in _LINKING and _link(value, places, 2) is not value for value in values)
+
+
+def list_places(value: Any) -> set[ModelPlace]:
+    """Return the parts of the model that an attribute of a captured state refers to."""
+    kind = type(value)
+    if kind is _Linked:
+        return list_places(value.value)
+    if kind is ModelPlace:
+        return {value}
+    if kind is _Bound:
+        return {value.owner}
+    if kind not in _CONTAINERS:
+        return set()
+    return set().union(*map(list_places, value.values() if isinstance(value, dict) else value))
+
+
 def restore(state: State, tables: Sequence[Any]) -> State:
     """Attributes for a new module; `tables` has its modules, parameters and buffers by key."""
     made: State = {key: OrderedDict() for key in HOOKS}

@@ -8,17 +8,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from moduli.layout import Reading, read
+from moduli.layout import Guard, Reading, read
 
 from ._compare import LastSeen, compare
 from ._record import ParticleRecord, Species, build, record_of
 from ._skeleton import State, capture
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, VersionKernelImp, locate
-from .edits import ParticleEdit, Undo
+from .edits import ParticleEdit, protect_modules
 from .errors import StructureError
 from .kernel import ParticleKernel, VersionKernel
 from .mtype import ModuleID
@@ -52,7 +53,10 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
         edited = _follow(module, record, version, edited)
         reading = read(module)
     if edited is not None:
+        version = record.version
         _advance(module, record, *edited, reading)
+        with Guard(deferred=True):
+            _join_edits(version)
     else:
         record.saw(reading)
     version.data.species.members.add(module)
@@ -88,18 +92,16 @@ def _follow(
         # The same edit was made here.
         record.version = version
         return left
-    data, undo = locate(module, first.data), Undo(*module.modules())
-    try:
+    data = locate(module, first.data)
+    with Guard(deferred=True) as guard:
+        guard.add(partial(setattr, record, "version", first))
+        protect_modules(guard, *module.modules())
         while version.next_version is not None:
             version.particle_update(data)
             version = version.next_version
         record.version = version
         adopt_children(module)
         record.saw(read(module))
-    except BaseException:
-        undo.restore()
-        record.version = first
-        raise
     return None
 
 
@@ -113,12 +115,44 @@ def _advance(
     successor: VersionKernelImp = VersionKernel(following)
     adopt_children(module)
     states = capture(reading.modules, reading)
-    # Nothing below can fail.
-    following.species.events.append(event)
-    # Other threads may read meanwhile: what looks new must not be taken for the version before.
-    version.next_version, version.particle_updater = successor, own
-    record.version = successor
-    record.saw(reading, states)
+    with Guard(deferred=True):  # nothing in it can fail
+        following.species.events.append(event)
+        # Other threads may read meanwhile: what looks new must not be taken for the version before.
+        version.link(successor, own)
+        record.version = successor
+        record.saw(reading, states)
+
+
+def _join_edits(later: VersionKernelImp) -> None:
+    """Make one edit of each two that lead to a version, where nothing is at the version in between.
+
+    A particle that was not used for a thousand edits then follows a few, and of a name that was assigned again and again
+    it keeps the last values, not all.
+    """
+    while (middle := _find_previous(later)) is not None and (first := _find_previous(middle)) is not None:
+        before, after = first.particle_updater, middle.particle_updater
+        # A version that was pickled is found again by its identifier.
+        simple = type(before) is ParticleEdit and type(after) is ParticleEdit and middle.data.uid is None
+        joint = before.join(after) if simple else None  # type: ignore[union-attr]
+        if joint is None:
+            later = middle
+            continue
+        probe = weakref.ref(middle)
+        first.next_version, first.particle_updater = later, joint
+        # If nothing else holds the version in between, it is gone with the last reference here.
+        del middle
+        held = probe()
+        if held is None:
+            later.previous = weakref.ref(first)
+        else:
+            first.next_version, first.particle_updater = held, before
+            later = held
+
+
+def _find_previous(version: VersionKernelImp) -> VersionKernelImp | None:
+    """Return the version whose next one this is, if something is still at it."""
+    previous = None if version.previous is None else version.previous()
+    return previous if previous is not None and previous.next_version is version else None
 
 
 def _recall(record: ParticleRecord) -> LastSeen | None:
@@ -205,16 +239,16 @@ class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
         """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
         with self.version.data.species.lock:
             bring_up(self._module)
-            before, undo = self.version, Undo(*self._module.modules())
-            events = list(before.data.species.events)
-            try:
+            before = self.version
+            with Guard(deferred=True) as guard:
+                guard.states(before.data.species.events)
+                guard.add(partial(setattr, self, "version", before))
+                protect_modules(guard, *self._module.modules())
                 super().version_update(version_updater)
                 adopt_children(self._module)
                 record_of(self._module).saw(read(self._module))
-            except BaseException:
-                undo.restore()
-                self.version, before.data.species.events[:] = before, events
-                raise
+            with Guard(deferred=True):  # nothing in it can fail
+                _join_edits(before)
 
     def particle_update(self) -> None:
         """Bring the particle to the newest version, through all those in between."""
@@ -242,9 +276,11 @@ def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], N
     with version_of(root).data.species.lock:
         bring_up(root)
         record, own = record_of(root), record_of(module)
-        version, before, undo = version_of(root), _recall(record), Undo(module)
-        order = dict(own.order)
-        try:
+        version, before = version_of(root), _recall(record)
+        with Guard(deferred=True) as guard:
+            guard.mappings(own.order)
+            guard.add(partial(setattr, record, "version", version))
+            protect_modules(guard, module)
             act()
             own.order.setdefault(name)
             reading = read(root)
@@ -252,10 +288,8 @@ def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], N
             edited = compare(version.data, root, before, (module, labelled[name][0] if name in labelled else name))
             if edited is not None:
                 _advance(root, record, *edited, reading)
-        except BaseException:
-            undo.restore()
-            record.version, own.order = version, order
-            raise
+        with Guard(deferred=True):
+            _join_edits(version)
 
 
 def adopt_children(root: nn.Module, below: nn.Module | None = None) -> None:

@@ -7,7 +7,6 @@ were edited refer to what the metadata says. The documented updaters are names f
 
 from __future__ import annotations
 
-import copy
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict
@@ -17,13 +16,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, restore
+from moduli.layout import Guard
+
+from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, list_places, refers_to, restore
 from .base import ParticleDataImp, VersionDataImp
 from .errors import StructureError
 from .kernel import ParticleUpdater, VersionUpdater
 from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict, ParamID
 
-__all__ = ["ParticleEdit", "Undo", "VersionEdit", "clone_param"]
+__all__ = ["ParticleEdit", "VersionEdit", "clone_param", "protect_modules"]
 
 
 def clone_param(param: nn.Parameter) -> nn.Parameter:
@@ -42,19 +43,11 @@ def clone_param(param: nn.Parameter) -> nn.Parameter:
 _CONTAINERS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled")
 
 
-class Undo:
-    """What some modules hold, to put it back when an edit fails."""
-
-    def __init__(self, *modules: nn.Module) -> None:
-        states = [module.__dict__ for module in modules]
-        self._held = [(held, copy.copy(held)) for state in states for key, held in state.items() if key in _CONTAINERS]
-        self._held += [(state, dict(state)) for state in states]
-
-    def restore(self) -> None:
-        """Put everything back."""
-        for held, before in self._held:
-            held.clear()
-            held.update(before)
+def protect_modules(guard: Guard, *modules: nn.Module) -> None:
+    """Register what modules hold with a guard, which puts it back if an edit fails."""
+    for module in modules:
+        state = module.__dict__
+        guard.mappings(*(state[key] for key in _CONTAINERS if key in state), state)
 
 
 @dataclass(eq=False)
@@ -191,6 +184,51 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
 
                 twin[RECORD] = ParticleRecord(None, dict(state[RECORD]))
         return made, params
+
+    def join(self, later: ParticleEdit) -> ParticleEdit | None:
+        """Make one edit of this one and the one after it, without the values that the later one removes again.
+
+        Returns:
+            The edit; None if something that stays refers to something that is removed.
+        """
+        meta = later.next_version_modules_meta
+        removed = {ModelPlace(0, key) for key in later.remove_modules}
+        removed |= {ModelPlace(1, key) for key in later.remove_params}
+        gone = {id(m): ModelPlace(0, k) for k, m in self.add_modules.items() if k in later.remove_modules}
+        gone |= {id(p): ModelPlace(1, k) for k, p in self.add_params.items() if k in later.remove_params}
+        modules = OrderedDict((k, m) for k, m in self.add_modules.items() if k not in later.remove_modules)
+        attributes = {
+            key: {n: v for n, v in state.items() if n not in later.attributes.get(key, {})}
+            for key, state in self.attributes.items()
+            if key not in later.remove_modules
+        }
+        referred = (list_places(value) for state in attributes.values() for value in state.values())
+        if meta is None or refers_to(modules.values(), gone) or any(places & removed for places in referred):
+            return None
+        modules.update(later.add_modules)
+        params = OrderedDict((k, p) for k, p in self.add_params.items() if k not in later.remove_params)
+        params.update(later.add_params)
+        joint = ParticleEdit(self.module_id, self.attr_name, add_modules=modules, add_params=params)
+        # What was added by the one and removed by the other was never there.
+        joint.remove_modules = (self.remove_modules | later.remove_modules - self.add_modules.keys()) - modules.keys()
+        joint.remove_params = (self.remove_params | later.remove_params - self.add_params.keys()) - params.keys()
+        joint.next_version_modules_meta = meta
+        joint.touched = {key for key in self.touched - later.remove_modules | later.touched if key in meta}
+        joint.buffers = {
+            (key, name): value
+            for (key, name), value in self.buffers.items()
+            if key not in later.remove_modules and name in meta[key].sub_buffers
+        } | later.buffers
+        for key, state in later.attributes.items():
+            attributes[key] = attributes.get(key, {}) | state
+        joint.attributes = attributes
+        joint.hooks = {key: dict(hooks) for key, hooks in self.hooks.items() if key not in later.remove_modules}
+        for key, hooks in later.hooks.items():
+            own = joint.hooks.setdefault(key, {})
+            own.update({name: own.get(name, {}) | changed for name, changed in hooks.items()})
+        joint.labels = {k: v for k, v in self.labels.items() if k not in later.remove_modules} | later.labels
+        joint.text = list(dict.fromkeys((*self.text, *later.text)))
+        return joint
 
     def sentence(self, vdata: VersionDataImp) -> str:
         """The edit in words."""

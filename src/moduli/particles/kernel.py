@@ -2,7 +2,8 @@
 
 A species of particles has versions, each a `VersionKernel` that holds the metadata of the structure at that time. An
 edit links a new version behind the newest one, together with a `ParticleUpdater` that repeats the edit on any particle
-which is still at the old version. Links point forward only, so a version that no particle is at is freed.
+which is still at the old version. Links that count point forward only, so a version that no
+particle is at is freed.
 
 * `VersionData` and `ParticleData` are what a version and a particle consist of;
 * `VersionUpdater` and `ParticleUpdater` are one edit, as seen by the species and by a particle;
@@ -12,9 +13,12 @@ which is still at the old version. Links point forward only, so a version that n
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
+
+from moduli.layout import Guard
 
 from ._operators import InPlaceOperators, Operators
 from .errors import StructureError
@@ -128,6 +132,7 @@ class VersionKernel(Generic[Tvdata, Tpdata]):
     Attributes:
         next_version: The version that an edit made from this one, or None while it is the newest.
         particle_updater: What brings particles there.
+        previous: A weak reference to the version that this one was made from, or None.
         data: The metadata of this version.
 
     Example:
@@ -143,6 +148,7 @@ class VersionKernel(Generic[Tvdata, Tpdata]):
     def __init__(self, data: Tvdata) -> None:
         self.next_version: VersionKernel[Tvdata, Tpdata] | None = None
         self.particle_updater: ParticleUpdater[Tvdata, Tpdata] | None = None
+        self.previous: weakref.ref[VersionKernel[Tvdata, Tpdata]] | None = None
         data.init_kernel(self)
         self.data = data
 
@@ -170,6 +176,17 @@ class VersionKernel(Generic[Tvdata, Tpdata]):
         data, updater = version_updater.run(self.data)
         updater.set_version_data(self.data).set_next_version_data(data).set_particle_data(particle_data)
         following: VersionKernel[Tvdata, Tpdata] = VersionKernel(data)
+        self.link(following, updater)
+
+    def link(self, following: VersionKernel[Tvdata, Tpdata], updater: ParticleUpdater[Tvdata, Tpdata]) -> None:
+        """Let a version be the next one after this.
+
+        Args:
+            following: The version.
+            updater: What brings particles there.
+        """
+        following.previous = weakref.ref(self)
+        # Other threads may read meanwhile: there is no call in between.
         self.next_version, self.particle_updater = following, updater
 
     def particle_update(self, particle_data: Tpdata) -> None:
@@ -221,14 +238,12 @@ class ParticleKernel(Generic[Tvdata, Tpdata]):
         """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
         self.particle_update()
         version, data = self.version, self.data
-        version.version_update(version_updater, data)
-        try:
+        with Guard(deferred=True) as guard:
+            version.version_update(version_updater, data)
+            guard.add(version.del_next_version)
             version.particle_update(data)
-        except BaseException:
-            version.del_next_version()
-            raise
-        if version.next_version is not None:
-            self.version = version.next_version
+            if version.next_version is not None:
+                self.version = version.next_version
 
     def particle_update(self) -> None:
         """Bring the particle to the newest version, through all those in between."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli import particles
-from moduli.layout import Group, Layout, diff, layout_and_tensors
+from moduli.layout import Group, Guard, Layout, diff, layout_and_tensors
 from moduli.nn import labels_of
 from moduli.particles import StructureError
 
@@ -79,12 +79,13 @@ class Arithmetic(particles.InPlaceOperators, Core):
         return self._make_alike(values, self._count, buffers)
 
     def _inplace(self, fn: Any, other: Any) -> Any:
-        self._check_operands()
-        values = read_operand(self, other, fn)
-        if values is None:
-            return NotImplemented
-        self._write(lambda matrix, value: OUT[fn](matrix, value, out=matrix), values)
-        return self
+        with Guard(deferred=True):
+            self._check_operands()
+            values = read_operand(self, other, fn)
+            if values is None:
+                return NotImplemented
+            self._write(lambda matrix, value: OUT[fn](matrix, value, out=matrix), values)
+            return self
 
     def _check_operands(self) -> None:
         """Check the members, and that no history of the result is expected."""
@@ -97,16 +98,16 @@ class Arithmetic(particles.InPlaceOperators, Core):
 
     def _write(self, act: Callable[..., Any], *operands: Sequence[Any]) -> None:
         """Change every matrix in place, together with operands for it; parameters that take no part keep their values."""
-        inert = self._inert()
-        with torch.no_grad():
-            matrices = self._values.matrices
-            kept = {p: v.clone() for p, v in enumerate(self.layout.views(matrices)) if p in inert} if inert else {}
+        inert, matrices = self._inert(), self._values.matrices
+        with Guard(deferred=True, grad=False) as guard, Guard() as kept:
+            guard.add(self._mark_changed)
+            guard.tensors(matrices if len(matrices) > 1 else ())  # one operation changes all or nothing
+            kept.tensors([view for place, view in enumerate(self.layout.views(matrices)) if place in inert])
             for group, matrix, *given in zip(self.layout.groups, matrices, *operands, strict=True):
                 if not self._left_out(group):
                     act(matrix, *[value.detach() if isinstance(value, Tensor) else value for value in given])
-            for place, held in kept.items():
-                self.layout.views(matrices)[place].copy_(held)
-        self._mark_changed()
+            kept.restore()
+            self._mark_changed()
 
 
 # -- operands ------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn  # noqa: F401 - for the examples
 
 from moduli.labels import Tensor as LabelledTensor
+from moduli.layout import Guard
 
 from ._core import Core, allocate
 from ._evaluator import forward
@@ -202,19 +203,14 @@ class Calls(Core):
         plan = self._evaluator.plan(call, self._count)
         may_loop = call.vectorize == "auto" and call.randomness != "error" and plan.form != "loop"
         state = torch.get_rng_state() if may_loop else None
-        kept = self._copy_buffers()
 
         def call_or_undo(how: EvaluationPlan) -> Any:
-            try:
+            with Guard() as guard:
+                guard.tensors(self._buffers.values())
                 if gradients:
                     return self._differentiate(call, how)
                 tensors = [*self._read_leaves(), *self._buffers.values()]
                 return self._evaluator.run(call, how, tensors, 0, self._count)
-            except BaseException:
-                with torch.no_grad():
-                    for name, before in kept.items():
-                        self._buffers[name].copy_(before)
-                raise
 
         try:
             try:

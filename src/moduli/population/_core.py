@@ -258,7 +258,8 @@ class Values:
         self.matrices = matrices
 
     def __del__(self) -> None:
-        if self.is_spare() and self.matrices[0].nbytes <= _MOST:
+        # An interrupt may have come before it had any.
+        if hasattr(self, "matrices") and self.is_spare() and self.matrices[0].nbytes <= _MOST:
             _spare.append(self.matrices.pop())
 
     def is_spare(self) -> bool:

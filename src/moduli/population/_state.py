@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn  # noqa: F401 - for the examples
 
+from moduli.layout import Guard
 from moduli.particles import StructureError
 
 from ._core import Values, allocate
@@ -187,7 +188,7 @@ class State(Indexing):
         template = copy.deepcopy(self.template).to(*args, **kwargs)
         evaluator = PopulationEvaluator(template)
         layout = evaluator.layout
-        with torch.no_grad(), torch.inference_mode(False):
+        with Guard(deferred=True, grad=False), torch.inference_mode(False):
             before = self.layout.views(self._values.matrices)
             values = allocate(layout, self._count)
             for new, old in zip(layout.views(values.matrices), before, strict=True):
@@ -317,7 +318,7 @@ class State(Indexing):
                     f"{name!r} has shape {tuple(held[name].shape)} here ({self._count} members) and {got} in the state; "
                     "build a population of the same size first"
                 )
-        with torch.no_grad():
+        with Guard(deferred=True, grad=False):
             for name, value in state_dict.items():
                 held[name].copy_(value)
-        self._mark_changed()
+            self._mark_changed()

@@ -31,7 +31,10 @@ class Statistics(Arithmetic):
         self._check_members()
         parts = [
             torch.einsum("np,np->n", ours.conj(), theirs.to(ours.dtype))
-            for ours, theirs in zip(self._matrices(), self._read_other(other), strict=True)
+            if ours.dtype is held.dtype
+            # A sum adds by halves, with less rounding than an inner product; half precision is copied here anyway.
+            else (ours * theirs).sum(1)
+            for ours, theirs, held in zip(self._matrices(), self._read_other(other), self._values.matrices, strict=True)
         ]
         return sum(parts[1:], parts[0]) if parts else torch.zeros(self._count)
 
@@ -324,8 +327,13 @@ class Statistics(Arithmetic):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _matrices(self) -> list[Tensor]:
+        """Return the matrices to be measured: in float32 or wider, since squares of half precision overflow."""
         held = [matrix.detach() for matrix in self._values.matrices]
-        return [m if m.is_floating_point() or m.is_complex() else m.double() for m in held]
+        wide = [torch.promote_types(m.dtype, torch.float32) for m in held]
+        return [
+            m.to(kind) if m.is_floating_point() or m.is_complex() else m.double()
+            for m, kind in zip(held, wide, strict=True)
+        ]
 
     def _read_other(self, other: Any) -> list[Tensor]:
         """Another population's matrices, or the rows of one module or of a tensor, as matrices."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from moduli.layout import Guard
 from moduli.particles import StructureError
 
 from . import selection
@@ -213,6 +214,10 @@ class Variation(Indexing):
             >>> torch.equal(pop.matrix[0], pop.matrix[2]), pop.matrix.data_ptr() == storage
             (True, True)
         """
+        with Guard(deferred=True, grad=False):
+            self._replace(index, source)
+
+    def _replace(self, index: Any, source: Any) -> None:
         self._check_members()
         places = self._indices(index)
         if len(places) != len(torch.unique(places)):
@@ -232,11 +237,10 @@ class Variation(Indexing):
         if shapes[0] != shapes[1]:
             name = dict(shapes[0].items() ^ shapes[1].items()).popitem()[0]
             raise StructureError(f"buffer {name!r} differs between the members and the source, or only one has it")
-        with torch.no_grad():
-            for matrix, part in zip(self._values.matrices, parts, strict=True):
-                matrix.index_copy_(0, places.to(matrix.device), part)
-            for name, held in self._buffers.items():
-                held.index_copy_(0, places.to(held.device), buffers[name].to(held.dtype))
+        for matrix, part in zip(self._values.matrices, parts, strict=True):
+            matrix.index_copy_(0, places.to(matrix.device), part)
+        for name, held in self._buffers.items():
+            held.index_copy_(0, places.to(held.device), buffers[name].to(held.dtype))
         self._mark_changed()
 
     def migrate(self, fitness: Tensor, islands: int, count: int = 1, maximize: bool = False) -> Tensor:

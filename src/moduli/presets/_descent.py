@@ -13,7 +13,8 @@ def _decay(weight_decay: Any, after: int = 0) -> list[Module]:
     """Weight decay, if any, after some steps without."""
     if isinstance(weight_decay, int | float) and weight_decay == 0:
         return []
-    return [m.WeightDecay(After(after, weight_decay) if after else weight_decay)]
+    link = m.WeightDecay(weight_decay)
+    return [m.WeightDecay(After(after, weight_decay)) if after else link]
 
 
 def sgd(lr: Any = 1e-2, *, weight_decay: Any = 0.0) -> list[Module]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .. import m
 from ..optim import Module
 
@@ -115,7 +117,7 @@ def gauss_newton(*, reg: float = 1e-8) -> list[Module]:
     return [m.GaussNewton(reg=reg), m.Backtracking()]
 
 
-def levenberg_marquardt(*, damping: float = 1.0) -> list[Module]:
+def levenberg_marquardt(*, damping: Any = 1.0) -> list[Module]:
     """Levenberg and Marquardt's method; the closure returns residuals.
 
     Args:
@@ -126,6 +128,10 @@ def levenberg_marquardt(*, damping: float = 1.0) -> list[Module]:
         >>> optim.maybe_chain(presets.levenberg_marquardt(), [])  # doctest: +ELLIPSIS
         LevenbergMarquardt(...)
     """
+    if isinstance(damping, str):
+        raise TypeError(f"levenberg_marquardt: damping is {damping!r}; give a number above zero")
+    if not damping > 0:
+        raise ValueError(f"levenberg_marquardt: damping is {damping!r}; give a number above zero")
     return [m.LevenbergMarquardt(m.GaussNewton(), init=1 / damping)]
 
 

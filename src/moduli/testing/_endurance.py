@@ -25,14 +25,15 @@ class _Boom(RuntimeError):
 
 @kit.law
 def errors(case: Case) -> None:
-    """Whichever evaluation raises, the parameters are back at the step's start, and the next step works."""
+    """Whichever evaluation raises, parameters and state are those of the step's start, and the next step works."""
 
-    def attempt(fail_at: int) -> tuple[int, kit.LawProblem, Optimizer, list[Tensor]]:
-        """A second step, whose evaluation of this number raises."""
+    def attempt(fail_at: int) -> tuple[int, kit.LawProblem, Optimizer, tuple[list[Tensor], Any]]:
+        """A third step, whose evaluation of this number raises."""
         at = kit.problem(case)
         opt = kit.optimizer(case, at.subject)
-        opt.step(at.closure())
-        start, count = kit.snapshot(at.params), 0
+        for _ in range(2):
+            opt.step(at.closure())
+        start, count = (kit.snapshot(at.params), copy.deepcopy(opt.state_dict())), 0
 
         def answer() -> Tensor:
             nonlocal count
@@ -50,9 +51,25 @@ def errors(case: Case) -> None:
     total = attempt(0)[0]
     for k in {*range(1, min(total, 5) + 1), (total + 1) // 2, total} - {0}:
         _, at, opt, start = attempt(k)
-        kit.expect_same(f"after evaluation {k} of {total} raised, beside the step's start", at.params, start)
+        kit.expect_same(f"after evaluation {k} of {total} raised, beside the step's start", at.params, start[0])
+        changed = _find_change(start[1], opt.state_dict())
+        kit.expect(not changed, f"after evaluation {k} of {total} raised, its state has changed: {changed}")
         opt.step(at.closure())
         kit.expect_finite(f"in the step after a failed one (evaluation {k} of {total}) a parameter", at.params)
+
+
+def _find_change(before: Any, after: Any, path: str = "") -> str | None:
+    """Return the path of the first difference between two state dicts, None where they are equal."""
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        same = before.shape == after.shape and torch.equal(before.nan_to_num(), after.nan_to_num())
+        return None if same else path
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        pairs: Iterable[tuple[Any, Any, Any]] = ((key, value, after[key]) for key, value in before.items())
+    elif isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
+        pairs = ((i, *pair) for i, pair in enumerate(zip(before, after, strict=True)))
+    else:
+        return None if type(before) is type(after) and before == after else path
+    return next((found for key, a, b in pairs if (found := _find_change(a, b, f"{path}/{key}"))), None)
 
 
 def _count_alive() -> tuple[int, int, int]:

@@ -52,6 +52,15 @@ def _perturb(value: Any) -> Any:
     return 0.9 * value if value else 0.01
 
 
+def _find_other(link: Module, key: str, value: float) -> float:
+    """Return a number near by that the link accepts for a setting."""
+    for other in (_perturb(value), 1.1 * value):
+        with contextlib.suppress(ValueError):
+            link.check_setting(key, other)
+            return float(other)
+    raise LawError(f"{type(link).__name__} accepts no other {key} near {value:g}")
+
+
 def named_links(links: Sequence[Module], name: str) -> Iterator[Module]:
     """The links of this class, and all of it inside them."""
     return (link for link in kit.all_links(links) if type(link).__name__ == name)
@@ -71,7 +80,7 @@ def _set_default(opt: Optimizer, name: str, key: str, value: Any, before: Any = 
 def groups(case: Case) -> None:
     """A setting in the optimizer's groups or in the link's own does what the same default would."""
     for name, key, value in _require_numbers(case):
-        new = _perturb(value)
+        new = _find_other(next(named_links(case.links(), name)), key, value)
         second, third = kit.problem(case), kit.problem(case)
         own = [{"params": third.params, key: new}]
 
@@ -207,7 +216,7 @@ def _count_kernels(opt: Optimizer) -> int:
     return sum(
         len(part._fused)
         for owner in owners
-        for part in (getattr(owner, "_segments", None) or ((), ()))[1]
+        for part in (getattr(owner, "_segments", None) or ((), (), None))[1]
         if isinstance(part, FusedRun)
     )
 

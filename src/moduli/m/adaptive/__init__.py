@@ -1,6 +1,6 @@
 """Adaptive first-order links: steps scaled by what updates were like so far."""
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._adafactor import *
 from ._adagrad import *
 from ._adam import *

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _checks as check
-from .._transforms import BufferTransform, MatrixTransform
+from ...optim import BufferTransform, MatrixTransform
+from ...optim import ranges as check
 from ._axes import work
 from ._orthogonalize import as_matrix
 
@@ -92,11 +92,13 @@ def update_factors(state: Any, square: Tensor, memory: Any, prefix: str = "") ->
     """One more square for the running means."""
     if not square.numel():
         return
+    # A mean that overflows would stay infinite, and rows / mean(rows) be NaN from then on.
+    limit = torch.finfo(square.dtype).max / square.numel()
     if square.dim() >= 2:
-        state[f"{prefix}rows"].lerp_(square.mean(-1), 1 - memory)
-        state[f"{prefix}columns"].lerp_(square.mean(-2), 1 - memory)
+        state[f"{prefix}rows"].lerp_(square.mean(-1).clamp(max=limit), 1 - memory)
+        state[f"{prefix}columns"].lerp_(square.mean(-2).clamp(max=limit), 1 - memory)
     else:
-        state[f"{prefix}whole"].lerp_(square, 1 - memory)
+        state[f"{prefix}whole"].lerp_(square.clamp(max=limit), 1 - memory)
 
 
 def rebuild(state: Any, prefix: str = "") -> Tensor:
@@ -224,7 +226,9 @@ class AdamMini(MatrixTransform):
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
-        state["exp_avg_sq"].lerp_(_mean_squares(tensor, setting["blocks"]), 1 - setting["beta2"])
+        # Not lerp_: of a mean that has overflowed it is inf - inf.
+        beta2 = setting["beta2"]
+        state["exp_avg_sq"].mul_(beta2).add_(_mean_squares(tensor, setting["blocks"]) * (1 - beta2))
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if not tensor.numel():
@@ -290,7 +294,7 @@ class Dion(BufferTransform):
         check.positive: ("rank",),
     }
 
-    kept = ("seed",)
+    attributes = ("seed",)
 
     momentum: Any = 0.95
     rank: int | float = 0.25

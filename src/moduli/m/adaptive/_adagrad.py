@@ -15,10 +15,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from ...optim import Chainable
-from .. import _checks as check
+from ...optim import BufferTransform, Chainable, ListTransform, SettingsList, States, Tensors
+from ...optim import ranges as check
 from .._measures import divide, dot
-from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
 
 
 class Adagrad(BufferTransform):
@@ -123,7 +122,7 @@ class AdagradNorm(ListTransform):
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulator"] = setting["initial_accumulator_value"]
 
-    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: SettingsList) -> None:
         whole = None if settings[0]["layerwise"] else dot(tensors, tensors)
         for tensor, state, setting in zip(tensors, states, settings, strict=True):
             size = dot([tensor], [tensor]) if whole is None else whole
@@ -174,16 +173,22 @@ class Adadelta(BufferTransform):
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         rho, eps = setting["rho"], setting["eps"]
         state["square_avg"].mul_(rho).addcmul_(tensor, tensor * (1 - rho))
-        ratio = tensor * tensor / (state["square_avg"] + eps)
+        ratio = _square_ratio(tensor, state["square_avg"] + eps)
         state["acc_delta"] = state["acc_delta"] * rho + (state["acc_delta"] + eps) * ratio * (1 - rho)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         rho, eps = setting["rho"], setting["eps"]
         below = state["square_avg"] + eps
-        ratio = tensor * tensor / below
+        ratio = _square_ratio(tensor, below)
         # d_t = rho d + (1 - rho)(d + eps) ratio, solved for the d of before this step, which then need not be kept.
         before = (state["acc_delta"] - ratio * (eps * (1 - rho))) / (ratio * (1 - rho) + rho)
         return tensor * ((before.clamp(min=0) + eps) / below).sqrt()
+
+
+def _square_ratio(tensor: Tensor, below: Tensor) -> Tensor:
+    """Return tensor^2 / below; 0, not NaN, where the square has overflowed in both."""
+    quotient = tensor / below.sqrt()
+    return quotient * quotient
 
 
 class RMSprop(BufferTransform):
@@ -302,9 +307,9 @@ class AEGD(BufferTransform):
     decides_on_host = True
 
     elementwise = True
-    ranges = {check.positive: ("lr",)}
+    ranges = {check.step_size: ("lr",)}
 
-    base_options = {"uses_loss": True}
+    uses_loss = True
 
     lr: Any = 0.1
     c: Any = 1.0

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, Chainable
-from .. import _checks as check
-from .._transforms import BufferTransform
+from ...optim import Across, BufferTransform, Chainable
+from ...optim import ranges as check
 from ._axes import work
 
 
@@ -73,11 +72,9 @@ class Adam(BufferTransform):
     exp_avg_sq_tfm: Chainable | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        # The square of 1e-4 is zero in float16, and dividing by it would throw the parameter out of the window.
-        squares = torch.float32 if tensor.dtype is torch.float16 else tensor.dtype
-        state["exp_avg_sq"] = torch.zeros_like(tensor, dtype=squares)
+        state["exp_avg_sq"] = torch.zeros_like(tensor)
         if setting["amsgrad"]:
-            state["max_exp_avg_sq"] = torch.zeros_like(tensor, dtype=squares)
+            state["max_exp_avg_sq"] = torch.zeros_like(tensor)
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta1, beta2 = setting["beta1"], setting["beta2"]

@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optim import Chainable
-from .. import _checks as check
+from ...optim import BufferTransform, Chainable
+from ...optim import ranges as check
 from .._measures import rise
-from .._transforms import BufferTransform
 from ._adam import _Moments
 
 

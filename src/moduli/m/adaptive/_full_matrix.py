@@ -15,9 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable
-from .. import _checks as check
-from .._transforms import BufferTransform, MatrixTransform
+from ...optim import BufferTransform, Chainable, MatrixTransform
+from ...optim import ranges as check
 from ._axes import eigh, power, work
 from ._orthogonalize import as_matrix
 from ._shampoo import eigenvectors

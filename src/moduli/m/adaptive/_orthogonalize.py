@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .. import _checks as check
-from .._transforms import MatrixTransform
+from ...optim import MatrixTransform
+from ...optim import ranges as check
 from ._axes import work
 
 Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
@@ -214,7 +214,7 @@ class DualNormCorrection(MatrixTransform):
 
     differentiable = True
 
-    base_options = {"uses_grad": True}
+    uses_grad = True
 
     flatten: bool = True
     channel_first: bool = True

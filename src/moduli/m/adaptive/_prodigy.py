@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, Need, Objective
-from .. import _checks as check
+from ...optim import Across, BufferTransform, ListTransform, Need, Objective, SettingsList, States, Tensors
+from ...optim import ranges as check
 from .._measures import divide, dot, larger, norm, read, smaller
-from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
 from .._vectors import VectorLink, flat, gather_update
+from ..step_size._lr import multiply_scales
 from ._adam import correct_bias
 from ._axes import work
 
@@ -25,9 +25,10 @@ class Prodigy(BufferTransform):
     r"""Adam times an estimate d of the distance to the solution, which only grows.
 
     With $\beta_3 = \sqrt{\beta_2}$ by default, $m = \beta_1 m + (1-\beta_1)\, d\, u,\quad v = \beta_2 v + (1-\beta_2)\, d^2 u^2$,
-    $r = \beta_3 r + (1-\beta_3)\, d^2 \langle u, x_0 - x\rangle,\quad s = \beta_3 s + (1-\beta_3)\, d^2 u$,
+    $r = \beta_3 r + (1-\beta_3)\, \gamma d^2 \langle u, x_0 - x\rangle,\quad s = \beta_3 s + (1-\beta_3)\, \gamma d^2 u$,
     $u \leftarrow d\, (m / (\sqrt v + d\,\epsilon) + \lambda x)$, and then
-    $d \leftarrow \max(d,\ r / \|s\|_1)$. No step size is needed: put `LR(1.0)`, with a schedule if any, after it.
+    $d \leftarrow \max(d,\ r / \|s\|_1)$. No step size is needed: put `LR(1.0)`, with a schedule if any, after it. Its value in
+    this step is $\gamma$, and so are the values of `StepSize` and `Warmup` behind it, multiplied.
 
     Args:
         beta1: Memory of the mean.
@@ -94,7 +95,7 @@ class Prodigy(BufferTransform):
         grads: Tensors | None,
         loss: Tensor | None,
         states: States,
-        settings: Settings,
+        settings: SettingsList,
     ) -> None:
         tensors = [work(tensor) for tensor in tensors]
         memory, setting = self.global_state, settings[0]
@@ -102,12 +103,17 @@ class Prodigy(BufferTransform):
         memory["d"] = d
         beta3 = setting["beta2"] ** 0.5 if setting["beta3"] is None else setting["beta3"]
         away = [work(state["start"] - param) for state, param in zip(states, params, strict=True)]
-        r = beta3 * memory.get("r", 0.0) + (1 - beta3) * d * d * dot(tensors, away)
-        for tensor, state, row in zip(tensors, states, settings, strict=True):
+        scales = multiply_scales(self, None if self._owner is None else self._owner(), params)
+        gamma: Any = scales[0] if scales else 1.0
+        if any(scale is not gamma and (isinstance(scale, Tensor) or scale != gamma) for scale in scales):
+            away = [tensor * scale for tensor, scale in zip(away, scales, strict=True)]
+            gamma = 1.0
+        r = beta3 * memory.get("r", 0.0) + (1 - beta3) * gamma * d * d * dot(tensors, away)
+        for tensor, state, row, scale in zip(tensors, states, settings, scales, strict=True):
             state["exp_avg"].mul_(row["beta1"]).add_(tensor * (d * (1 - row["beta1"])))
             square = tensor.abs().square() if tensor.is_complex() else tensor * tensor
             state["exp_avg_sq"].mul_(row["beta2"]).add_(square * (d * d * (1 - row["beta2"])))
-            state["s"].mul_(beta3).add_(tensor * (d * d * (1 - beta3)))
+            state["s"].mul_(beta3).add_(tensor * (scale * d * d * (1 - beta3)))
         total = norm([state["s"] for state in states], 1)
         memory["r"] = r
         found = divide(setting["d_coef"] * r, total, 0.0)
@@ -175,7 +181,7 @@ class DAdaptAdam(ListTransform):
         state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
         state["s"] = torch.zeros_like(tensor)
 
-    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: SettingsList) -> None:
         tensors = [work(tensor) for tensor in tensors]
         memory, setting = self.global_state, settings[0]
         d = memory.get("d", setting["d0"])

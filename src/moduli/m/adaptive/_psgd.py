@@ -7,10 +7,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, as_real, restore_complex
-from .. import _checks as check
-from .._declared import DeclaredLink, Ranges
-from .._transforms import BufferTransform
+from ...optim import BufferTransform, Chainable, DeclaredLink, Ranges, as_real, restore_complex
+from ...optim import ranges as check
 from . import _kron, _lra
 from ._axes import work
 

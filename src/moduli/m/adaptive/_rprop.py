@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .. import _checks as check
-from .._transforms import BufferTransform
+from ...optim import BufferTransform
+from ...optim import ranges as check
 
 
 class _SignSteps(BufferTransform):
@@ -194,7 +194,7 @@ class BacktrackOnSignChange(BufferTransform):
     elementwise = True
     buffers = {"previous": "grad", "last": "grad", "flipped": None}
 
-    base_options = {"uses_grad": True}
+    uses_grad = True
 
     use_grad: bool = False
     backtrack: bool = True

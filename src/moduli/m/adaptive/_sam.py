@@ -15,12 +15,22 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Across, Chainable, Objective, Reformulation, Transform, as_real
+from ...optim import (
+    Across,
+    Chainable,
+    DeclaredLink,
+    Objective,
+    Reformulation,
+    SettingsList,
+    States,
+    Tensors,
+    Transform,
+    UpdateTransform,
+    as_real,
+)
+from ...optim import ranges as check
 from ...optim import step as run
-from .. import _checks as check
-from .._declared import DeclaredLink
 from .._measures import divide, dot, read
-from .._transforms import Settings, States, Tensors, UpdateTransform
 
 
 class SAM(DeclaredLink, Reformulation):
@@ -136,7 +146,7 @@ class ASAM(SAM):
 class _Perturbed(DeclaredLink, Transform):
     """Parameters that stay at points shifted along the momentum: keeps the momentum, and the shift before and now."""
 
-    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """The momentum, and where it moves the points to."""
         kept: list[tuple[dict[str, Any], Any]] = []
         for i, (u, state, setting) in enumerate(zip(objective.peek_updates(), states, settings, strict=True)):
@@ -196,7 +206,7 @@ class MSAMMomentum(_Perturbed):
     nesterov: bool = False
     lerp: bool = False
 
-    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
         """Along the momentum, and to the next perturbed point."""
         out = list(objective.get_updates())
         for i, (param, state, setting) in enumerate(zip(objective.params, states, settings, strict=True)):
@@ -242,7 +252,7 @@ class MSAM(_Perturbed):
     rho: Any = 0.3
     lerp: bool = False
 
-    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
         """What the links make of the update, and to the next perturbed point."""
         objective.get_updates()
         objective = run(objective, [self.children["modules"]])
@@ -289,7 +299,7 @@ class OrthoGrad(UpdateTransform):
         self.elementwise = self.measures = given["dim"] == "global"
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         if settings[0]["dim"] is None:
             return None

@@ -13,10 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective
-from .. import _checks as check
+from ...optim import Chainable, MatrixTransform, Objective, SettingsList, States
+from ...optim import ranges as check
 from .._measures import read
-from .._transforms import MatrixTransform, Settings, States
 from ._adam import correct_bias
 from ._axes import accumulate, covariance, eigh, merge_shape, multiply, power, work
 
@@ -265,7 +264,7 @@ class SOAP(MatrixTransform):
         check.non_negative: ("eps",),
     }
 
-    kept = ("proj_exp_avg",)
+    attributes = ("proj_exp_avg",)
 
     beta1: float = 0.95
     beta2: float = 0.95
@@ -286,7 +285,7 @@ class SOAP(MatrixTransform):
         self.inside = given["precond_freq"] > 2 if self.proj_exp_avg is None else self.proj_exp_avg
         self._inner: dict[int, Tensor] = {}
 
-    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """The covariances see the update, the moments what the inner links make of it."""
         if "inner" in self.children:
             copy = objective.clone(clone_updates=True)

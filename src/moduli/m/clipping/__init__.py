@@ -1,6 +1,6 @@
 """Clipping and normalisation: the size of updates."""
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._clip_norm import *
 from ._growth import *
 

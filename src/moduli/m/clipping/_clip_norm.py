@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, Module, Objective
-from .. import _checks as check
+from ...optim import Across, Module, Objective, SettingsList, Tensors, UpdateTransform
+from ...optim import ranges as check
 from .._measures import Axes, axes_of, check_axes, check_metric, choose, lengths, metric, metric_of_all
-from .._transforms import Settings, Tensors, UpdateTransform
 
 
 class _NormLink(UpdateTransform):
@@ -35,7 +34,7 @@ class _NormLink(UpdateTransform):
             return Across.MATRICES
         return Across.SUMS if self.defaults["ord"] in (2, "l2") else Across.EVERYTHING
 
-    ord: Any = 2
+    ord: float | str = 2
     dim: Axes | str = "global"
     inverse_dims: bool = False
     min_size: int = 1
@@ -47,7 +46,7 @@ class _NormLink(UpdateTransform):
         self.measures = dim == "global"
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         if settings[0]["dim"] != "global":
             return None
@@ -190,7 +189,7 @@ class Centralize(UpdateTransform):
         super().collect({**given, "dim": check_axes("Centralize", given["dim"], given["inverse_dims"])})
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         if settings[0]["dim"] != "global":
             return None

@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable
-from .. import _checks as check
+from ...optim import BufferTransform, Chainable, ListTransform, SettingsList, States, Tensors
+from ...optim import ranges as check
 from .._measures import check_metric, choose, divide, group_tensors, larger, metric_of_all, smaller
-from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
 
 
 class _Growth(BufferTransform):
@@ -65,10 +64,10 @@ class ClipNormGrowth(_Growth, ListTransform):
     mul: float | None = 1.5
     min_value: float = 1e-4
     max_decay: float | None = 2.0
-    ord: Any = 2
+    ord: float | str = 2
     tensorwise: bool = True
 
-    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: SettingsList) -> None:
         for group in group_tensors(len(tensors), settings[0]["tensorwise"]):
             setting, state = settings[group[0]], states[group[0]]
             size = metric_of_all([tensors[i] for i in group], setting["ord"])
@@ -182,7 +181,7 @@ class ClipNormByEMA(ListTransform):
     projects = {"grad": ("exp_avg",)}
 
     beta: float = 0.99
-    ord: Any = 2
+    ord: float | str = 2
     tensorwise: bool = True
     max_ema_growth: float | None = 1.5
     init: Literal["update"] | float = 0.0
@@ -193,7 +192,7 @@ class ClipNormByEMA(ListTransform):
         state["exp_avg"] = tensor.clone() if setting["init"] == "update" else torch.zeros_like(tensor)
         state["norm"] = None
 
-    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: SettingsList) -> None:
         for tensor, state, setting in zip(tensors, states, settings, strict=True):
             state["exp_avg"].lerp_(tensor, 1 - setting["beta"])
         for group in group_tensors(len(tensors), settings[0]["tensorwise"]):
@@ -210,7 +209,7 @@ class ClipNormByEMA(ListTransform):
             for i in group:
                 states[i]["norm"] = size
 
-    def transform_all(self, tensors: Tensors, states: States, settings: Settings) -> list[Tensor]:
+    def transform_all(self, tensors: Tensors, states: States, settings: SettingsList) -> list[Tensor]:
         out = list(tensors)
         for group in group_tensors(len(tensors), settings[0]["tensorwise"]):
             size = metric_of_all([tensors[i] for i in group], settings[group[0]]["ord"])

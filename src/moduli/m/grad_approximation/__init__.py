@@ -3,7 +3,7 @@
 Each replaces the gradient for the links that follow it, wherever they evaluate: `m.SPSA(), m.Adam(), m.LR(1e-2)`.
 """
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._fdm import *
 from ._randomized import *
 

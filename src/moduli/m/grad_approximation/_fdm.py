@@ -14,9 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Need, Objective, Reformulation
-from .. import _checks as check
-from .._declared import DeclaredLink
+from ...optim import Chainable, DeclaredLink, Need, Objective, Reformulation
+from ...optim import ranges as check
 
 
 class GradApproximator(Reformulation):
@@ -192,7 +191,7 @@ class CD(DeclaredLink):
     needs = frozenset({Need.LOSS, Need.CLOSURE})
 
     ranges = {check.positive: ("h",)}
-    kept = ("index", "threepoint", "seed")
+    attributes = ("index", "threepoint", "seed")
 
     h: Any = 1e-3
     grad: bool = False

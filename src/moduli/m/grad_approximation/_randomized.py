@@ -13,9 +13,8 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from ...optim import Chainable, ChainError, Objective, Optimizer, sample_like
-from .. import _checks as check
-from .._declared import DeclaredLink
+from ...optim import Chainable, ChainError, DeclaredLink, Objective, Optimizer, sample_like
+from ...optim import ranges as check
 from ._fdm import FORMULAS, Formula, GradApproximator, derivative
 
 DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
@@ -25,7 +24,7 @@ class _RandomDirections(DeclaredLink, GradApproximator):
     """The mean of z times the derivative along z, over random directions z."""
 
     ranges = {check.at_least_one: ("n_samples",)}
-    kept = ("seed",)
+    attributes = ("seed",)
 
     seed: int | None
 
@@ -321,7 +320,7 @@ class ForwardGradient(_RandomDirections):
     """
 
     ranges = {check.one_of("autograd", "fd_forward", "fd_central"): ("jvp_method",)}
-    kept = ("jvp_method",)
+    attributes = ("jvp_method",)
 
     n_samples: int = 1
     distribution: str = "gaussian"

@@ -4,7 +4,7 @@ A line search multiplies the update by a length that it finds by evaluating the 
 that gives the direction: `m.LBFGS(), m.StrongWolfe()`.
 """
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._backtracking import *
 from ._base import *
 from ._strong_wolfe import *

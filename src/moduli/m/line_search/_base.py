@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Across, Need, Objective, keeps_graph
-from .. import _checks as check
-from .._declared import DeclaredLink, Ranges
+from ...optim import Across, DeclaredLink, Module, Need, Objective, Ranges, keeps_graph
+from ...optim import ranges as check
 from .._vectors import array, dot, flat, flat_members, is_plain, mask_absent, tensors_of, unflat
 
 Trials = Generator[float, tuple[float, float], float | None]
@@ -346,7 +345,9 @@ class LineSearchBase(DeclaredLink):
     """Whether `trials` looks at the slopes that it is sent."""
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
-        self.collect(defaults or {})
+        Module.__init__(self, defaults)
+        for key, value in self.defaults.items():
+            self.check_setting(key, value)
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """The step length, or None where there is none that is better than staying.

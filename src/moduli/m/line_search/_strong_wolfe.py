@@ -10,7 +10,7 @@ import math
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from .. import _checks as check
+from ...optim import ranges as check
 from ._base import LineSearchBase, Trials
 
 Trial = tuple[float, float, float]

@@ -1,6 +1,6 @@
 """Links that drive other links."""
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._multistep import *
 from ._quantized import *
 from ._split import *

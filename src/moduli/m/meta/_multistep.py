@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective
+from ...optim import ranges as check
 from ...optim import step as run
-from .. import _checks as check
 
 
 class Sequential(Module):
@@ -141,7 +141,7 @@ class Alternate(Module):
         >>> import torch, moduli as mo
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.tensor([0.0]))
-        >>> opt = mo.Optimizer([w], m.Alternate(m.LR(-1.0), m.LR(-0.1), steps=[2, 1]))
+        >>> opt = mo.Optimizer([w], m.Alternate(m.Mul(-1.0), m.Mul(-0.1), steps=[2, 1]))
         >>> for _ in range(4):
         ...     _ = opt.step(mo.closure(lambda: w.sum()))
         >>> w.data
@@ -206,7 +206,7 @@ class Switch(Alternate):
         >>> import torch, moduli as mo
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.tensor([0.0]))
-        >>> opt = mo.Optimizer([w], m.Switch(m.LR(-1.0), m.LR(-0.1), steps=1))
+        >>> opt = mo.Optimizer([w], m.Switch(m.Mul(-1.0), m.Mul(-0.1), steps=1))
         >>> for _ in range(3):
         ...     _ = opt.step(mo.closure(lambda: w.sum()))
         >>> w.data
@@ -219,6 +219,10 @@ class Switch(Alternate):
 
 class GradientAccumulation(Module):
     """Collects the updates of n steps; the links that follow, and the parameters, see only every n-th.
+
+    Functions of the step (`m.LR(lambda step: ...)`) and `opt.current_step` count all steps, also those in between: a schedule
+    over T updates of the parameters is one over n T steps. `state["step"]` and other counts of the links that follow are
+    of the steps that they see.
 
     Args:
         n: How many steps make one.

@@ -20,7 +20,8 @@ class Quantized(Module):
     A state x of a block with largest magnitude s is kept as the whole number nearest to $127\,\operatorname{sign}(x)
     \sqrt[3]{|x|/s}$, or, where nothing is negative, $255\,\sqrt[4]{x/s}$: more levels near zero, where moments of most
     numbers are. Rounding is dithered by an offset that depends on the place and the step, so that a slow running mean does
-    not stick. States are widened for one parameter at a time while the links make their step.
+    not stick. States are widened for one parameter at a time while the links make their step. Tensors of fewer than 4,096
+    numbers (biases, norms) are left as they are: there is little to save, and they are sensitive.
 
     Args:
         modules: The links, all of them pointwise: `m.Adam()`, `m.Lion()`, `m.HeavyBall(0.9)`.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...layout import Guard
 from ...optim import Across, Chainable, Module, Objective
 from ...optim import step as run
 
@@ -135,14 +136,12 @@ def _count_arguments(function: Callable[..., bool]) -> int:
 @contextmanager
 def _keep_gradients(others: list[Tensor]) -> Iterator[None]:
     """Evaluations of one part leave gradients at the other parameters too; theirs from the step's start are kept."""
-    held = [param.grad for param in others]
-    for param in others:
-        param.grad = None
-    try:
+    with Guard() as guard:
+        guard.gradients(others)
+        for param in others:
+            param.grad = None
         yield
-    finally:
-        for param, grad in zip(others, held, strict=True):
-            param.grad = grad
+        guard.restore()
 
 
 def _part(objective: Objective, indices: list[int]) -> Objective:

@@ -1,6 +1,6 @@
 """Small links that fit nowhere else."""
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._curvature import *
 from ._previous import *
 from ._scaling import *

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Module, Need, Objective, sample_like
-from .. import _checks as check
-from .._declared import DeclaredLink
+from ...optim import DeclaredLink, Module, Need, Objective, sample_like
+from ...optim import ranges as check
 from .._measures import choose, measure_move, read
 
 
@@ -104,7 +103,7 @@ class RandomHvp(DeclaredLink):
         check.one_of("autograd", "fd_forward", "fd_central"): ("hvp_method",),
         check.positive: ("h",),
     }
-    kept = ("n_samples", "distribution", "update_freq", "zHz", "hvp_method", "seed")
+    attributes = ("n_samples", "distribution", "update_freq", "zHz", "hvp_method", "seed")
 
     n_samples: int = 1
     distribution: str = "normal"
@@ -275,7 +274,7 @@ class EscapeAnnealing(DeclaredLink):
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
 
     ranges = {check.positive: ("max_region",), check.at_least_one: ("max_iter", "n_tol")}
-    kept = ("max_iter", "n_tol", "seed")
+    attributes = ("max_iter", "n_tol", "seed")
 
     max_region: float = 1.0
     max_iter: int = 1000

@@ -9,9 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
-from .. import _checks as check
-from .._transforms import BufferTransform
+from ...optim import BufferTransform, TensorTransform
+from ...optim import ranges as check
 
 
 class Previous(BufferTransform):
@@ -32,7 +31,7 @@ class Previous(BufferTransform):
     members = True
 
     ranges = {check.at_least_one: ("n",)}
-    kept = ("n",)
+    attributes = ("n",)
 
     n: int = field(default=1, kw_only=False)
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Need, Objective, Reformulation, TensorTransform
+from ...optim import Need, Objective, Reformulation, TensorTransform, UpdateTransform
 from .._measures import shape_like
-from .._transforms import UpdateTransform
 from ..ops._sources import RandomSample
 
 
@@ -54,7 +53,7 @@ class GradSign(UpdateTransform):
 
     elementwise = True
 
-    base_options = {"uses_grad": True}
+    uses_grad = True
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return tensor.abs() * torch.sign(tensor if grad is None else grad)
@@ -71,7 +70,7 @@ class UpdateSign(UpdateTransform):
 
     elementwise = True
 
-    base_options = {"uses_grad": True}
+    uses_grad = True
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return (tensor if grad is None else grad).abs() * torch.sign(tensor)

@@ -1,6 +1,6 @@
 """Momentum and averaging: updates of several steps as one."""
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._averaging import *
 from ._cautious import *
 from ._ema import *

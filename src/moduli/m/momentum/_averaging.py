@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _checks as check
+from ...layout import Guard
+from ...optim import BufferTransform
+from ...optim import ranges as check
 from .._measures import rise
-from .._transforms import BufferTransform
 
 
 class _History(BufferTransform):
@@ -205,7 +206,7 @@ class ScheduleFree(BufferTransform):
     counts = True
 
     ranges = {check.fraction: ("momentum",), check.positive: ("momentum",), check.non_negative: ("r",)}
-    kept = ("r", "warmup")
+    attributes = ("r", "warmup")
 
     momentum: Any = field(default=0.9, kw_only=False)
     r: float = 0.0
@@ -270,13 +271,10 @@ class ScheduleFree(BufferTransform):
     def averaged(self, params: Iterable[Tensor]) -> Iterator[None]:
         """A block in which these parameters are their averages, to evaluate or save; training goes on after it."""
         given = list(params)
-        before = [param.detach().clone() for param in given]
-        with torch.no_grad():
-            for param, value in zip(given, self.averages(given), strict=True):
-                param.copy_(value)
-        try:
-            yield
-        finally:
+        with Guard() as guard:
+            guard.tensors(given)
             with torch.no_grad():
-                for param, value in zip(given, before, strict=True):
+                for param, value in zip(given, self.averages(given), strict=True):
                     param.copy_(value)
+            yield
+            guard.restore()

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Across, Chainable, Objective, as_real, restore_complex
-from .. import _checks as check
+from ...optim import Across, Chainable, Objective, SettingsList, Tensors, UpdateTransform, as_real, restore_complex
+from ...optim import ranges as check
 from .._measures import dot, larger, lengths, read, shape_like
-from .._transforms import Settings, Tensors, UpdateTransform
 from .._vectors import mask_absent
 from ..ops._operations import _MultiOperation
 
@@ -30,7 +29,7 @@ class _SignAgreement(UpdateTransform):
     elementwise = True
     ranges = {check.non_negative: ("eps",)}
 
-    base_options = {"uses_grad": True}
+    uses_grad = True
 
     normalize: bool = False
     eps: Any = 1e-6
@@ -40,7 +39,7 @@ class _SignAgreement(UpdateTransform):
         self.measures = given["normalize"]
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         if not settings[0]["normalize"] or grads is None:
             return None
@@ -224,12 +223,12 @@ class ScaleByGradCosineSimilarity(UpdateTransform):
     elementwise = True
     ranges = {check.non_negative: ("eps",)}
 
-    base_options = {"uses_grad": True}
+    uses_grad = True
 
     eps: float = 1e-6
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         return {"cosine": _find_cosine(tensors, cast(Tensors, grads), settings[0]["eps"], members)}
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .. import _checks as check
-from .._transforms import BufferTransform
+from ...optim import BufferTransform
+from ...optim import ranges as check
 
 
 class EMA(BufferTransform):

@@ -1,6 +1,6 @@
 """Operations on updates: pointwise functions and sources."""
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._accumulate import *
 from ._binary import *
 from ._graft import *

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import _checks as check
-from .._transforms import BufferTransform, UpdateTransform
+from ...optim import BufferTransform, UpdateTransform
+from ...optim import ranges as check
 
 
 class _Accumulate(BufferTransform):
@@ -176,6 +177,16 @@ class EMASquared(BufferTransform):
     pow: float = 2
     debiased: bool = False
 
+    def check_setting(self, key: str, value: Any) -> None:
+        """With `debiased` the mean is divided by 1 - beta^t, which is zero for a memory of one."""
+        super().check_setting(key, value)
+        if key == "beta" and self.defaults["debiased"]:
+            check.fraction(type(self).__name__, key, value)
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        super().collect(given)
+        self.check_setting("beta", given["beta"])
+
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         if self.centered:
             state["exp_avg"] = torch.zeros_like(tensor)
@@ -184,7 +195,8 @@ class EMASquared(BufferTransform):
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta = setting["beta"]
-        state["exp_avg_sq"].lerp_(tensor.abs() ** setting["pow"], 1 - beta)
+        # Not lerp_: of a mean that has overflowed it is inf - inf.
+        state["exp_avg_sq"].mul_(beta).add_(tensor.abs() ** setting["pow"] * (1 - beta))
         if self.centered:
             state["exp_avg"].lerp_(tensor, 1 - beta)
         if setting["amsgrad"]:
@@ -313,6 +325,7 @@ class Debias2(UpdateTransform):
     elementwise = True
     counts = True
     static = ("pow",)
+    ranges = {check.fraction: ("beta",)}
 
     beta: Any = 0.999
     pow: float = 2

@@ -9,11 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import Need, Objective, sample_like
-from .. import _checks as check
-from .._declared import DeclaredLink
+from ...optim import DeclaredLink, Need, Objective, UpdateTransform, sample_like
+from ...optim import ranges as check
 from .._measures import lengths, shape_like
-from .._transforms import UpdateTransform
 from ._operations import spread_numbers
 
 
@@ -48,7 +46,7 @@ class Grad(UpdateTransform):
 
     elementwise = True
 
-    base_options = {"uses_grad": True}
+    uses_grad = True
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return cast(Tensor, grad).clone()
@@ -138,7 +136,7 @@ class RandomSample(_SourceLink):
     shared_settings = True
 
     ranges = {check.one_of(*_DISTRIBUTIONS): ("distribution",), check.non_negative: ("variance",)}
-    kept = ("seed",)
+    attributes = ("seed",)
 
     distribution: str = "normal"
     variance: float = 1.0
@@ -196,7 +194,7 @@ class Uniform(_SourceLink):
         True
     """
 
-    kept = ("seed",)
+    attributes = ("seed",)
 
     low: float = field()
     high: float = field()

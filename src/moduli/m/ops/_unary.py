@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import LinearOperator, ScaledIdentity
-from ...optim import Objective, TensorTransform
-from .._transforms import ListTransform, Settings, States, Tensors, UpdateTransform
+from ...optim import ListTransform, Objective, SettingsList, States, Tensors, TensorTransform, UpdateTransform
 from .._vectors import size
 
 
@@ -207,7 +206,7 @@ class UnaryLambda(ListTransform):
         super().__init__()
         self.fn = fn
 
-    def transform_all(self, tensors: Tensors, states: States, settings: Settings) -> Sequence[Tensor]:
+    def transform_all(self, tensors: Tensors, states: States, settings: SettingsList) -> Sequence[Tensor]:
         out = list(self.fn(tensors))
         if [tuple(t.shape) for t in out] != [tuple(t.shape) for t in tensors]:
             raise ValueError(

@@ -1,6 +1,6 @@
 """Links over the members of a population."""
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._pbt import *
 from ._pso import *
 

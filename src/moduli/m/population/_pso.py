@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ... import evolve, kernels
 from ...evolve import informed_velocity, neighbourhood_best, remember_best, swarm_velocity
-from ...optim import Need, Objective, as_real
+from ...optim import DeclaredLink, Need, Objective, as_real
+from ...optim import ranges as check
 from ...population import Shard
-from .. import _checks as check
-from .._declared import DeclaredLink
 from .._search_link import PopulationLink
 
 
@@ -84,7 +83,7 @@ class PSO(DeclaredLink):
     over_processes = True
 
     ranges = {check.at_least_one: ("radius",)}
-    kept = ("topology", "radius", "seed")
+    attributes = ("topology", "radius", "seed")
 
     inertia: float = 0.7298437881283576
     cognitive: float = 1.496179765663133

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, ChainError, Need, Objective, StandIns, step_tensors
+from ...optim import Chainable, ChainError, DeclaredLink, Need, Objective, StandIns, step_tensors
+from ...optim import ranges as check
 from ...optim.module import ProjectedBuffer
-from .. import _checks as check
-from .._declared import DeclaredLink
 from .._vectors import flat, unflat
 from ..adaptive._axes import multiply, work
 from ..adaptive._full_matrix import find_span
@@ -66,7 +65,7 @@ class GGTBasis(DeclaredLink):
         check.allow(check.at_least_one, None): ("truncate",),
         check.non_negative: ("eig_tol",),
     }
-    kept = ("history_size", "update_freq", "truncate")
+    attributes = ("history_size", "update_freq", "truncate")
 
     basis_opt: Chainable = field(kw_only=False)
     history_size: int = 100
@@ -176,7 +175,7 @@ class SOAPBasis(Projection):
     needs = frozenset({Need.GRADIENT})
 
     ranges = {check.fraction: ("shampoo_beta",), check.at_least_one: ("precond_freq", "max_dim")}
-    kept = ("precond_freq", "merge_small", "max_dim", "precondition_1d")
+    attributes = ("precond_freq", "merge_small", "max_dim", "precondition_1d")
 
     basis_opt: Chainable = field(kw_only=False)
     modules: Chainable = field(default=(), init=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Module, Need, Objective
-from .. import _checks as check
+from ...optim import ranges as check
 from ._projection import Projection
 
 
@@ -20,7 +20,7 @@ class _LowRank(Projection):
     needs = frozenset({Need.GRADIENT})
 
     ranges = {check.at_least_one: ("rank", "update_gap"), check.positive: ("scale",), check.above_one: ("growth",)}
-    kept = ("rank", "update_gap", "tensorwise", "growth", "seed")
+    attributes = ("rank", "update_gap", "tensorwise", "growth", "seed")
 
     rank: int
     update_gap: int

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective, StandIns, as_real, restore_complex, to_vector
+from ...optim import Chainable, DeclaredLink, Module, Objective, StandIns, as_real, restore_complex, to_vector
 from ...optim import step as run
-from .._declared import DeclaredLink
 from .._vectors import unflat
 
 
@@ -272,7 +271,7 @@ class To(Projection):
         [tensor([0.5000, 0.5000])]
     """
 
-    kept = ("dtype", "device")
+    attributes = ("dtype", "device")
 
     dtype: torch.dtype | None = None
     device: torch.device | str | None = None

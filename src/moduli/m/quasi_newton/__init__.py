@@ -5,7 +5,7 @@
 * Each gives a direction, to be followed by a line search, and a Hessian (`get_H`), for a trust region.
 """
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._dense import *
 from ._diagonal import *
 from ._lbfgs import *

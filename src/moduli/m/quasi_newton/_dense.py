@@ -4,6 +4,9 @@ Each is written for the inverse Hessian H with the pair (s, y), where H y = s is
 dual of one: B s = y is the same equation with s and y exchanged. `bfgs` and `dfp` decide by masks, so that they can be
 vectorised over many matrices by `torch.vmap`; a pair of zeros changes nothing there.
 
+Near an optimum inner products are products of two small numbers, and underflow long before the vectors do. Denominators are
+therefore normal numbers of their dtype, and divide a vector before the outer product is formed.
+
 * Dense quasi-Newton methods: one implementation, many rules.
 """
 
@@ -17,16 +20,18 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
-from ...optim import Chainable, Objective
-from .. import _checks as check
-from .._declared import Ranges
+from ...optim import Chainable, Objective, Ranges
+from ...optim import ranges as check
 from .._vectors import HessianLink, flat, gather_update, vector_like
-from ._pairs import _PairLink
+from ._pairs import _PairLink, count_skipped
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What a rule sees: the step s, the change y of the gradient, the gradient before and after, a threshold, settings."""
+    """What a rule sees: the step s, the change y of the gradient, the gradient before and after, a threshold, settings.
+
+    The threshold is at least the smallest normal number of the dtype.
+    """
 
     s: Tensor
     y: Tensor
@@ -34,6 +39,11 @@ class Pair:
     after: Tensor
     tol: float
     setting: Any
+
+    @property
+    def tiny(self) -> float:
+        """The smallest normal number of the dtype."""
+        return torch.finfo(self.s.dtype).tiny
 
     def dual(self) -> Pair:
         """The same pair for the other matrix."""
@@ -44,15 +54,20 @@ Rule = Callable[[Tensor, Pair], bool | Tensor]
 """Changes the matrix in place; False where the pair is of no use to it."""
 
 
-def may_hold(condition: Tensor) -> bool:
+def may_hold(condition: Tensor | bool) -> bool:
     """Whether a condition holds; True inside of `torch.vmap`, where it can hold for some of many.
 
     What it guards has to be right where the condition does not hold, too: it saves a pass that would change nothing.
     """
+    return _decide(condition) is not False
+
+
+def _decide(condition: Tensor | bool) -> bool | None:
+    """Return the condition as a bool, or None inside of `torch.vmap`."""
     try:
         return bool(condition)
     except RuntimeError:
-        return True
+        return None
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
@@ -71,7 +86,7 @@ def bfgs(H: Tensor, pair: Pair) -> Tensor:
     used = sy > pair.tol
     if may_hold(used):
         over, Hy = torch.where(used, 1 / sy, 0.0), H @ y
-        _symmetric(H, s, s * (0.5 * (1 + torch.dot(y, Hy) * over) * over) - Hy * over)
+        _symmetric(H, s * over, s * (0.5 * (1 + torch.dot(y, Hy) * over)) - Hy)
     return used
 
 
@@ -87,14 +102,19 @@ def dfp(H: Tensor, pair: Pair) -> Tensor:
     return used
 
 
+def _is_above_rounding(product: float, a: Tensor, b: Tensor, part: float, tiny: float) -> bool:
+    """Whether a'b is a normal number and more than a part of |a| |b|, or more than rounding where that is larger."""
+    size = float(torch.linalg.vector_norm(a)) * float(torch.linalg.vector_norm(b))
+    return abs(product) > max(max(part, torch.finfo(a.dtype).eps) * size, tiny)
+
+
 def sr1(H: Tensor, pair: Pair) -> bool:
     """H += zz' / z'y with z = s - Hy, unless z'y is small (Nocedal and Wright, equation 6.26)."""
     z = pair.s - H @ pair.y
     zy = _dot(z, pair.y)
-    size = float(torch.linalg.vector_norm(z)) * float(torch.linalg.vector_norm(pair.y))
-    if not abs(zy) > max(pair.tol, 1e-8) * size or size == 0.0:
+    if not _is_above_rounding(zy, z, pair.y, max(pair.tol, 1e-8), pair.tiny):
         return False
-    H.addr_(z, z, alpha=1 / zy)
+    H.addr_(z / zy, z)
     return True
 
 
@@ -114,10 +134,9 @@ def rank_one(direction: Callable[[Tensor, Pair], Tensor]) -> Rule:
     def rule(H: Tensor, pair: Pair) -> bool:
         c = direction(H, pair)
         cy = _dot(c, pair.y)
-        size = float(torch.linalg.vector_norm(c)) * float(torch.linalg.vector_norm(pair.y))
-        if not abs(cy) > max(pair.tol, 1e-12) * size or size == 0.0:
+        if not _is_above_rounding(cy, c, pair.y, max(pair.tol, 1e-12), pair.tiny):
             return False
-        H.addr_(pair.s - H @ pair.y, c, alpha=1 / cy)
+        H.addr_(pair.s - H @ pair.y, c / cy)
         return True
 
     return rule
@@ -138,9 +157,7 @@ def hoshino(H: Tensor, pair: Pair) -> bool:
     if not sy > pair.tol or not sy + yHy > pair.tol:
         return False
     below = sy + yHy
-    H.addmm_(
-        torch.stack([s * ((1 + 2 * yHy / sy) / below) - Hy / below, (s + Hy) / -below], 1), torch.stack([s, Hy], 0)
-    )
+    H.addmm_(torch.stack([s / below * (1 + 2 * yHy / sy) - Hy / below, (s + Hy) / -below], 1), torch.stack([s, Hy], 0))
     return True
 
 
@@ -150,7 +167,7 @@ def dilation(H: Tensor, pair: Pair) -> bool:
     yHy = _dot(pair.y, Hy)
     if not yHy > pair.tol:
         return False
-    H.addr_(Hy, Hy, alpha=-(1 - pair.setting["alpha"] ** 2) / yHy)
+    H.addr_(Hy / yHy, Hy, alpha=-(1 - pair.setting["alpha"] ** 2))
     return True
 
 
@@ -167,11 +184,15 @@ def ssvm(H: Tensor, pair: Pair) -> bool:
     if not mu > 0:
         mu, theta = omega / tau, 1.0
     v = s / omega - Hy / tau
-    H.addr_(Hy, Hy, alpha=-1 / tau)
-    H.addr_(v, v, alpha=theta * tau)
+    H.addr_(Hy / tau, Hy, alpha=-1)
+    H.addr_(v * tau, v, alpha=theta)
     H.mul_(mu)
-    H.addr_(s, s, alpha=1 / omega)
+    H.addr_(s / omega, s)
     return True
+
+
+_TIE = 1e-5
+"""Inner products that differ by less than this part are equal: about the rounding of float32."""
 
 
 def _switch(kind: int, epsilon: float, omega: float, tau: float) -> tuple[float, float]:
@@ -180,9 +201,10 @@ def _switch(kind: int, epsilon: float, omega: float, tau: float) -> tuple[float,
         return max(epsilon / tau, 0.0) ** 0.5, 1 / (1 + max(tau * epsilon, 0.0) ** 0.5 / omega)
     if kind == 4:
         return epsilon / tau, 0.5
-    if epsilon <= omega:
+    # A matrix scaled with the first pair makes omega and tau equal, so that rounding must not choose between them.
+    if epsilon <= omega * (1 + _TIE):
         return epsilon / omega, 0.0
-    if omega >= tau:
+    if omega >= tau * (1 - _TIE):
         return omega / tau, 1.0
     below = epsilon * tau - omega * omega
     if below <= 0:
@@ -197,6 +219,9 @@ class QuasiNewton(_PairLink, HessianLink):
     names a rule for each that it has, and says `members = "batched"` where its rules decide by masks: all matrices of a
     population are then learnt in one call. Follow it with a line search, or put it into a trust region.
 
+    A pair that carries no information is skipped: s, y or a denominator is within its threshold, underflows, or is rounding.
+    The optimizer's `attrs` have the number of pairs skipped so far, as `"BFGS.skipped_pairs"`; not that of a population.
+
     Args:
         inverse: Whether the inverse is kept.
         init_scale: The matrix starts as this multiple of the identity; "auto" scales it with the first pair, to
@@ -208,7 +233,7 @@ class QuasiNewton(_PairLink, HessianLink):
         gtol: A change of the gradient whose largest component is not above this gives no pair.
         restart_interval: Start from the identity again after this many pairs; "auto" for n + 1, None for never.
         beta: Mix the new matrix with the old one, of which this part is kept.
-        scale_first: Before there is a pair, scale the update to a length of at most one.
+        scale_first: Before there is a pair, also after a restart, scale the update to a length of at most one.
         update_freq: Learn at every n-th step only.
         inner: Links between learning and the product.
 
@@ -234,7 +259,7 @@ class QuasiNewton(_PairLink, HessianLink):
     }
     rules: ClassVar[dict[str, Rule]] = {}
 
-    kept = ("inverse",)
+    attributes = ("inverse",)
 
     inverse: bool = True
     init_scale: float | str = "auto"
@@ -294,21 +319,27 @@ class QuasiNewton(_PairLink, HessianLink):
         if setting["ptol_restart"]:
             self._restart(~moved, state, x, setting)
         if not may_hold(useful):
+            count_skipped(self, objective, state)
             return
         every = setting["restart_interval"]
         if every is not None:
             self._restart(useful & (state["pairs"] >= (len(x) + 1 if every == "auto" else every)), state, x, setting)
         s, y = torch.where(useful, s, 0.0), torch.where(useful, y, 0.0)
         state["quadratic"] = _is_parabola(loss_before, objective.loss, s, u_before, u)
-        self.learn(state["matrix"], Pair(s, y, u_before, u, setting["tol"], setting), state, setting)
+        tol = max(setting["tol"], torch.finfo(x.dtype).tiny)
+        used = self.learn(state["matrix"], Pair(s, y, u_before, u, tol, setting), state, setting)
+        if _decide(used) is False:
+            count_skipped(self, objective, state)
 
-    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
-        """One pair, for the matrix that is kept."""
+    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
+        """Change the matrix by one pair; return whether the pair was of use."""
         if setting["init_scale"] == "auto":
             first = (state["pairs"] == 0) & ~state["quadratic"]
             if may_hold(first):
-                sy, yy = torch.dot(pair.s, pair.y), torch.dot(pair.y, pair.y)
-                known = first & (sy > 0) & yy.isfinite()
+                largest = torch.linalg.vector_norm(pair.y, float("inf"))
+                s, y = pair.s / largest, pair.y / largest
+                sy, yy = torch.dot(s, y), torch.dot(y, y)
+                known = first & (sy > pair.tiny) & yy.isfinite()
                 matrix.mul_(torch.where(known, sy / yy if self.inverse else yy / sy, 1.0))
         rule = self.rules["inverse" if self.inverse else "hessian"]
         old = matrix.clone() if setting["beta"] else None
@@ -317,6 +348,7 @@ class QuasiNewton(_PairLink, HessianLink):
             matrix.lerp_(old, setting["beta"])
         state["pairs"] = state["pairs"] + used
         self._restart(~torch.isfinite(matrix.diagonal()).all(), state, pair.s, setting)
+        return used
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Multiplies by the inverse Hessian, or solves with the Hessian."""
@@ -329,10 +361,9 @@ class QuasiNewton(_PairLink, HessianLink):
             unsolved = (failed != 0) | ~torch.isfinite(out).all()
             self._restart(unsolved, state, u, setting)
             out = torch.where(unsolved, u, out)
-        if setting["init_scale"] == "auto" and may_hold(first):
-            length = torch.linalg.vector_norm(u)
-            long = (length > 1) & length.isfinite() & bool(setting["scale_first"])
-            out = torch.where(first, torch.where(long, u / length, u), out)
+        if setting["scale_first"] and may_hold(first):
+            length = torch.linalg.vector_norm(out)
+            out = torch.where(first & (length > 1) & length.isfinite(), out / length, out)
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:

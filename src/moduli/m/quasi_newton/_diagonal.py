@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...linalg import Diagonal, LinearOperator
 from ...optim import Chainable, Objective
-from .. import _checks as check
+from ...optim import ranges as check
 from .._vectors import HessianLink, vector_like
-from ._pairs import _PairLink, take_tensors
+from ._pairs import _PairLink, count_skipped, divide_by_step, take_tensors
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
@@ -22,7 +22,8 @@ def _dot(a: Tensor, b: Tensor) -> float:
 class DiagonalQuasiNewton(_PairLink, HessianLink):
     r"""Keeps a diagonal Hessian $b$ over all parameters and divides the update by it; override `rule`.
 
-    Entries that are not positive, or outside of the bounds, are used as 1.
+    Entries that are not positive, or outside of the bounds, are used as 1. The optimizer's `attrs` have the number of pairs
+    that carried no information and were skipped, as `"DNRTR.skipped_pairs"`.
 
     Args:
         init_scale: The diagonal starts as this; "auto" scales it with the first pair.
@@ -49,7 +50,10 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
 
     @staticmethod
     def rule(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
-        """The next diagonal from this one and a pair; None where the pair is of no use."""
+        """The next diagonal from this one and a pair; None where the pair is of no use.
+
+        The pair is divided by the largest component of s, so that powers of it do not underflow.
+        """
         return _quasi_cauchy(b, s, y)
 
     ranges = {check.once(check.allow(check.positive, "auto")): ("init_scale",)}
@@ -78,16 +82,19 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Changes the diagonal with the pair of the last step."""
-        x, s, y, _ = take_tensors(objective, state, setting)
+        x, s, y, _ = take_tensors(self, objective, state, setting)
         b = self._diagonal(state, x, setting)
         if s is None or y is None:
             return
-        if state["pairs"] == 0 and setting["init_scale"] == "auto" and _dot(s, y) > 0:
-            b.fill_(_dot(y, y) / _dot(s, y))
+        s, y = divide_by_step(s, y)
+        if state["pairs"] == 0 and setting["init_scale"] == "auto" and _dot(s, y) > torch.finfo(s.dtype).tiny:
+            b.fill_(min(_dot(y, y) / _dot(s, y), torch.finfo(s.dtype).max))
         new = self.rule(b, s, y)
         if new is not None and bool(torch.isfinite(new).all()):
             b.copy_(new)
             state["pairs"] += 1
+        else:
+            count_skipped(self, objective, state)
 
     def _keep_in_bounds(self, b: Tensor, setting: Any) -> Tensor:
         return torch.where((b > setting["lb"]) & (b < setting["ub"]), b, torch.ones_like(b))
@@ -104,9 +111,10 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
 def _bfgs(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
     """The diagonal of the BFGS update of the inverse."""
     sy, h = _dot(s, y), 1 / b
-    if not sy > 0:
+    if not sy > torch.finfo(s.dtype).tiny:
         return None
-    h = h + (sy + _dot(y, h * y)) * s * s / sy**2 - 2 * h * y * s / sy
+    over = s / sy
+    h = h + (sy + _dot(y, h * y)) * over * over - 2 * h * y * over
     return torch.where(h > 0, 1 / h, b)
 
 
@@ -114,7 +122,8 @@ def _sr1(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
     z = y - b * s
     zs = _dot(z, s)
     size = float(torch.linalg.vector_norm(z)) * float(torch.linalg.vector_norm(s))
-    return b + z * z / zs if abs(zs) > 1e-8 * size and size > 0 else None
+    limits = torch.finfo(s.dtype)
+    return b + z * (z / zs) if abs(zs) > max(max(1e-8, limits.eps) * size, limits.tiny) else None
 
 
 def _quasi_cauchy(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
@@ -126,7 +135,7 @@ def _update_weighted(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
     s2 = s * s
     e = s2 * b * b
     below = _dot(s2, e)
-    return b + e * ((_dot(s, y) - _dot(s2, b)) / below) if below > 0 else None
+    return b + e / below * (_dot(s, y) - _dot(s2, b)) if below > torch.finfo(s.dtype).tiny else None
 
 
 def _andrei(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:

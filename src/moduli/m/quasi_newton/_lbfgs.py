@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...layout import Guard
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
 from ...optim import Chainable, ChainError, Objective, Optimizer, as_real, describe_params
-from .. import _checks as check
+from ...optim import ranges as check
 from .._vectors import HessianLink, is_small, mask_absent, unflat, vector_like
-from ._pairs import _PairLink, take_pair
+from ._pairs import _PairLink, count_skipped, take_pair
 
 _WIDE = 8_192
 """For products with larger matrices NumPy's library uses all threads, also for one that was told to use one only."""
@@ -56,7 +57,7 @@ class PairMemory:
             state["capacity"] = capacity
         self.rows: Tensor = state["rows"]
         self.n, self.dtype, self.history = n, dtype, history
-        self.eps = torch.finfo(dtype).eps
+        self.eps, self.tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
         self.capacity: int = state["capacity"]
         self.slots: list[int] = state["slots"]
         # Below this size NumPy's dispatch, on the same memory, costs less than torch's.
@@ -186,8 +187,10 @@ def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str,
     if setting["gtol_restart"]:
         pairs = torch.where(moved & ~changed, 0, pairs)
     sy = _dots(s, y)
-    rounding = torch.finfo(x[0].dtype).eps * (_dots(s, s) * _dots(y, y)).sqrt()
-    good = moved & changed & (sy > setting["sy_tol"]) & (sy > rounding) & sy.isfinite()
+    yy, limits = _dots(y, y), torch.finfo(x[0].dtype)
+    rounding = limits.eps * (_dots(s, s) * yy).sqrt()
+    enough = (sy > max(setting["sy_tol"], limits.tiny)) & (sy > rounding) & (yy > limits.tiny)
+    good = moved & changed & enough & sy.isfinite() & yy.isfinite()
     for state, a, b in zip(states, s, y, strict=True):
         for key, new in (("s", a), ("y", b)):
             held = state[key]
@@ -237,7 +240,8 @@ class LBFGS(_PairLink, HessianLink):
     $H u = \gamma u + S^T R^{-T}\big((D + \gamma Y Y^T) R^{-1} S u - \gamma Y u\big) - \gamma Y^T R^{-1} S u$.
 
     This equals the two-loop recursion, in two products with one buffer. Follow it with a line search. Members of a
-    population have pairs of their own.
+    population have pairs of their own. The optimizer's `attrs` have the number of pairs of one model that carried no
+    information and were skipped, as `"LBFGS.skipped_pairs"`.
 
     Args:
         history_size: How many pairs are kept.
@@ -313,6 +317,16 @@ class LBFGS(_PairLink, HessianLink):
         kept.pop("_held", None)
         return kept
 
+    def protect(self, guard: Guard, unwritten: Sequence[Tensor] = ()) -> None:
+        """Register the state; of the pairs the one whose slot is used next."""
+        for state in self._state.values():
+            if "slots" in state:
+                slots, rows = state["slots"], state["rows"]
+                slot = slots[0] if len(slots) == state["history"] else len(slots)
+                guard.tensors([rows[slot], rows[slot + state["capacity"]]])
+                unwritten = [*unwritten, rows]
+        super().protect(guard, unwritten)
+
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Takes in the pair of the last step."""
         if objective.members is not None:
@@ -330,13 +344,19 @@ class LBFGS(_PairLink, HessianLink):
             restart = {"new": True, "step": setting["ptol_restart"], "gradient": setting["gtol_restart"]}
             if restart.get(verdict):
                 memory.clear()
+            if verdict in ("step", "gradient"):
+                count_skipped(self, objective, state)
             return
         if setting["damping"] == "powell":
             damped = _powell(torch.as_tensor(s), torch.as_tensor(y), self.operator(objective, state, setting))
             y = damped.numpy() if memory.numpy else damped
-        along, size = float(s.dot(y)), math.sqrt(float(s.dot(s)) * float(y.dot(y)))
-        if along > setting["sy_tol"] and math.inf > along > memory.eps * size:
+        along, yy = float(s.dot(y)), float(y.dot(y))
+        rounding = memory.eps * math.sqrt(float(s.dot(s)) * yy)
+        # A square of y that underflows has lost the scale of the matrix, which is divided by it.
+        if math.inf > along > max(setting["sy_tol"], rounding, memory.tiny) and math.inf > yy > memory.tiny:
             memory.add(s, y, along)
+        else:
+            count_skipped(self, objective, state)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian of the pairs."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, LinearOperator, LowRankPlusDiagonal, ScaledIdentity
-from ...optim import Chainable, Need, Objective, sample_like
-from .. import _checks as check
+from ...optim import Chainable, Module, Need, Objective, sample_like
+from ...optim import ranges as check
 from .._vectors import HessianLink, VectorLink, flat, gather_update, is_small, vector_like
 from ..second_order._newton import shortest
 
@@ -51,10 +51,26 @@ def take_pair(objective: Objective, state: Any, ptol: float, gtol: float) -> tup
     return x, s, y, verdict if _exceeds(s, ptol) else "step"
 
 
-def take_tensors(objective: Objective, state: Any, setting: Any) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
-    """What `take_pair` finds, as tensors; s and y are None where they are of no use."""
+def take_tensors(
+    link: Module, objective: Objective, state: Any, setting: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
+    """Return `take_pair`'s result as tensors and count the pair as skipped where s and y are of no use; they are None then."""
     x, s, y, verdict = take_pair(objective, state, setting["ptol"], setting["gtol"])
+    if verdict in ("step", "gradient"):
+        count_skipped(link, objective, state)
     return (x, None, None, verdict) if verdict else (x, torch.as_tensor(s), torch.as_tensor(y), verdict)
+
+
+def divide_by_step(s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pair divided by the largest component of s: the same curvature, and no power of s underflows."""
+    largest = torch.linalg.vector_norm(s, float("inf"))
+    return s / largest, y / largest
+
+
+def count_skipped(link: Module, objective: Objective, state: Any) -> None:
+    """Count a pair that carries no information, and publish the number of them in `attrs`."""
+    state["skipped"] = state.get("skipped", 0) + 1
+    objective.attrs[f"{type(link).__name__}.skipped_pairs"] = state["skipped"]
 
 
 def _exceeds(vector: Any, tol: float) -> bool:
@@ -86,10 +102,15 @@ class GradientCorrection(_PairLink):
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """The pair of the last step."""
-        _, s, y, _ = take_tensors(objective, state, {"ptol": 0.0, "gtol": 0.0})
+        _, s, y, _ = take_tensors(self, objective, state, {"ptol": 0.0, "gtol": 0.0})
         state.pop("s", None)
-        if s is not None and y is not None and torch.dot(s, y).item() > 0:
+        if s is None or y is None:
+            return
+        s, y = divide_by_step(s, y)
+        if torch.finfo(s.dtype).tiny < torch.dot(s, y).item() < float("inf"):
             state["s"], state["y"] = s, y
+        else:
+            count_skipped(self, objective, state)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
         """Takes out the part along the last step."""
@@ -155,7 +176,7 @@ class LSR1(_PairLink, HessianLink):
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
         """Takes in the pair of the last step."""
-        x, s, y, verdict = take_tensors(objective, state, setting)
+        x, s, y, verdict = take_tensors(self, objective, state, setting)
         held = state.setdefault("s", [])
         other = state.setdefault("y", [])
         restart = (verdict == "step" and setting["ptol_restart"]) or (verdict == "gradient" and setting["gtol_restart"])
@@ -164,12 +185,17 @@ class LSR1(_PairLink, HessianLink):
             other.clear()
         if s is None or y is None:
             return
+        # The matrix does not depend on the lengths of pairs, but its small matrix is the better conditioned the more alike.
+        s, y = divide_by_step(s, y)
         z = s - self._times(state, y, float(setting["init_scale"]))
         sizes = float(torch.linalg.vector_norm(z)) * float(torch.linalg.vector_norm(y))
-        if sizes > 0 and abs(torch.dot(z, y).item()) > 1e-8 * sizes:
+        limits = torch.finfo(s.dtype)
+        if limits.max > abs(torch.dot(z, y).item()) > max(max(1e-8, limits.eps) * sizes, limits.tiny):
             held.append(s)
             other.append(y)
             del held[: -setting["history_size"]], other[: -setting["history_size"]]
+        else:
+            count_skipped(self, objective, state)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
         """Multiplies by the inverse Hessian of the pairs."""
@@ -230,7 +256,7 @@ class SG2(HessianLink):
     learnt = "H"
 
     ranges = {check.at_least_one: ("n_samples", "n_first_step_samples"), check.once(check.positive): ("h",)}
-    kept = ("seed",)
+    attributes = ("seed",)
 
     n_samples: int = 1
     n_first_step_samples: int = 10

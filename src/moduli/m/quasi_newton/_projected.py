@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import _checks as check
+from ...optim import ranges as check
 from ._dense import Pair, QuasiNewton, Rule, dilation, rank_one
 
 
@@ -55,12 +55,13 @@ class _Projected(QuasiNewton):
     def collect(self, given: Mapping[str, Any]) -> None:
         super().collect({**given, "alpha": 0.0})
 
-    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
+    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
         """One pair; where the rule refuses it, everything is projected out already."""
         pairs = state["pairs"]
-        super().learn(matrix, pair, state, setting)
+        used = super().learn(matrix, pair, state, setting)
         if state["pairs"] == pairs and setting["restart_interval"] is not None:
             self._start(state, pair.s, setting)
+        return used
 
 
 class ProjectedGradientMethod(_Projected):
@@ -125,11 +126,11 @@ class ProjectedNewtonRaphson(_Projected):
         state["learnt"] = matrix.clone()
         return matrix
 
-    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
+    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
         """R first, from the projection as it was before the pair."""
         projected = matrix @ pair.y
         rank_one(lambda H, p: projected)(state["learnt"], pair)
-        super().learn(matrix, pair, state, setting)
+        return super().learn(matrix, pair, state, setting)
 
 
 class ThomasOptimalMethod(QuasiNewton):
@@ -163,19 +164,19 @@ class ThomasOptimalMethod(QuasiNewton):
         state["other"] = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         return matrix
 
-    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
+    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
         """The second matrix, and the rank-one update along what it chooses."""
         s, R = pair.s, state["other"]
         length = float(torch.linalg.vector_norm(s))
         d = R @ s + 0.5 * length * s
         ds = torch.dot(d, s).item()
-        if not ds > 0:
-            return
-        R = R - torch.outer(d, d) / ds
+        if not ds > pair.tiny:
+            return False
+        R = R - torch.outer(d / ds, d)
         R.diagonal().add_(length)
         R.mul_(1 + length)
         if float(R.diagonal().abs().max()) > 1e30:  # it grows with every step, and is begun again before it overflows
             R = torch.eye(len(R), dtype=R.dtype, device=R.device)
         state["other"] = R
         chosen = Pair(s, pair.y, pair.before, pair.after, pair.tol, {**pair.setting, "direction": d})
-        super().learn(matrix, chosen, state, setting)
+        return super().learn(matrix, chosen, state, setting)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .. import _checks as check
+from ...optim import ranges as check
 from ._dense import QuasiNewton, Rule, bfgs, column, dfp, hoshino, psb, rank_one, sr1, ssvm
 
 
@@ -146,7 +146,7 @@ class PSB(QuasiNewton):
 class SR1(QuasiNewton):
     r"""The symmetric rank-one update, which may become indefinite as the Hessian is; best in a trust region.
 
-    $H \leftarrow H + z z^T / z^Ty,\ z = s - Hy$, unless $|z^Ty|$ is below $10^{-8}\|z\|\|y\|$ (or `tol`).
+    $H \leftarrow H + z z^T / z^Ty,\ z = s - Hy$, unless $|z^Ty|$ is below $10^{-8}\|z\|\|y\|$ (or `tol`, or rounding).
 
     Args:
         **settings: Those of `QuasiNewton`.

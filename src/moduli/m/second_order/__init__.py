@@ -5,7 +5,7 @@
 * `PSGDDenseNewton`, `PSGDKronNewton`, `PSGDLRANewton` fit a preconditioner to products.
 """
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._diagonal import *
 from ._multipoint import *
 from ._newton import *

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective, sample_like
-from .._transforms import transform_buffers
+from ...optim import Chainable, Objective, sample_like, transform_buffers
+from ...optim import ranges as check
 from ._newton import _SecondOrderLink
 
 
@@ -288,6 +288,8 @@ class ESGD(_HutchinsonBase):
         Y. N. Dauphin, H. de Vries, Y. Bengio, "Equilibrated adaptive learning rates for non-convex optimization", NeurIPS
         2015.
     """
+
+    ranges = {check.allow(check.fraction, None): ("beta",)}
 
     damping: Any = 1e-4
     beta: float | None = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import HESSIAN_METHODS, Module, Need, Objective
-from .. import _checks as check
+from ...optim import ranges as check
 from .._vectors import flat, refuse_complex, unflat
 from ._newton import shortest, solve, solve_live
 

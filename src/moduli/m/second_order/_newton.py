@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, Eigendecomposition, FunctionOperator, LinearOperator
-from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
-from .. import _checks as check
-from .._declared import DeclaredLink, Ranges
+from ...optim import HESSIAN_METHODS, Chainable, DeclaredLink, Need, Objective, Ranges, Transform
+from ...optim import ranges as check
 from .._vectors import HessianLink, flat, size
 
 
@@ -42,7 +41,7 @@ class _SecondOrderLink(DeclaredLink, Transform):
         check.at_least_one: ("n_samples", "rank", "sketch_size", "max_dim"),
     }
 
-    kept = ("seed",)
+    attributes = ("seed",)
 
     def all_needs(self) -> frozenset[Need]:
         """Second derivatives; evaluations elsewhere where they are made of differences."""
@@ -132,7 +131,7 @@ class _SpectralLink(_SecondOrderLink, HessianLink):
     shared_settings = True
     real_only = True
 
-    kept = ("eigval_fn",)  # a setting that can be called is a schedule
+    attributes = ("eigval_fn",)  # a setting that can be called is a schedule
 
     eigval_fn: Callable[[Tensor], Tensor] | None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, LinearSolution, LowRankPlusDiagonal, Outcome, cg, minres
 from ...optim import Chainable, Objective
-from .. import _checks as check
+from ...optim import ranges as check
 from .._vectors import HessianLink, flat, refuse_complex
 from ..trust_region import TrustCG
 from ._newton import _SecondOrderLink, hessian_operator
@@ -139,7 +139,7 @@ class NewtonCGSteihaug(TrustCG):
     """
 
     ranges = {check.non_negative: ("h",)}
-    kept = ("hvp_method", "h")
+    attributes = ("hvp_method", "h")
 
     hess_module: Chainable = field(default=(), init=False)
     hvp_method: str = "autograd"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...linalg import AtA, Eigendecomposition, LinearOperator
 from ...optim import Chainable, Closure, Evaluator, Need, Objective
-from .. import _checks as check
+from ...optim import ranges as check
 from .._measures import divide, read
 from .._vectors import HessianLink, flat, gather_update, jacobian, mask_absent, refuse_complex, unflat
 from ._newton import _SecondOrderLink, _SpectralLink
@@ -173,7 +173,7 @@ class NaturalGradient(HessianLink):
     learnt = "G"
 
     ranges = {check.non_negative: ("reg",)}
-    kept = ("batched",)
+    attributes = ("batched",)
 
     reg: float = 1e-8
     sqrt: bool = False

@@ -1,6 +1,6 @@
 """Step sizes: given, scheduled, or found from what the steps do."""
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._adaptive import *
 from ._lr import *
 

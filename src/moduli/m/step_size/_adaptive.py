@@ -17,11 +17,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from ...linalg import LinearOperator
-from ...optim import Chainable, Need, Objective, Transform
-from .. import _checks as check
-from .._declared import DeclaredLink
+from ...optim import Chainable, DeclaredLink, Need, Objective, SettingsList, States, Transform
+from ...optim import ranges as check
 from .._measures import choose, divide, dot, larger, norm, read, root, smaller
-from .._transforms import Settings, States
 from ..ops._unary import make_scaled_identity
 
 
@@ -32,7 +30,7 @@ class _StepScale(DeclaredLink, Transform):
         given: The settings and `inner`: the arguments of the link as they are, `locals()`.
 
     Attributes:
-        ranges: The arguments that a check of `_checks` is for, by check.
+        ranges: The arguments that a check of `optim.ranges` is for, by check.
         key: The step size in `global_state`: a number, or a 0-d tensor on the parameters' device.
     """
 
@@ -40,7 +38,7 @@ class _StepScale(DeclaredLink, Transform):
     shared_settings = True
     key: ClassVar[str] = "alpha"
 
-    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
         """Scales the update."""
         step = self.global_state[self.key]
         objective.updates = [update.mul_(step) for update in objective.get_updates()]
@@ -61,7 +59,7 @@ class _DifferenceStep(_StepScale):
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
         """The step size: a number, or a 0-d tensor on the parameters' device."""
 
-    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """Finds the step size, and remembers this point."""
         setting = settings[0]
         grads = objective.get_grads() if setting["use_grad"] else objective.peek_updates()
@@ -276,7 +274,7 @@ class BoldDriver(_StepScale):
     nminus: float = 0.1
     inner: Chainable | None = None
 
-    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """Compares the loss with the last one."""
         setting, memory = settings[0], self.global_state
         loss = read(objective.get_loss(backward=True).double())
@@ -336,7 +334,7 @@ class PolyakStepSize(_StepScale):
     alpha: float = 1.0
     inner: Chainable | None = None
 
-    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """Where the best value so far, and the target below it, are kept."""
         setting, memory = settings[0], self.global_state
         loss = read(objective.get_loss(backward=True).double())
@@ -354,7 +352,7 @@ class PolyakStepSize(_StepScale):
         step = divide(setting["alpha"] * larger(gap, 0.0), size, 0.0)
         return step if setting["max"] is None else smaller(step, setting["max"])
 
-    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
         """Scales the update, which the links inside may have changed."""
         updates = objective.get_updates()
         step = self._step(objective, updates, settings[0])

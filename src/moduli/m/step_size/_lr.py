@@ -8,17 +8,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Across
-from .. import _checks as check
+from ...optim import Across, Chain, ListTransform, Module, Optimizer, SettingsList, States, Tensors, UpdateTransform
+from ...optim import ranges as check
 from .._measures import lengths, metric_of_all
-from .._transforms import ListTransform, Settings, States, Tensors, UpdateTransform
 
 
 class LR(UpdateTransform):
@@ -27,8 +26,8 @@ class LR(UpdateTransform):
     Torch's learning rate schedulers act on it: they write `lr` into the optimizer's groups.
 
     Args:
-        lr: The step size: a number, a 0-d tensor, or a function of the step number, such as cosine with warmup and WSD
-            (warmup, stable, decay) of `optim.schedules`; for a population also a tensor with one number per member.
+        lr: The step size, not negative: a number, a 0-d tensor, or a function of the step number, such as cosine with warmup
+            and WSD (warmup, stable, decay) of `optim.schedules`; for a population also a tensor with one number per member.
 
     Example:
         >>> import torch, moduli as mo
@@ -40,8 +39,13 @@ class LR(UpdateTransform):
     """
 
     elementwise = True
+    ranges = {check.step_size: ("lr",)}
 
     lr: Any = field(default=1.0, kw_only=False)
+
+    def read_scale(self, setting: Any, step: int) -> Any:
+        """Return the factor of a step, counted from zero."""
+        return setting["lr"]
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor * setting["lr"]
@@ -66,8 +70,13 @@ class StepSize(UpdateTransform):
     def __init__(self, step_size: Any = 1.0, *, key: str = "step_size") -> None:
         if not isinstance(key, str) or not key:
             raise ValueError(f"StepSize: key is {key!r}; give the name of the setting")
+        check.step_size("StepSize", key, step_size)
         self.collect({key: step_size})
         self.key = key
+
+    def read_scale(self, setting: Any, step: int) -> Any:
+        """Return the factor of a step, counted from zero."""
+        return setting[self.key]
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor * setting[self.key]
@@ -105,10 +114,45 @@ class Warmup(UpdateTransform):
     start_lr: Any = 1e-5
     end_lr: Any = 1.0
 
+    def read_scale(self, setting: Any, step: int) -> Any:
+        """Return the factor of a step, counted from zero."""
+        start, end = setting["start_lr"], setting["end_lr"]
+        return start + (end - start) * min(step / setting["steps"], 1.0)
+
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         before, start, end = state["step"] - 1, setting["start_lr"], setting["end_lr"]
         rising = (before < setting["steps"]) * 1.0
         return tensor * (rising * (start + (end - start) * (before / setting["steps"])) + (1 - rising) * end)
+
+
+def multiply_scales(link: Module, optimizer: Optimizer | None, params: Tensors) -> list[Any]:
+    """Return the product of the step sizes that follow a link in its optimizer, for each parameter.
+
+    It is 1 without an optimizer, and a step size of which members of a population have different numbers counts as 1.
+    """
+    out: list[Any] = [1.0] * len(params)
+    if optimizer is None:
+        return out
+    for part in _list_following(optimizer.modules, link) or ():
+        if isinstance(part, LR | StepSize | Warmup):
+            found = [part.read_scale(part.settings[param], optimizer.current_step) for param in params]
+            out = [a if isinstance(b, Tensor) and b.dim() else a * b for a, b in zip(out, found, strict=True)]
+    return out
+
+
+def _list_following(links: Sequence[Module], link: Module) -> list[Module] | None:
+    """Return the links that are given what a link makes, of a sequence and the sequences inside of it; None if it is not there."""
+    for i, part in enumerate(links):
+        if part is link:
+            return list(links[i + 1 :])
+        inside = (
+            [part.get_children_sequence()] if isinstance(part, Chain) else [[child] for child in part.children.values()]
+        )
+        for sequence in inside:
+            following = _list_following(sequence, link)
+            if following is not None:
+                return [*following, *links[i + 1 :]]
+    return None
 
 
 class WarmupNormClip(UpdateTransform):
@@ -144,7 +188,7 @@ class WarmupNormClip(UpdateTransform):
     end_norm: Any = 1.0
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         return {"norm": metric_of_all(tensors) if members is None else lengths(tensors)}
 
@@ -185,7 +229,7 @@ class RandomStepSize(ListTransform):
             raise ValueError(f"RandomStepSize: low is {given['low']!r}, which is above high, {given['high']!r}")
         super().collect(given)
 
-    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: SettingsList) -> None:
         one: float | None = None
         for state, setting in zip(states, settings, strict=True):
             if one is None or setting["parameterwise"]:

@@ -3,7 +3,7 @@
 A trust region takes a link that gives a Hessian, `m.TrustCG(m.LBFGS())`, and is an optimizer by itself.
 """
 
-from .._declared import publish_links
+from .._publish import publish_links
 from ._base import *
 from ._regions import *
 

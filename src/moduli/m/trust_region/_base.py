@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, ScaledIdentity, SingularError
-from ...optim import Chainable, ChainError, Module, Need, Objective
-from .. import _checks as check
-from .._declared import DeclaredLink
+from ...optim import Chainable, ChainError, DeclaredLink, Module, Need, Objective
+from ...optim import ranges as check
 from .._vectors import flat, mask_absent, unflat
 from ..line_search._base import Line
 
@@ -63,7 +62,7 @@ class TrustRegionBase(DeclaredLink):
         check.fraction: ("nminus",),
         check.at_least_one: ("max_attempts", "update_freq"),
     }
-    kept: ClassVar[tuple[str, ...]] = ("update_freq",)
+    attributes: ClassVar[tuple[str, ...]] = ("update_freq",)
 
     hess_module: Chainable = field(kw_only=False)
     eta: float = 0.0

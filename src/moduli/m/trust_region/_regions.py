@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, SingularError, steihaug, trust_exact
-from .. import _checks as check
+from ...optim import ranges as check
 from ._base import TrustRegionBase, _SpectralRegion
 
 

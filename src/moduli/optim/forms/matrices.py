@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import pytree
-from ..layout import map_tensors
-from ._closure import Evaluator, FormEvaluator
-from ._members import takes_matrices
-from ._needs import keeps_graph
-from ._vectors import fill_zeros
+from ..._torch import pytree
+from ...layout import map_tensors
+from .._closure import Evaluator, FormEvaluator
+from .._needs import keeps_graph
+from .._vectors import fill_zeros
+from .members import MembersForm, takes_matrices
 
 if TYPE_CHECKING:
-    from ..population import Population
-    from . import Module, Objective, Optimizer
+    from ...population import Population
+    from .. import Module, Objective, Optimizer
 
 
-class MemberMatrices:
+class MemberMatrices(MembersForm):
     """The blocks of an optimizer over a population, and the links whose state is kept for them.
 
     Args:
@@ -60,8 +60,9 @@ class MemberMatrices:
 
     # ------------------------------------------------------------------ a step
 
-    def begin(self, leaves: list[Tensor], evaluated: bool) -> list[Tensor]:
-        """The parameters for one step: blocks, or the leaves themselves; with their gradients, where those are known."""
+    def enter(self, leaves: list[Tensor], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
+        """Return blocks, or the leaves themselves; with their gradients, where those are known."""
+        evaluated = evaluator is None
         if evaluated:
             missing = [leaf.grad is None for leaf in leaves]
             self.apart = self.apart or (any(missing) and not all(missing))
@@ -75,7 +76,8 @@ class MemberMatrices:
                 block.tensor.data = matrix
         if evaluated:
             self.gather()
-        return [block.tensor for block in self.blocks] or leaves
+        seen: list[Tensor] = [*(block.tensor for block in self.blocks)] or leaves
+        return seen, None if evaluator is None else self.wrap(evaluator, leaves)
 
     def _are_alike(self, leaves: Sequence[Tensor]) -> bool:
         return (
@@ -198,8 +200,8 @@ class MemberMatrices:
 
     # ------------------------------------------------------------------ looking and saving
 
-    def describe(self) -> str:
-        """The matrices of the last step, in words."""
+    def name_tensors(self) -> str:
+        """Say what links that take matrices see: the matrices of the last step."""
         if not self._are_alike([leaf for leaf in self.population.parameters() if leaf.requires_grad]):
             return "parameters stacked over members"
         sizes = [f"{len(matrix)} x {matrix.shape[1]:,}" for matrix in self.population.matrices]

@@ -1,23 +1,74 @@
-"""Links that are written as functions of the update, what is remembered of it, and settings.
+"""The bases that links are written from: functions of the update, of state and of settings.
 
-What they remember can pass through links of its own: the `*_tfm` arguments.
+* `DeclaredLink`: a link whose constructor type checkers know, too.
+* `UpdateTransform`: a function of one tensor. `BufferTransform`: one with state. `MatrixTransform`: of each tensor as a matrix.
+  `ListTransform`: of all tensors together.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import torch
 from torch import Tensor
 
-from ..optim import Across, Module, Objective, TensorTransform, as_real, restore_complex
-from ..optim.module import ProjectedBuffer
-from ._declared import DeclaredLink
+from ._needs import Across
+from ._vectors import as_real, restore_complex
+from .declared import Ranges, make_constructor
+from .module import Module, ProjectedBuffer
+from .objective import Objective
+from .transform import TensorTransform
+
+__all__ = [
+    "BufferTransform",
+    "DeclaredLink",
+    "ListTransform",
+    "MatrixTransform",
+    "UpdateTransform",
+    "transform_buffers",
+]
 
 Tensors = list[Tensor]
+"""The tensors that a hook sees, one for each parameter."""
 States = list[dict[str, Any]]
-Settings = Sequence[Mapping[str, Any]]
+"""Their states."""
+SettingsList = Sequence[Mapping[str, Any]]
+"""Their settings."""
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+class DeclaredLink(Module):
+    """A link whose constructor type checkers, too, read off the annotated attributes of its class.
+
+    At run time that holds for every link (see `moduli.optim.declared`). This class only marks it, for links whose base
+    is `Module`, `Transform` or `Reformulation`: `class Mine(DeclaredLink, Transform)`.
+
+    Example:
+        >>> from moduli.optim import DeclaredLink
+        >>> class Halve(DeclaredLink):
+        ...     attributes = ("most",)
+        ...     most: int = 20
+        ...     def apply(self, objective):
+        ...         objective.updates = [update / 2**self.most for update in objective.get_updates()]
+        ...         return objective
+        >>> Halve().most, Halve(most=3).most
+        (20, 3)
+
+    Attributes:
+        ranges: The arguments that a check of `moduli.optim.ranges` is for, by check; those of the bases hold, too.
+        attributes: Arguments that become attributes of the link, not settings; those of the bases do, too.
+    """
+
+    ranges: ClassVar[Ranges] = {}
+    attributes: ClassVar[tuple[str, ...]] = ()
+
+    if not TYPE_CHECKING:
+        __init__ = make_constructor(
+            inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+        )
 
 
 class UpdateTransform(DeclaredLink, TensorTransform):
@@ -111,12 +162,12 @@ class MatrixTransform(BufferTransform):
 class ListTransform(BufferTransform):
     """A `BufferTransform` that learns from all tensors together (`learn_all`), or transforms them so (`transform_all`)."""
 
-    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: SettingsList) -> None:
         """Learn from all tensors; change `states`, not `tensors`."""
         for tensor, state, setting in zip(tensors, states, settings, strict=True):
             self.learn(tensor, state, setting)
 
-    def transform_all(self, tensors: Tensors, states: States, settings: Settings) -> Sequence[Tensor]:
+    def transform_all(self, tensors: Tensors, states: States, settings: SettingsList) -> Sequence[Tensor]:
         """Transform all tensors and return them."""
         return [self.transform(*row) for row in zip(tensors, states, settings, strict=True)]
 
@@ -127,7 +178,7 @@ class ListTransform(BufferTransform):
         grads: Tensors | None,
         loss: Tensor | None,
         states: States,
-        settings: Settings,
+        settings: SettingsList,
     ) -> None:
         """`learn_all`."""
         self.learn_all(tensors, states, settings)
@@ -139,7 +190,7 @@ class ListTransform(BufferTransform):
         grads: Tensors | None,
         loss: Tensor | None,
         states: States,
-        settings: Settings,
+        settings: SettingsList,
     ) -> Sequence[Tensor]:
         """`transform_all`."""
         return self.transform_all(tensors, states, settings)

@@ -11,19 +11,21 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .._torch import pytree
-from ..layout import map_tensors
-from ._link_state import MemberValues, lend_state
-from ._needs import ChainError, Need
-from ._settings import Binding, check_values, is_per_member
+from ..._torch import pytree
+from ...layout import map_tensors
+from .._link_state import lend_state
+from .._needs import ChainError, Need
+from .._settings import Binding, check_values, is_per_member
+from ..state_encoding import MEMBERS, MemberValues
+from .plain import StepForm
 
 if TYPE_CHECKING:
-    from ..population import Population, Shard
-    from . import Module, Objective, Optimizer
+    from ...population import Population, Shard
+    from .. import Module, Objective, Optimizer
 
 
 def _is_chain(link: Module) -> bool:
-    from .chain import Chain
+    from ..chain import Chain
 
     return isinstance(link, Chain)
 
@@ -45,24 +47,33 @@ def takes_matrices(link: Module) -> bool:
     return fits and all(takes_matrices(child) for child in link.children.values())
 
 
-def step(link: Module, objective: Objective) -> Objective:
-    """The step of one link for all members: on matrices, on the parameters in their shapes, or member by member."""
-    matrices = objective.blocks
-    if matrices is not None and takes_matrices(link):
-        return link.step(objective)
-    if matrices is not None:
-        matrices.to_leaves(objective)
-    out = link.step(objective) if lifts(link) else step_each(link, objective)
-    if matrices is not None and out.blocks is None:
-        matrices.to_matrices(out)
-    return out
+class MembersForm(StepForm):
+    """Parameters of a population: all members at once, as matrices or stacked, or each member by itself."""
+
+    def run(self, link: Module, objective: Objective) -> Objective:
+        """Run one link for all members: on matrices, on the parameters in their shapes, or member by member."""
+        matrices = objective.blocks
+        if matrices is not None and takes_matrices(link):
+            return link.step(objective)
+        if matrices is not None:
+            matrices.to_leaves(objective)
+        out = link.step(objective) if lifts(link) else step_each(link, objective)
+        if matrices is not None and out.blocks is None:
+            matrices.to_matrices(out)
+        return out
+
+    def describe(self, link: Module) -> str:
+        """Say what a link of a population works on."""
+        if takes_matrices(link):
+            return f"over {self.name_tensors()}"
+        return "member by member" if _is_alone(link) else "over parameters stacked over members"
+
+    def name_tensors(self) -> str:
+        """Say what links that take matrices see."""
+        return "parameters stacked over members"
 
 
-def describe(link: Module, matrices: str) -> str:
-    """What a link of a population works on, in words."""
-    if takes_matrices(link):
-        return f"over {matrices}"
-    return "member by member" if _is_alone(link) else "over parameters stacked over members"
+MEMBERS_FORM = MembersForm()
 
 
 def _is_alone(link: Module) -> bool:
@@ -164,7 +175,7 @@ def step_each(link: Module, objective: Objective) -> Objective:
 
     State is replaced at the end, so that a failure changes none.
     """
-    from .objective import Objective as Single
+    from ..objective import Objective as Single
 
     parts = [part for _, part in link.links()]
     params, count = objective.params, objective.members or 0
@@ -177,6 +188,7 @@ def step_each(link: Module, objective: Objective) -> Objective:
         i: int | None, rows: list[Tensor], given: tuple[list[Tensor], list[Tensor], Tensor | None], known: Any
     ) -> tuple[list[Tensor], list[Any]]:
         single = Single(rows, loss=given[2], current_step=objective.current_step, modular=objective.modular)
+        single.checking = objective.checking
         single.present, single.updates, single.grads = objective.present, list(given[0]), list(given[1])
         here, there = dict(zip(params, rows, strict=True)), dict(zip(rows, params, strict=True))
         lent = [({here.get(key, key): row for key, row in states.items()}, shared) for states, shared in known]
@@ -223,7 +235,7 @@ def _map_members(
     left: list[Any] = []
 
     def one(rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Any, known: list[Tensor]) -> Any:
-        with _OutOfPlace():
+        with OutOfPlace():
             moved, made = run(None, rows, (changes, slopes, loss), _unflatten(known, shape))
         tensors, left[:] = _flatten(made)
         return moved, tensors
@@ -252,14 +264,16 @@ def _stand_for(link: Module, rows: Sequence[Tensor], params: Sequence[Tensor], m
             binding.names.pop(row, None)
 
 
-class _OutOfPlace(TorchFunctionMode):
+class OutOfPlace(TorchFunctionMode):
     """Runs in-place operations for which `torch.vmap` would loop over the members by those for which it does not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = _PLAIN.get(func)
         if plain is None:
             return func(*args, **(kwargs or {}))
-        return args[0].copy_(plain(*args, **(kwargs or {})))
+        # A graph that saved the first argument must not see it written.
+        first = args[0].clone() if torch.is_grad_enabled() else args[0]
+        return args[0].copy_(plain(first, *args[1:], **(kwargs or {})))
 
 
 _PLAIN: dict[Any, Any] = {
@@ -314,4 +328,4 @@ def map_saved(
 
 def _are_apart(value: Any) -> bool:
     """Whether plain data has parts that are kept for each member by itself."""
-    return isinstance(value, dict) and (value.get("__kind__") == "members" or any(map(_are_apart, value.values())))
+    return isinstance(value, dict) and (MEMBERS in value or any(map(_are_apart, value.values())))

@@ -15,15 +15,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import is_flat_shard
-from ..kernels import reducing_over
-from ..layout import cut, find_box, find_group, is_sharded, make_whole, map_tensors, piece_like, piece_of, show_pieces
-from ._closure import Evaluator, FormEvaluator, add_up
-from ._needs import Across, ChainError, keeps_graph
-from ._processes import Exchange, find_across
+from ..._torch import is_flat_shard
+from ...kernels import reducing_over
+from ...layout import (
+    Guard,
+    cut,
+    find_box,
+    find_group,
+    is_sharded,
+    make_whole,
+    map_tensors,
+    piece_like,
+    piece_of,
+    show_pieces,
+)
+from .._closure import Evaluator, FormEvaluator, add_up
+from .._needs import Across, ChainError, keeps_graph
+from .._processes import Exchange, find_across
+from .plain import StepForm
 
 if TYPE_CHECKING:
-    from . import Module, Objective, Optimizer
+    from .. import Module, Objective, Optimizer
 
 
 def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
@@ -31,7 +43,7 @@ def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
     return any(is_sharded(param) or is_flat_shard(param) for group in groups for param in group["params"])
 
 
-class ShardedParams:
+class ShardedParams(StepForm):
     """The parameters of an optimizer of which some are in pieces.
 
     Args:
@@ -84,7 +96,7 @@ class ShardedParams:
 
     def _find_forms(self, links: Iterable[Module], outer: Across) -> None:
         """Find for each link what it runs on: pieces (`NOTHING`), tensors of its own (`MATRICES`), all of them."""
-        from .reformulation import Reformulation
+        from ..reformulation import Reformulation
 
         for link in links:
             across = find_across(link)
@@ -101,8 +113,9 @@ class ShardedParams:
 
     # ------------------------------------------------------------------ a step
 
-    def begin(self, params: list[Any], evaluated: bool) -> list[Tensor]:
-        """The local tensors of these parameters for one step; with their gradients, where those are known already."""
+    def enter(self, leaves: list[Any], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
+        """Return the local tensors of these parameters; with their gradients, where those are known already."""
+        params = leaves
         if self._active[0] is not params:
             self._active = (params, [self.locals[self.places[id(param)]] for param in params])
         locals_ = self._active[1]
@@ -111,9 +124,10 @@ class ShardedParams:
                 piece = piece_of(param)
                 if piece.data_ptr() != local.data_ptr() or piece.shape != local.shape or piece.dtype != local.dtype:
                     local.data = piece  # the module was moved, or its parameters were loaded anew
-        if evaluated:
+        if evaluator is None:
             self.take_gradients()
-        return locals_
+            return locals_, None
+        return locals_, self.wrap(evaluator, leaves)
 
     def take_gradients(self) -> None:
         """Give each local tensor of the step the gradient of its parameter."""
@@ -143,7 +157,7 @@ class ShardedParams:
         """A block in which reductions over these tensors are over all processes."""
         return reducing_over(self.group, [self.counted[self.places[id(local)]] for local in locals_])
 
-    def step(self, link: Module, objective: Objective) -> Objective:
+    def run(self, link: Module, objective: Objective) -> Objective:
         """Run a link on what it needs, and come back to local tensors."""
         across = find_across(link)
         if across is Across.NOTHING:
@@ -155,6 +169,15 @@ class ShardedParams:
             with self.counting(seen):
                 return link.step(objective)
         return self._step_owned(link, objective) if across is Across.MATRICES else self._step_whole(link, objective)
+
+    def leave(self, objective: Objective) -> Objective:
+        """Come back to local tensors where a reformulation has left the objective whole: it ends here."""
+        if objective.local is None:
+            return objective
+        reformulated = objective.evaluator
+        local = self.to_local(objective, objective.local)
+        local.evaluator = reformulated
+        return local
 
     def _step_owned(self, link: Module, objective: Objective) -> Objective:
         """Each process runs the link on the tensors that it owns."""
@@ -218,7 +241,7 @@ class ShardedParams:
         for i, param in enumerate(inner.params):
             param.grad = None if inner.grads is None else inner.grads[i]
         inner.shards, inner.parent, inner.matrices, inner.accepted = None, None, None, None
-        inner._starts = {}
+        inner.guard = Guard()
         inner.local = objective
         if objective.evaluator is not None:
             push = partial(self.push, inner.params)
@@ -237,7 +260,7 @@ class ShardedParams:
         out.params = local.params
         out.updates = cut_all(whole.updates)
         out.grads = cut_all(whole.grads) if local.grads is None else local.grads
-        out.shards, out.matrices, out._starts, out.local, out.accepted = self, None, local._starts, None, None
+        out.shards, out.matrices, out.guard, out.local, out.accepted = self, None, local.guard, None, None
         out.evaluator = local.evaluator
         if out.parent is not None:
             out._hand_up()

@@ -6,9 +6,12 @@ A schedule (a function of the step) is not checked, and a NaN is refused by the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
+
+from .._torch import is_batched, is_fake
 
 Check = Callable[[str, str, Any], None]
 
@@ -17,8 +20,10 @@ def _bound(ok: Callable[[float], bool], wanted: str) -> Check:
     """A check of a number, or of a tensor of numbers."""
 
     def check_number(link: str, key: str, value: Any) -> None:
+        if isinstance(value, Tensor) and (is_fake(value) or is_batched(value)):
+            return
         numbers = value.detach().double().reshape(-1).tolist() if isinstance(value, Tensor) else [value]
-        if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+        if isinstance(value, bool) or not isinstance(value, Real | Tensor):
             if not callable(value):
                 raise TypeError(f"{link}: {key} is {value!r}; give {wanted}")
         elif any(number == number and not ok(number) for number in numbers):
@@ -30,6 +35,10 @@ def _bound(ok: Callable[[float], bool], wanted: str) -> Check:
 fraction = _bound(lambda x: 0 <= x < 1, "a number from 0 (included) to 1 (excluded)")
 probability = _bound(lambda x: 0 <= x <= 1, "a number from 0 to 1")
 non_negative = _bound(lambda x: x >= 0, "a number that is not negative")
+step_size = _bound(
+    lambda x: x >= 0,
+    "a number that is not negative; to ascend, make the optimizer with maximize=True, or multiply by m.Mul(-1)",
+)
 positive = _bound(lambda x: x > 0, "a number above zero")
 above_one = _bound(lambda x: x > 1, "a number above 1")
 

@@ -1,8 +1,7 @@
-"""What a fused function reads from objects is never frozen: each change is seen at the next call."""
+"""What a fused function reads besides its arguments is never frozen: it is compared, or the function runs as it is."""
 
 import ctypes
 import functools
-import gc
 import operator
 import os
 import sys
@@ -17,7 +16,6 @@ import torch
 
 from moduli import kernels
 from moduli.kernels import _backend
-from moduli.kernels._reads import Watcher
 
 SETTINGS = {"rate": 1.0, "deep": {"list": [1.0]}}
 FACTOR = 1.0
@@ -236,64 +234,151 @@ def test_the_default_dtype_is_read_too(backend):
         torch.set_default_dtype(torch.float32)
 
 
+class Scaled:
+    """A pure function with numbers of its own."""
+
+    def __init__(self):
+        self.own = 1.0
+        self.bounds = (1.0, 2.0)
+
+    def __call__(self, x, s):
+        y = x * self.own + (1 - self.own**2) * s
+        return y.clamp(min=-self.bounds[0]), self.fill(x).add(x, alpha=self.own)
+
+    def fill(self, x):
+        return torch.full_like(x, self.own)
+
+
 def test_a_changed_number_is_no_other_kernel(monkeypatch):
     """It is a scalar of the kernel, whatever the function computes of it."""
     monkeypatch.setenv("MODULI_KERNELS", "c")
     kernels.reset()
-    owner = Owner()
-
-    def fn(x, s):
-        y = x * owner.own + (1 - owner.own**2) * s
-        return y.clamp(min=-owner.listed[0]), torch.full_like(x, owner.own).add(x, alpha=owner.own)
-
-    fused = kernels.fuse(fn)
+    owner = Scaled()
+    fused = kernels.fuse(owner)
     x = torch.linspace(-2, 2, 30)
     for value in (0.25, -1.5, 3.0, 0.0, 7.5, 0.125, -0.5, 0.25):
         owner.own = value
-        owner.listed[0] = abs(value) + 0.5
-        for ours, theirs in zip(fused([x], 0.5), fn(x, 0.5), strict=True):
+        owner.bounds = (abs(value) + 0.5, 2.0)
+        for ours, theirs in zip(fused([x], 0.5), owner(x, 0.5), strict=True):
             torch.testing.assert_close(ours[0], theirs)
         assert fused.explain([x], 0.5).form == "c"
     assert len(_backend.list_built()) == 1
 
 
+class Repeated:
+    def __init__(self):
+        self.times = 1
+
+    def __call__(self, x):
+        return sum((x for _ in range(self.times)), x)
+
+
 def test_what_changes_at_every_call_is_not_compiled_for_ever(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "c")
-    owner = Owner()
-    fused = kernels.fuse(lambda x: sum((x for _ in range(owner.own)), x))
+    owner = Repeated()
+    fused = kernels.fuse(owner)
     x = torch.ones(3)
     for value in range(1, 12):
-        owner.own = value
+        owner.times = value
         assert torch.equal(fused([x])[0], x * (value + 1))
     answer = fused.explain([x])
     assert answer.form == "foreach"
-    assert "Owner.own" in str(answer)
+    assert "Repeated.times" in str(answer)
     assert "changes from call to call" in str(answer)
 
 
-def test_what_cannot_be_watched_runs_plain(backend):
-    numbers = iter(range(1000))
-    owner = types.SimpleNamespace(source=types.MappingProxyType({"rate": 1.0}), pipe=memoryview(bytearray(b"ab")))
-    fused = kernels.fuse(lambda x: x * owner.pipe[0])
+# Modules, classes, functions, closures and constants are compared; other objects are not pure.
+COMPARED = {
+    *("class", "global of a helper", "helper", "closure", "module", "replaced function", "imported module"),
+    *("imported name", "default", "bound method"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_only_pure_functions_are_compiled(monkeypatch, name):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    answer = kernels.fuse(CASES[name][0]).explain([torch.ones(3)])
+    assert answer.form == ("c" if name in COMPARED else "plain"), str(answer)
+    if name not in COMPARED:
+        assert "what changes in it is not compared" in str(answer) or "is not known" in str(answer)
+
+
+rates = {"own": 2.0}  # a name that only attributes have
+
+
+class Attributes:
+    def __init__(self):
+        self.rates = 3.0
+
+    def __call__(self, x):
+        return x * self.rates
+
+
+def test_names_of_attributes_are_not_taken_for_globals(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    fused = kernels.fuse(Attributes())
+    assert fused([torch.ones(2)])[0].tolist() == [3.0, 3.0]
+    assert fused.explain([torch.ones(2)]).form == "c"
+
+
+class Writer:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_what_writes_its_attributes_runs_plain(backend):
+    owner = Writer()
+    fused = kernels.fuse(owner)
     x = torch.ones(3)
-    assert torch.equal(fused([x])[0], x * ord("a"))
-    owner.pipe[0] = ord("z")
-    assert torch.equal(fused([x])[0], x * ord("z"))
-    answer = fused.explain([x])
-    assert answer.form == "plain"
-    assert "memoryview" in str(answer)
-    with pytest.raises(kernels.NotPointwiseError, match="something else"):
-        kernels.fuse(lambda x: x * next(numbers))([x])
+    for count in range(1, 4):
+        owner.calls = 10 * count
+        assert torch.equal(fused([x])[0], x * (10 * count + 1))
+        assert owner.calls == 10 * count + 1
+    assert "writes Writer.calls" in str(fused.explain([x]))
+
+
+class Base:
+    rate = 1.0
+
+    def scale(self, x):
+        return x * self.rate
+
+    @property
+    def twice(self):
+        return 2 * self.rate
+
+    @classmethod
+    def make(cls):
+        return cls.rate
+
+    def __call__(self, x):
+        return self.scale(x)
+
+
+class Derived(Base):
+    def scale(self, x):
+        return super().scale(x) * self.twice * self.make() + isinstance(self, Base)
+
+
+def test_a_method_is_traced_as_it_runs(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    owner = Derived()
+    fused = kernels.fuse(owner)
+    x = torch.arange(1.0, 4.0)
+    for holder, value in ((owner, 3.0), (Base, 2.0), (Derived, 5.0), (owner, 0.5)):
+        holder.rate = value
+        torch.testing.assert_close(fused([x])[0], owner(x))
+        assert fused.explain([x]).form == "c"
+    Base.rate = 1.0
+    del Derived.rate
 
 
 def test_what_is_not_read_is_not_watched(backend):
     """A counter beside the function does not make it be traced again."""
-    owner = Owner()
-    traced = []
-
-    def fn(x):
-        traced.append(1)
-        return x * owner.own
 
     class Counted:
         def __init__(self):
@@ -323,27 +408,3 @@ def test_a_profiler_may_run_beside_the_tracer(backend):
         sys.setprofile(None)
     assert (first[0], second[0]) == (1.0, 5.0)
     assert seen
-
-
-def test_a_collection_of_garbage_is_not_part_of_the_function():
-    """A hook of another library that counts collections changes at each: the function would be traced again and again."""
-    counted = [0]
-
-    def count(phase, info):
-        counted[0] += 1
-
-    before = gc.get_threshold()
-    gc.callbacks.append(count)
-    gc.set_threshold(1, 1, 1)
-    try:
-        watcher = Watcher()
-        watcher.run(lambda: [[] for _ in range(100)])
-        inside = [code for code, _, _ in watcher.frames if code is count.__code__]
-        assert gc.isenabled()
-        kept = [[] for _ in range(100)]
-        assert kept
-        assert counted[0] > 0
-    finally:
-        gc.callbacks.remove(count)
-        gc.set_threshold(*before)
-    assert not inside

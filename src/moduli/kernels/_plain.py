@@ -1,0 +1,125 @@
+"""The form that all others equal: the function itself, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._forms import Form, Situation, Work
+from ._graph import Graph
+
+if TYPE_CHECKING:
+    from ._call import Request
+    from ._fuse import Fused
+    from ._plan import CallPlan
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class PlainForm(Form):
+    """The function itself; torch runs its operations."""
+
+    name = "plain"
+    sentence = "the function itself, tensor by tensor"
+
+    @classmethod
+    def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
+        """Return None: this form takes everything."""
+        return None
+
+    def run(self, work: Work) -> bool:
+        """Run the function over the tensors of a piece."""
+        run_plain(work.request, work.plan, work.targets, work.piece.indices)
+        return True
+
+
+def run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
+    """Run the function over these elements of the lists, in order. A target without a tensor is given the value itself.
+
+    Of tensors whose operations may fail everything is computed before anything is written.
+    """
+    fused, marks = request.fused, request.marks
+    for group in [[i] for i in indices] if plan.opaque is None else [indices]:
+        computed = []
+        for i in group:
+            tensors = [role[i] for role in request.roles]
+            graph = fused.trace(marks, tuple(tensor.dtype for tensor in tensors)).graph
+            values = _apply(request, graph, tensors)
+            computed.append([v.to(graph.nodes[node].dtype) for v, (node, _) in zip(values, graph.outputs, strict=True)])
+        # All values exist before the first is written, so results that overwrite arguments can't disturb each other.
+        for i, values in zip(group, computed, strict=True):
+            for target, value in zip(targets, values, strict=True):
+                if target[i] is None:
+                    target[i] = value
+                else:
+                    target[i].copy_(value if value.shape == target[i].shape else value.reshape(target[i].shape))
+
+
+def _apply(request: Request, graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Call the function on one tensor per role: the outputs of its graph.
+
+    Roles that the function changes are given as clones, so that nothing is changed before everything was computed.
+    """
+    shape = tensors[0].shape
+    # A tensor without axes would promote with numbers as no other does.
+    alike = all(tensor.shape == shape for tensor in tensors) and shape != ()
+    changed = [role for _, role in graph.outputs[: graph.mutated] if role is not None]
+    roles = []
+    for position, tensor in enumerate(tensors):
+        value = tensor if alike else tensor.reshape(-1)
+        if value.dtype in _HALF:
+            value = value.float()
+        if position in changed and value.dtype is tensor.dtype:
+            value = value.clone()
+        roles.append(value)
+    # Numbers wrapped as torch wraps them in a trace; integer tensors promote by the kind of Python number instead.
+    floating = any(tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in tensors)
+    values: list[Any] = []
+    remaining, numbers = iter(roles), iter(request.scalars)
+    for mark in request.marks:
+        if mark == "role":
+            values.append(next(remaining))
+        elif isinstance(mark, str):
+            number = next(numbers)
+            if floating and not isinstance(number, torch.Tensor):
+                number = torch.tensor(float(number), dtype=torch.float64, device="cpu")
+            values.append(number)
+        else:
+            values.append(mark[1])
+    result = request.fused.fn(*values)
+    results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
+    if not alike:
+        results = [value.reshape(shape) for value in results]
+    kinds = zip(results, graph.results, strict=True)
+    return [roles[role] for role in changed] + [value for value, (kind, _) in kinds if kind == "output"]
+
+
+def run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> Any:
+    """The function itself, for torch.compile, torch.func and forward mode, which see its operations."""
+    if out is not None or offsets is not None:
+        raise ValueError(
+            f"{fused.where} was called with out= or offsets= inside torch.compile or a torch.func transform; call it "
+            "without, the transform decides where results live"
+        )
+    lists = [position for position, value in enumerate(args) if isinstance(value, list | tuple)]
+    if not lists:
+        raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
+    columns: list[list[Any]] = []
+    single = False
+    for i in range(len(args[lists[0]])):
+        values = [value[i] if position in lists else value for position, value in enumerate(args)]
+        result = fused.fn(*values)
+        single = isinstance(result, torch.Tensor)
+        results = [] if result is None else [result] if single else list(result)
+        for position, name in enumerate(fused.inplace):
+            if name is not None:
+                place = args[fused.names.index(name)][i]
+                place.copy_(results[position])
+                results[position] = place
+        columns.append(results)
+    gathered: list[Any] = [list(column) for column in zip(*columns, strict=True)]
+    if flat:
+        gathered = [torch.cat([value.reshape(-1) for value in column]) for column in gathered]
+    return gathered[0] if single else tuple(gathered) if gathered else None

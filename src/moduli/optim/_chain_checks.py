@@ -1,0 +1,76 @@
+"""What is checked of a chain before its first step: each link is used once, and finds what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ._needs import Across, ChainError, Need
+from ._processes import find_across
+from ._stepping import is_called_from
+from .forms import members
+from .forms.graph import check_differentiable
+
+if TYPE_CHECKING:
+    from . import Module, Optimizer
+
+
+def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
+    """All links with their paths; each may be used once, in one optimizer."""
+    out: list[tuple[str, Module]] = []
+    seen: dict[int, str] = {}
+    for i, top in enumerate(optimizer.modules):
+        for path, link in top.links():
+            here = f"{i}.{type(top).__name__}" + (f"/{path}" if path else "")
+            name = type(link).__name__
+            if id(link) in seen:
+                raise ChainError(f"the same {name} is used twice, at {seen[id(link)]} and {here}; make two")
+            owner = None if link._owner is None else link._owner()
+            if owner is not None and owner is not optimizer:
+                raise ChainError(f"{name} at {here} already belongs to another optimizer; make a new {name}(...)")
+            seen[id(link)] = here
+            out.append((here, link))
+    return out
+
+
+def check_chain(optimizer: Optimizer) -> None:
+    """Refuse links that can't work here: by themselves, without a population, or with this one."""
+    links, population = optimizer._links, optimizer.population
+    for _, link in links:
+        link.check()
+    if Need.MEMBERS in optimizer._needs and population is None:
+        name = next(type(link).__name__ for _, link in links if Need.MEMBERS in link.needs)
+        raise ChainError(f"{name} moves the members of a population; give the optimizer a population")
+    if population is not None:
+        for top in optimizer.modules:
+            members.check(top)
+        for path, link in links:
+            members.check_link(path, link, len(population), population.sharding)
+
+
+def check_shares(links: Sequence[Module]) -> None:
+    """Refuse links that need all parameters where torch's ZeroRedundancyOptimizer gives each process some of them."""
+    for link in links if is_called_from("torch.distributed.optim.zero_redundancy_optimizer") else ():
+        across = find_across(link)
+        if across in (Across.SUMS, Across.EVERYTHING):
+            raise ChainError(f"{type(link).__name__} needs {across.value}, which ZeroRedundancyOptimizer can't give")
+
+
+def check_capturable(links: Sequence[Module]) -> None:
+    """Refuse what a captured graph would repeat with the numbers of the step at which it was captured."""
+    from .chain import Chain
+
+    for link in links:
+        changes = getattr(link, "counts", False) or any(callable(value) for value in link.defaults.values())
+        if changes or not getattr(link, "elementwise", isinstance(link, Chain)):
+            name = type(link).__name__
+            raise ChainError(f"{name} counts or decides in Python, and a captured graph would repeat one step of it")
+
+
+def check_graph(optimizer: Optimizer) -> None:
+    """Refuse what autograd can't see through."""
+    if optimizer.maximize:
+        raise ValueError("a differentiable step descends; negate the loss in the closure instead of maximize=True")
+    check_differentiable(optimizer.modules)
+    if optimizer.population is not None:
+        raise ChainError("a population's members share one storage, which can't be differentiated through")

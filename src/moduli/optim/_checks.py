@@ -1,0 +1,206 @@
+"""What links and their hooks get wrong, as errors that name the link, the hook and the parameter.
+
+Results are checked at the first step with a list of parameters only: a hook that was right once is trusted. What a hook raises is
+explained whenever it does, which costs nothing while it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from . import Module, Objective
+    from ._hooks import HookArguments
+    from .transform import TensorTransform
+
+HALVES = (torch.float16, torch.bfloat16)
+#: What a link has once the constructors above its own have run.
+MADE = ("defaults", "settings", "children", "global_state", "_state", "_projected", "_stand_ins")
+
+
+def check_made(link: Module, settings: type) -> None:
+    """Raise TypeError for a new link that is missing what the classes above its own make, or has replaced it.
+
+    Args:
+        link: The link.
+        settings: The class of `link.settings`.
+    """
+    name, made = type(link).__name__, vars(link)
+    if any(key not in made for key in MADE):
+        raise TypeError(_FORGOTTEN.format(name=name))
+    held = made["settings"]
+    if not isinstance(held, settings) or held.defaults is not made["defaults"]:  # type: ignore[attr-defined]
+        key = "defaults" if isinstance(held, settings) else "settings"
+        what = "its settings for each parameter; give them to super().__init__ and call what is yours otherwise"
+        raise TypeError(f"{name}.__init__ replaces self.{key}, where a link has {what}")
+
+
+_FORGOTTEN = "{name}.__init__ has to call super().__init__ before it sets anything: super().__init__({{'beta': beta}})"
+
+
+def explain_unmade(name: str, error: Exception) -> str | None:
+    """Return what to say of an AttributeError while a link is made; None where the error says enough."""
+    if not isinstance(error, AttributeError):
+        return None
+    if error.name in MADE:
+        return _FORGOTTEN.format(name=name)
+    if "no setter" in str(error) and "'state'" in str(error):
+        what = "which a link has for each parameter already"
+        what += "; make state in begin or single_tensor_initialize, or use self.global_state"
+        return f"{name}.__init__ sets self.state, {what}"
+    return None
+
+
+def explain_error(
+    error: Exception, link: Module, hook: str, param: str, state: Mapping[str, Any], setting: Mapping[str, Any]
+) -> Exception | None:
+    """Return what to raise in place of an error of a hook; None where the error says enough.
+
+    Args:
+        error: What the hook raised.
+        link: The link.
+        hook: The name of the hook.
+        param: The name of the parameter.
+        state: Its state, as the hook saw it.
+        setting: Its settings, as the hook saw them.
+    """
+    where = f"{type(link).__name__}.{name_hook(link, hook)}, for parameter {param}"
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        key = error.args[0]
+        if key in state or key in setting or " " in key:
+            return None
+        known = f"the state has {', '.join(state) or 'nothing'}, the settings are {', '.join(setting) or 'none'}"
+        beginning = "begin" if hasattr(link, "begin") else "single_tensor_initialize"
+        remedy = f"a setting is an attribute of the class, `{key}: float = ...`, and state is made in {beginning}"
+        return KeyError(f"{where}: there is neither state nor a setting {key!r} ({known}); {remedy}")
+    wants = [name for name in ("grad", "loss") if not getattr(link, f"uses_{name}", True)]
+    if wants and isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
+        asked = " or ".join(f"uses_{name} = True" for name in wants)
+        what = f"{' and '.join(wants)} {'is' if len(wants) == 1 else 'are'} None"
+        return TypeError(f"{where}: {error}; {what} unless the class of the link declares {asked}")
+    return None
+
+
+# What hooks are called in the bases of `transforms`, which hand them on.
+_SHORT = {
+    "single_tensor_initialize": ("begin",),
+    "single_tensor_update": ("learn",),
+    "single_tensor_apply": ("transform", "transform_at"),
+    "multi_tensor_update": ("learn_all",),
+    "multi_tensor_apply": ("transform_all", "transform", "transform_at"),
+}
+
+
+def name_hook(link: Module, hook: str) -> str:
+    """Return the name under which the author of a link wrote one of its hooks."""
+    names = (hook, *_SHORT.get(hook, ()))
+    return next((name for kind in type(link).__mro__ for name in names if name in vars(kind)), hook)
+
+
+def check_result(where: str, result: Any, given: Tensor) -> None:
+    """Raise TypeError or ValueError unless a hook returned a tensor with the shape and dtype of the one it was given.
+
+    Args:
+        where: The link, its hook and the parameter, as text.
+        result: What the hook returned.
+        given: The tensor that it was given; those of half precision may become float32.
+    """
+    if not isinstance(result, Tensor):
+        got = "None (a return is missing?)" if result is None else f"a {type(result).__name__}"
+        raise TypeError(f"{where} returned {got}; return the transformed tensor")
+    if result.shape != given.shape:
+        what = f"a tensor of shape {tuple(result.shape)}, but was given one of shape {tuple(given.shape)}"
+        raise ValueError(f"{where} returned {what}; return one number for each of the parameter")
+    if result.dtype is not given.dtype and not (given.dtype in HALVES and result.dtype is torch.float32):
+        raise TypeError(f"{where} returned {result.dtype}, but was given {given.dtype}; return result.to(tensor.dtype)")
+
+
+def check_results(link: TensorTransform, results: Any, given: HookArguments) -> None:
+    """Raise an error unless the hooks that transform returned one tensor for each parameter, like the one it was given."""
+    hook = "multi_tensor_apply" if link.has_own("multi_tensor_apply") else "single_tensor_apply"
+    where = f"{type(link).__name__}.{name_hook(link, hook)}"
+    if not isinstance(results, Sequence):
+        raise TypeError(f"{where} returned a {type(results).__name__}; return a list, one tensor for each parameter")
+    if len(results) != len(given.tensors):
+        what = f"{len(results)} tensors for {len(given.tensors)} parameters"
+        raise ValueError(f"{where} returned {what}; return one for each, in their order")
+    for i, (result, tensor) in enumerate(zip(results, given.tensors, strict=True)):
+        check_result(f"{where}, for parameter {name_param(link, given, i)},", result, tensor)
+
+
+def check_pointwise(
+    links: Sequence[TensorTransform], settings: Sequence[Mapping[str, Any]], cohort: Any, grads: bool
+) -> None:
+    """Run the hooks of pointwise links once on tensors of ones, before they are traced, and check what they return.
+
+    What runs while hooks are traced is compared at every step, so nothing is checked there.
+
+    Args:
+        links: The links of a fused run.
+        settings: The settings of each.
+        cohort: Parameters of the run that share them, with their states.
+        grads: Whether hooks are given the gradient.
+    """
+    first = cohort.params[0]
+    precision = torch.float32 if first.dtype in HALVES else first.dtype.to_real()
+    name = find_name(links[0], first) or str(cohort.indices[0])
+
+    def make(like: Tensor | None = None) -> Tensor:
+        dtype = precision if like is None or like.dtype in HALVES else like.dtype
+        return torch.ones(2, 3, dtype=dtype, device=first.device)
+
+    tensor, param = make(), make()
+    for link, setting, keys, columns, count in zip(
+        links, settings, cohort.keys, cohort.states, cohort.counts, strict=True
+    ):
+        state = {key: make(column[0]) for key, column in zip(keys, columns, strict=True)}
+        given = {**state, "step": count + 1} if link.counts else state
+        for hook in ("single_tensor_update", "single_tensor_apply"):
+            try:
+                with torch.random.fork_rng(devices=[]), link.shown([param], [given], [setting]):
+                    result = getattr(link, hook)(tensor, param, make() if grads else None, None, given, setting)
+            except (KeyError, TypeError, AttributeError) as error:
+                explained = explain_error(error, link, hook, name, given, setting)
+                if explained is None:
+                    raise
+                raise explained from error
+        check_result(f"{type(link).__name__}.{name_hook(link, hook)}, for parameter {name},", result, tensor)
+        tensor = result
+
+
+def check_updates(objective: Objective, link: Module) -> None:
+    """Raise an error unless the update that a link left is one tensor in the shape of each parameter."""
+    updates, params, name = objective.updates, objective.params, type(link).__name__
+    if updates is None:
+        return
+    if len(updates) != len(params):
+        what = f"an update of {len(updates)} tensors for {len(params)} parameters"
+        raise ValueError(f"{name} left {what}; objective.updates has one for each, in their order")
+    each: Any
+    for i, (each, param) in enumerate(zip(updates, params, strict=True)):
+        if not isinstance(each, Tensor):
+            found = f"a {type(each).__name__}"
+        elif each.shape != param.shape:
+            found = f"an update of shape {tuple(each.shape)}"
+        else:
+            continue
+        named = find_name(link, param) or str(i)
+        raise ValueError(f"{name} left {found} for parameter {named}, which has the shape {tuple(param.shape)}")
+
+
+def name_param(link: Module, given: HookArguments, i: int) -> str:
+    """Return the name of a parameter that a hook sees, perhaps in another form; its position where it has none."""
+    state = given.states[i]
+    held = next((param for param, row in link._state.items() if row is state), given.params[i])
+    return find_name(link, held) or str(i)
+
+
+def find_name(link: Module, param: Tensor) -> str | None:
+    """Return the name of a parameter in quotes, or its position in the optimizer; None where the link belongs to none."""
+    binding = link.settings.binding
+    name = None if binding is None else binding.names.get(binding.source(param))
+    return name if name is None or name.isdigit() else repr(name)

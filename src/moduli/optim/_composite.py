@@ -1,0 +1,121 @@
+"""The hooks of several pointwise links as one function of tensors and numbers, to be traced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .. import kernels
+from ._hooks import widen
+
+if TYPE_CHECKING:
+    from .transform import TensorTransform
+
+
+# What decides a kernel: whether hooks read the gradient, whether the pass moves the parameters itself, and for each link the
+# names of its states and of its numbers, and its constants.
+Part = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]]
+Parts = tuple[bool, bool, tuple[Part, ...]]
+
+
+class Composite:
+    """The hooks of several links as one function of tensors and numbers, to be traced."""
+
+    def __init__(self, links: Sequence[TensorTransform], key: Parts) -> None:
+        self.links = links
+        self.grads, self.tail, self.parts = key
+        #: For each link why its hooks are not pure, if they are not; known once they were traced.
+        self.problems: list[str | None] = [None] * len(links)
+        self.is_known = False
+        self.__name__ = " | ".join(type(link).__name__ for link in links)
+        names = ["param", "tensor"]
+        names += ["grad"] if self.grads else []
+        names += [] if self.tail else ["result"]
+        #: What links remember is theirs: no graph holds it.
+        self.private = [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.parts) for i in range(len(states))]
+        names += self.private
+        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(self.parts) for i in range(len(numbers))]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, *args: Any) -> None:
+        self._run(args, lambda k, param, state, setting: self.links[k], lambda k: None)
+
+    def record_with(self, purity: Any) -> Callable[..., None]:
+        """Return the function as it is traced: links are replaced by recorders, which note what hooks read from them."""
+
+        def find_link(k: int, param: Tensor, state: dict[str, Any], setting: dict[str, Any]) -> Any:
+            return kernels.SelfRecorder(self.links[k], purity, {"state": {param: state}, "settings": {param: setting}})
+
+        def note(k: int) -> None:
+            # Each link has its own: what the one before it reads says nothing about this one.
+            for key, value in self.parts[k][2]:
+                purity.check(value, f"the setting {key}", frozenset())
+            self.problems[k], purity.problem = self.problems[k] or purity.problem, None
+
+        def run(*args: Any) -> None:
+            purity.problem = None  # that of the trace before
+            self._run(args, find_link, note)
+            purity.problem = next((problem for problem in self.problems if problem is not None), None)
+
+        return run
+
+    def _run(self, args: Sequence[Any], find_link: Callable[..., Any], note: Callable[[int], None]) -> None:
+        values = iter(args)
+        param, tensor = next(values), next(values).clone()
+        grad = next(values) if self.grads else None
+        result = None if self.tail else next(values)
+        remembered = [{key: next(values) for key in states} for states, _, _ in self.parts]
+        # Hooks compute in single precision at least.
+        seen, tensor, grad = widen(param), widen(tensor), widen(grad)
+        for k, (link, given, (_, numbers, constants)) in enumerate(
+            zip(self.links, remembered, self.parts, strict=True)
+        ):
+            setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
+            state = {key: widen(value) for key, value in given.items()}
+            if link.counts:
+                state["step"] = setting.pop("step")
+            # The gradient is shared with the other links, so what this one writes to it is dropped.
+            with link.shown([seen], [state], [setting]):
+                hooks = find_link(k, seen, state, setting)
+                hooks.single_tensor_update(tensor, seen, grad, None, state, setting)
+                tensor = hooks.single_tensor_apply(tensor, seen, grad, None, state, setting)
+                note(k)
+            extra = set(state) - set(given) - {"step"}
+            if extra:
+                name = f"{type(link).__name__} makes the state {sorted(extra)[0]!r} while learning"
+                raise kernels.NotPointwiseError(
+                    f"{name}; make it in single_tensor_initialize, or set elementwise = False"
+                )
+            for key, original in given.items():
+                if state[key] is not original:
+                    original.copy_(state[key])
+        if result is None:
+            param.sub_(tensor)
+        else:
+            result.copy_(tensor)
+
+
+def split_settings(
+    link: TensorTransform, setting: Mapping[str, Any]
+) -> tuple[list[str], list[Any], list[tuple[str, Any]]]:
+    """Settings of a link that are numbers, free to change (names, values), and those that decide what is done."""
+    names: list[str] = []
+    values: list[Any] = []
+    constants: list[tuple[str, Any]] = []
+    for key, value in setting.items():
+        kind = type(value)
+        number = kind is float or kind is int
+        if isinstance(value, Tensor):
+            number = value.dim() == 0 and value.dtype.is_floating_point
+        elif not number and kind is not bool and isinstance(value, float | int):  # NumPy's
+            number, value = True, float(value)
+        if number and key not in link.static:
+            names.append(key)
+            values.append(value)
+        else:
+            constants.append((key, value))
+    return names, values, constants

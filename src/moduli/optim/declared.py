@@ -1,0 +1,317 @@
+"""Arguments of links as annotated attributes of their classes, as in a dataclass.
+
+`limit: float = 1.0` in the class of a link is a keyword of its constructor and a setting. The rule, in the order in which it is
+applied to each annotated attribute of a class:
+
+1. A class with an `__init__` in its own body declares nothing: its constructor says what it takes.
+2. `ClassVar[...]` and names with an underscore at the front are attributes of the class.
+3. A name that the constructor of a base takes is that argument, with another default or another type.
+4. A name that a base has as an attribute (`elementwise`, `needs`, `members`) keeps its meaning there, a declaration about the
+   class. The name of a method, or of what every link has (`settings`, `state`), is refused.
+5. Everything else is an argument: a keyword, required where it has no default. Its value is a setting, whatever its type
+   (float, bool, str, a function), and parameter groups may change it. Two kinds are no settings: links (`Chainable`), which
+   become children, and the arguments that are named in `attributes`, which become attributes of the link.
+
+`dataclasses.field` says what an annotation can't: `field(kw_only=False)` an argument that may be positional,
+`field(default_factory=list)`, and `field(default=1, init=False)` a value for what a base has as an argument and this link not.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
+
+from . import ranges as check
+from ._checks import MADE
+from ._settings import check_defaults
+
+if TYPE_CHECKING:
+    pass
+
+Ranges = Mapping[check.Check, tuple[str, ...]]
+"""The arguments of a link that a check is for, by check."""
+
+# The checks of arguments with these names, unless the class names others: memories, and what keeps a divisor from zero.
+_USUAL = {
+    **dict.fromkeys(("beta1", "beta2", "beta3"), check.allow(check.fraction, None)),
+    "eps": check.allow(check.non_negative, None),
+}
+_Kind = inspect.Parameter
+
+
+class DeclaredArguments:
+    """The part of a link that makes its constructor from the annotated attributes of its class."""
+
+    #: The names of the arguments that were declared as attributes, and the values of those that the constructor does not take.
+    _declared: ClassVar[frozenset[str]] = frozenset()
+    _fixed: ClassVar[Mapping[str, Any]] = {}
+    _places: ClassVar[Any] = None
+
+    if TYPE_CHECKING:
+        defaults: dict[str, Any]
+
+        def set_child(self, key: str, module: Any) -> None:
+            """Give this link a child."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "__init__" not in vars(cls):
+            _declare(cls)
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        """Check the arguments, and make attributes, settings and children of them.
+
+        Override it to look at several arguments together. A constructor that is written by hand may end in
+        `self.collect(locals())`.
+
+        Args:
+            given: The arguments by name.
+        """
+        arguments, links = self._sort(given)
+        places = _find_places(type(self))
+        options = {key: arguments.pop(key) for key in places.options if key in arguments}
+        places.template(self, defaults=arguments, **options)
+        for key, link in links.items():
+            self.set_child(key, link)
+
+    def _add(self, given: Mapping[str, Any]) -> None:
+        """Add arguments to a link that a constructor written by hand has made."""
+        arguments, links = self._sort(given)
+        check_defaults(type(self).__name__, arguments)
+        self.defaults.update(arguments)
+        for key, link in links.items():
+            self.set_child(key, link)
+
+    def _sort(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Check the arguments, set those that become attributes, and return the others: settings, and links."""
+        name, places = type(self).__name__, _find_places(type(self))
+        arguments = {key: value for key, value in given.items() if key not in ("self", "__class__")}  # of `locals()`
+        for key, check_value in places.checks:
+            if key in arguments:
+                check_value(name, key, arguments[key])
+        for key in places.attributes:
+            if key in arguments:
+                setattr(self, key, arguments.pop(key))
+        return arguments, {key: arguments.pop(key) for key in places.links if key in arguments}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            kind = self.__class__  # also while hooks are traced, when `self` is a recorder
+            failed = getattr(kind, name, None)
+            if isinstance(failed, property):
+                return failed.fget(self)  # raises again what made Python look here
+            what = f"{kind.__name__!r} object has no attribute {name!r}"
+            if name in kind._declared:
+                how = f"setting[{name!r}] in hooks, self.settings[param][{name!r}] elsewhere"
+                what += f": it is a setting, of which each parameter may have its own; read {how}"
+                what += f", or declare `attributes = ({name!r},)` for one value"
+            raise AttributeError(what, name=name, obj=self)
+
+    def check_setting(self, key: str, value: Any) -> None:
+        """Check a value that a group gives as one that the constructor is given."""
+        super().check_setting(key, value)  # type: ignore[misc]
+        for name, check_value in _find_places(type(self)).checks:
+            if name == key:
+                check_value(type(self).__name__, key, value)
+
+
+# ---------------------------------------------------------------------- the constructor of a class
+
+
+def _declare(cls: type[DeclaredArguments]) -> None:
+    """Make the constructor of a class that declares arguments; the attributes they were declared as are removed from it."""
+    base: Any = cls.__init__
+    made = hasattr(base, "__signature__")
+    template = not made and "defaults" in inspect.signature(base).parameters
+    this = inspect.Parameter("self", _Kind.POSITIONAL_OR_KEYWORD)
+    known = {"self": this} if template else dict(inspect.signature(base).parameters)
+    options = _list_options(_find_template(cls))
+    fixed, own, factories = dict(cls._fixed), {}, {}
+    for key, hint in inspect.get_annotations(cls).items():
+        text = hint if isinstance(hint, str) else str(hint)
+        if "ClassVar" in text or key[0] == "_":
+            continue
+        if not (key in known or key in fixed or key in options or _is_free(cls, key)):
+            continue
+        given = vars(cls).get(key, MISSING)
+        if given is not MISSING:
+            delattr(cls, key)  # it would be taken for the value of the setting
+        before = known.get(key)
+        if before is not None and before.default is _Kind.empty:
+            del known[key]  # a base that gives no default says the type only, not the place
+        known[key] = own[key] = _read_parameter(cls, key, hint, given, before)
+        if isinstance(given, Field) and given.default_factory is not MISSING:
+            factories[key] = given.default_factory
+        if isinstance(given, Field) and not given.init:
+            fixed[key] = given.default
+        else:
+            fixed.pop(key, None)
+    if not own:
+        return
+    cls._declared, cls._fixed = cls._declared | own.keys(), fixed
+    shown = sorted((p for key, p in known.items() if key not in fixed), key=lambda p: p.kind)
+    signature = inspect.Signature(shown)
+    if template or (made and not hasattr(base, "by_hand")):
+        cls.__init__ = make_constructor(signature, {**getattr(base, "factories", {}), **factories})  # type: ignore[method-assign]
+        return
+    for key, parameter in own.items():
+        if key not in inspect.signature(base).parameters and (
+            parameter.kind is not _Kind.KEYWORD_ONLY or (key in options and key != "inner")
+        ):
+            what = f"{cls.__name__}.{key} can't be added to a constructor that is written by hand"
+            raise TypeError(f"{what}; write __init__, or make it a keyword of another name")
+    cls.__init__ = _extend_constructor(base, signature, own, factories)  # type: ignore[method-assign]
+
+
+def _is_free(cls: type, key: str) -> bool:
+    """Whether no base has a name; raise TypeError if it is that of a method or of what every link has."""
+    if key in MADE or key == "state":
+        raise TypeError(f"{cls.__name__}.{key}: every link has {key!r} already; give the argument another name")
+    for kind in cls.__mro__[1:]:
+        value = vars(kind).get(key)
+        if isinstance(value, types.FunctionType):
+            what = f"{kind.__name__}.{key} is a method of every {kind.__name__}"
+            raise TypeError(f"{cls.__name__}.{key}: {what}; give the argument another name")
+        if key in vars(kind) or key in inspect.get_annotations(kind):
+            return False
+    return True
+
+
+def _read_parameter(cls: type, key: str, hint: Any, given: Any, before: inspect.Parameter | None) -> inspect.Parameter:
+    default, keyword = given, True
+    if isinstance(given, Field):
+        default, keyword = given.default, bool(given.kw_only)
+        if given.default_factory is not MISSING:
+            default = None  # replaced by what the factory makes
+    if isinstance(default, list | dict | set):
+        what = f"the default is a {type(default).__name__}, which all links would share"
+        raise TypeError(f"{cls.__name__}.{key}: {what}; write field(default_factory={type(default).__name__})")
+    if default is MISSING:
+        default = _Kind.empty if before is None else before.default
+        keyword = keyword if before is None or isinstance(given, Field) else before.kind is _Kind.KEYWORD_ONLY
+    kind = _Kind.KEYWORD_ONLY if keyword else _Kind.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(key, kind, default=default, annotation=hint)
+
+
+def make_constructor(signature: inspect.Signature, factories: Mapping[str, Callable[[], Any]] | None = None) -> Any:
+    """Return a constructor that gives its arguments to `collect`.
+
+    Args:
+        signature: Its signature, with `self`.
+        factories: Functions that make the defaults of some arguments.
+    """
+    making = dict(factories or {})
+
+    def __init__(self: DeclaredArguments, *args: Any, **given: Any) -> None:
+        bound = signature.bind(self, *args, **given)
+        for key, make in making.items():
+            if key not in bound.arguments:
+                bound.arguments[key] = make()
+        bound.apply_defaults()
+        self.collect({**bound.arguments, **self._fixed})
+
+    __init__.__signature__ = signature.replace(return_annotation="None")  # type: ignore[attr-defined]
+    __init__.factories = making  # type: ignore[attr-defined]
+    return __init__
+
+
+def _extend_constructor(
+    base: Any, signature: inspect.Signature, own: Mapping[str, inspect.Parameter], factories: Mapping[str, Any]
+) -> Any:
+    """Return a constructor with the arguments of one that is written by hand, and more."""
+    known = inspect.signature(base).parameters
+
+    def __init__(self: DeclaredArguments, *args: Any, **given: Any) -> None:
+        missing = own.keys() - signature.bind(self, *args, **given).arguments.keys()
+        made = {key: factories[key]() if key in factories else own[key].default for key in missing}
+        arguments = {**given, **made, **{key: value for key, value in self._fixed.items() if key in own}}
+        base(self, *args, **{key: value for key, value in arguments.items() if key not in own or key in known})
+        self._add({key: value for key, value in arguments.items() if key in own and key not in known})
+
+    __init__.__signature__ = signature.replace(return_annotation="None")  # type: ignore[attr-defined]
+    __init__.by_hand = True  # type: ignore[attr-defined]
+    return __init__
+
+
+# ---------------------------------------------------------------------- what becomes of the arguments
+
+
+class _Places(NamedTuple):
+    """What is done with the arguments of a class, by name, and the constructor that takes the settings as `defaults`."""
+
+    checks: list[tuple[str, check.Check]]
+    attributes: list[str]
+    options: list[str]
+    links: list[str]
+    template: Any
+
+
+def _find_places(cls: type[DeclaredArguments]) -> _Places:
+    if "_places" not in vars(cls):
+        kinds = [kind for kind in cls.__mro__ if issubclass(kind, DeclaredArguments)]
+        hints = {k: _read_hint(kind, hint) for kind in reversed(kinds) for k, hint in _get_hints(kind).items()}
+        checks = [(k, check.one_of(*get_args(hint))) for k, hint in hints.items() if get_origin(hint) is Literal]
+        ranges = [vars(kind).get("ranges", {}) for kind in kinds]
+        checks += [(k, found) for each in ranges for found, keys in each.items() if callable(found) for k in keys]
+        checks += [(k, found) for k, found in _USUAL.items() if k in hints and k not in dict(checks)]
+        template = _find_template(cls)
+        cls._places = _Places(
+            checks,
+            [k for kind in kinds for k in vars(kind).get("attributes", ())],
+            _list_options(template),
+            [k for k, hint in hints.items() if _is_link(hint)],
+            template,
+        )
+    return cls._places  # type: ignore[no-any-return]
+
+
+def _find_template(cls: type) -> Any:
+    """Return the first constructor among the bases that takes the settings as `defaults`."""
+    written = (vars(kind).get("__init__") for kind in cls.__mro__)
+    return next(each for each in written if each is not None and "defaults" in inspect.signature(each).parameters)
+
+
+def _list_options(template: Any) -> list[str]:
+    """Return the arguments of a constructor besides `self` and the settings."""
+    return [key for key in inspect.signature(template).parameters if key not in ("self", "defaults")]
+
+
+def _get_hints(kind: type) -> Mapping[str, Any]:
+    return {key: hint for key, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)}
+
+
+class _Names(dict[str, Any]):
+    """The names that a hint may use. Those that only type checkers import are `Any`, but for the ones that matter here."""
+
+    def __missing__(self, name: str) -> Any:
+        from .module import Chainable, Module
+
+        return {"Literal": Literal, "Chainable": Chainable, "Module": Module}.get(name, Any)
+
+
+def _read_hint(kind: type, hint: Any) -> Any:
+    """Return the type that an annotation stands for; `Any` where it can't be known at run time."""
+    if not isinstance(hint, str):
+        return hint
+    spaces = (vars(builtins), vars(sys.modules.get(kind.__module__, builtins)), vars(kind))
+    names = _Names({name: value for space in spaces for name, value in space.items()})
+    try:
+        return eval(hint, {}, names)
+    except (SyntaxError, NameError, AttributeError, TypeError):
+        return Any
+
+
+def _is_link(hint: Any) -> bool:
+    """Whether a type is that of links: `Chainable`, a link, a sequence of links, or None besides."""
+    from .module import Module
+
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    parts = tuple(part for part in parts if part is not types.NoneType)
+    items = [get_args(part)[0] if get_origin(part) is Sequence and get_args(part) else part for part in parts]
+    return bool(items) and all(isinstance(item, type) and issubclass(item, Module) for item in items)

@@ -1,0 +1,100 @@
+"""The form of steps that autograd differentiates through: a link is run on copies, which are part of the graph.
+
+Links work in place. So that the graphs of earlier steps keep their values, the state of a link, the update and the parameters are
+copied before it runs, and what the loss saves of the parameters is copied too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...layout import map_tensors
+from .. import _fusion
+from .._needs import ChainError
+from .plain import StepForm
+
+if TYPE_CHECKING:
+    from .. import Module, Objective
+
+
+class GraphForm(StepForm):
+    """A step that is differentiated.
+
+    Args:
+        links: The links of the chain.
+        wide: Whether the last of them may leave an update of half precision in single precision (`Objective.wide`).
+    """
+
+    fuses = False
+
+    def __init__(self, links: Sequence[Module], wide: bool) -> None:
+        self._wide = iter(_find_wide(links, wide))
+
+    def run(self, link: Module, objective: Objective) -> Objective:
+        """Run a link on copies."""
+        from .._stepping import run_links
+        from ..chain import Chain
+
+        objective.wide = next(self._wide)
+        if isinstance(link, Chain):
+            outer = objective.stop
+            objective = run_links(objective, link.get_children_sequence(), None, objective.wide)
+            objective.stop = outer
+            return objective
+        _renew(link)
+        link.update(objective)
+        _renew(link)
+        objective.updates = [update.clone() for update in objective.get_updates()]
+        return link.apply(objective)
+
+
+def wants_graph(tensors: Iterable[Any], links: Iterable[Module] = ()) -> bool:
+    """Whether anything that goes into a step is differentiated: a tensor, or a setting given as one."""
+    settings = [value for top in links for _, link in top.links() for value in link.defaults.values()]
+    held = any(isinstance(value, Tensor) and value.requires_grad for value in (*tensors, *settings))
+    return held and torch.is_grad_enabled()
+
+
+def check_differentiable(links: Iterable[Module]) -> None:
+    """Refuse links that would cut the graph."""
+    for top in links:
+        for _, link in top.links():
+            if not link.differentiable:
+                name = type(link).__name__
+                raise ChainError(f"{name} can't be differentiated through; pointwise links, momentum and clipping can")
+
+
+def copy_state(value: Any) -> Any:
+    """A copy of what a link remembers, with the graphs of its tensors."""
+    return map_tensors(value, Tensor.clone, copy.deepcopy)
+
+
+def _renew(link: Module) -> None:
+    for _, part in link.links():
+        for row in part.state.values():
+            row.update({key: copy_state(value) for key, value in row.items()})
+        part.global_state.update({key: copy_state(value) for key, value in part.global_state.items()})
+
+
+def _find_wide(links: Sequence[Module], wide: bool) -> list[bool]:
+    """Whether each link may leave the update in single precision: pointwise, and before another such link or at the end."""
+    from ..chain import Chain
+
+    pointwise = [_fusion.explain_unfused(link) is None for link in links]
+    may = [own or isinstance(link, Chain) for own, link in zip(pointwise, links, strict=True)]
+    return [own and following for own, following in zip(may, [*pointwise[1:], wide], strict=True)]
+
+
+def detach_all(params: Iterable[Tensor], links: Iterable[Module]) -> None:
+    """Parameters become leaves again, and what links remember forgets where it came from."""
+    for param in params:
+        if not param.is_leaf:
+            param.detach_().requires_grad_()
+    for top in links:
+        with torch.no_grad():
+            _renew(top)

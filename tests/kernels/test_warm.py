@@ -1,0 +1,89 @@
+"""A bound call that was made before compares its lists in C; whatever is not as it was leaves that path."""
+
+import pytest
+import torch
+
+from moduli import kernels
+
+
+def descend(p, g, m, lr):
+    m.mul_(0.5).add_(g)
+    p.sub_(m * lr)
+
+
+def make(sizes=(100, 1, 5)):
+    """A warm call, and its lists; before each parameter there is one number more in memory."""
+    params, moments = ([torch.arange(n + 1.0)[1:] for n in sizes] for _ in range(2))
+    bound = kernels.fuse(descend, private=["m"]).bind(m=moments)
+    for _ in range(2):
+        bound(params, [torch.ones(n) for n in sizes], 0.25)
+    return bound, params, moments
+
+
+def expect(params, moments, grads, lr=0.25):
+    """The same by torch, on copies."""
+    params, moments = [p.clone() for p in params], [m.clone() for m in moments]
+    grads = [g.clone() for g in grads]
+    for p, g, m in zip(params, grads, moments, strict=True):
+        descend(p, g, m, lr)
+    return params, moments
+
+
+def shift(param):
+    """A gradient that overlaps what is written: each number is the one before it in the parameter."""
+    return param.as_strided(param.shape, param.stride(), param.storage_offset() - 1)
+
+
+GRADS = {
+    "new": lambda p: torch.full_like(p, 3.0),
+    "the parameter itself": lambda p: p,
+    "the parameter, shifted": shift,
+    "every second number": lambda p: torch.arange(float(2 * len(p)))[::2],
+    "negated": lambda p: torch.complex(torch.zeros(len(p)), p.clone()).conj().imag,
+    "negated and contiguous": lambda p: torch._neg_view(p.clone()),
+    "double": lambda p: torch.ones(len(p), dtype=torch.float64),
+    "a parameter": lambda p: torch.nn.Parameter(torch.ones(len(p))),
+}
+
+
+@pytest.mark.parametrize("kind", GRADS)
+@torch.no_grad()
+def test_any_gradient_after_a_warm_call(monkeypatch, kind):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    bound, params, moments = make()
+    assert bound._warm is not None
+    for _ in range(2):
+        grads = [GRADS[kind](param) for param in params]
+        expected = expect(params, moments, grads)
+        bound(params, grads, 0.25)
+        torch.testing.assert_close((params, moments), expected)
+
+
+@torch.no_grad()
+def test_lists_that_are_not_as_they_were(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    bound, params, moments = make()
+    params[0].data = torch.arange(101.0)[1:]  # other memory, and a gradient that overlaps it
+    grads = [shift(params[0]), *(torch.ones(len(param)) for param in params[1:])]
+    expected = expect(params, moments, grads)
+    bound(params, grads, 0.25)
+    torch.testing.assert_close((params, moments), expected)
+    with pytest.raises(ValueError, match="same number of elements"):
+        bound(params, [*grads[:2], torch.ones(4)], 0.25)
+    with pytest.raises(ValueError, match="lists must be of one length"):
+        bound(params, grads[:2], 0.25)
+    with pytest.raises(TypeError, match="not a tensor"):
+        bound(params, [*grads[:2], None], 0.25)
+    torch.testing.assert_close((params, moments), expected)  # nothing of that was written
+
+
+def test_graphs_and_versions(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    with torch.no_grad():
+        bound, params, _ = make()
+        before = [param._version for param in params]
+        bound(params, [torch.ones(len(param)) for param in params], 0.25)
+    assert [param._version for param in params] == [version + 1 for version in before]
+    leaf = [torch.nn.Parameter(param) for param in params]
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        bound(leaf, [torch.ones(len(param)) for param in params], 0.25)

@@ -1,0 +1,54 @@
+"""Threads that share fused functions get what they get alone. The cases are those of `make endurance`."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from moduli import kernels
+from moduli.kernels import _plan
+
+_PATH = Path(__file__).resolve().parents[2] / "tools" / "endurance" / "threads.py"
+_SPEC = importlib.util.spec_from_file_location("endurance_threads", _PATH)
+threads = sys.modules["endurance_threads"] = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(threads)
+
+CASES = {**threads.list_functions(), **threads.list_presets(), **threads.list_programs()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_four_threads_get_what_each_gets_alone(name):
+    threads.check_case(name, CASES[name])
+
+
+@pytest.mark.parametrize("name", threads.list_functions())
+def test_without_a_compiler_too(name, monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "foreach")
+    threads.check_case(name, CASES[name])
+
+
+def test_what_was_compared_is_what_is_used(monkeypatch):
+    """Another call that comes between the comparison of lists and the use of their addresses changes nothing."""
+    add = kernels.fuse(lambda p, g: p + g, inplace="p")
+
+    def make_lists():
+        return [torch.zeros(8)], [torch.ones(8)]
+
+    mine, others = make_lists(), make_lists()
+    add(*mine)
+    find = _plan.Lists.find
+    intruding = []
+
+    def find_and_be_interrupted(self, *args, **kwargs):
+        found = find(self, *args, **kwargs)
+        if not intruding:
+            intruding.append(True)
+            add(*others)  # as another thread would, in this very moment
+        return found
+
+    monkeypatch.setattr(_plan.Lists, "find", find_and_be_interrupted)
+    add(*mine)
+    assert mine[0][0].tolist() == [2.0] * 8
+    assert others[0][0].tolist() == [1.0] * 8

@@ -1,0 +1,95 @@
+"""Prodigy's estimate has the step size of each step in it, wherever a schedule gives it."""
+
+import pytest
+import torch
+from torch import nn
+
+import moduli as mo
+from moduli import m, optim, presets
+
+D = torch.float64
+STEPS = 60
+RATE = optim.schedules.Cosine(1.0, steps=STEPS, warmup=10)
+TARGET = torch.linspace(-2.0, 3.0, 5, dtype=D)
+
+
+def losses(w):
+    return (w - TARGET).abs().sum() + 0.1 * ((w - TARGET) ** 2).sum()
+
+
+def write_out(rate):
+    """The authors' algorithm, with their order of operations: numerator and denominator are weighted by d and the step size."""
+    w, d, d0, beta1, beta2 = torch.zeros(5, dtype=D, requires_grad=True), 1e-2, 1e-2, 0.9, 0.999
+    beta3 = beta2**0.5
+    start, mean, square, s, above = w.detach().clone(), torch.zeros(5, dtype=D), torch.zeros(5, dtype=D), 0.0, 0.0
+    for step in range(STEPS):
+        (g,) = torch.autograd.grad(losses(w), w)
+        lr = rate(step)
+        with torch.no_grad():
+            above = beta3 * above + (d / d0) * d * lr * float(g @ (start - w))
+            mean = beta1 * mean + d * (1 - beta1) * g
+            square = beta2 * square + d * d * (1 - beta2) * g * g
+            s = beta3 * s + (d / d0) * d * lr * g
+            below = float(s.abs().sum())
+            w -= d * lr * mean / (square.sqrt() + d * 1e-8)
+            d = max(d, above / below) if below else d
+    return w.detach(), d
+
+
+def run(*links, change=None):
+    w = nn.Parameter(torch.zeros(5, dtype=D))
+    opt = mo.Optimizer([w], *links)
+    for step in range(STEPS):
+        if change is not None:
+            change(opt, step)
+        opt.step(lambda: losses(w))
+    (found,) = [link for top in opt.modules for _, link in top.links() if isinstance(link, m.Prodigy)]
+    return w.detach(), float(found.global_state["next_d"])
+
+
+def set_rate(opt, step):
+    opt.param_groups[0]["lr"] = RATE(step)
+
+
+CHAINS = {
+    "preset": (lambda: presets.prodigy(RATE, d0=1e-2), None),
+    "LR of a function": (lambda: [m.Prodigy(d0=1e-2), m.LR(RATE)], None),
+    "a scheduler's group": (lambda: [m.Prodigy(d0=1e-2), m.LR(1.0)], set_rate),
+    "StepSize": (lambda: [m.Prodigy(d0=1e-2), m.StepSize(RATE)], None),
+    "nested": (lambda: [m.Split(lambda p: True, [m.Prodigy(d0=1e-2)]), m.LR(RATE)], None),
+    "inside": (lambda: [m.Split(lambda p: True, [m.Prodigy(d0=1e-2), m.LR(RATE)])], None),
+    "beside": (
+        lambda: [m.Split(lambda p: True, [m.Prodigy(d0=1e-2)], m.LR(lambda step: 1.0 / (1 + step))), m.LR(RATE)],
+        None,
+    ),
+    "two factors": (lambda: [m.Prodigy(d0=1e-2), m.LR(0.5), m.StepSize(lambda step: 2 * RATE(step))], None),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_estimate_knows_the_schedule(name):
+    make, change = CHAINS[name]
+    (w, d), (expected, distance) = run(*make(), change=change), write_out(RATE)
+    torch.testing.assert_close(w, expected, rtol=1e-8, atol=1e-8)
+    assert d == pytest.approx(distance, rel=1e-8)
+    unaware = write_out(lambda step: 1.0)[1]
+    assert abs(unaware - distance) > 0.01 * distance
+
+
+def test_warmup_is_a_schedule_too():
+    w, d = run(m.Prodigy(d0=1e-2), m.Warmup(20, start_lr=0.1))
+    expected, distance = write_out(lambda step: 0.1 + 0.9 * min(step / 20, 1))
+    torch.testing.assert_close(w, expected, rtol=1e-8, atol=1e-8)
+    assert d == pytest.approx(distance, rel=1e-8)
+
+
+def test_a_constant_step_size_leaves_the_estimate():
+    """Numerator and denominator have it as a factor; groups may have different ones, 0 for those that stay."""
+    moved, still = (nn.Parameter(torch.zeros(5, dtype=D)) for _ in range(2))
+    opt = mo.Optimizer([{"params": [moved]}, {"params": [still], "lr": 0.0}], m.Prodigy(d0=1e-2), m.LR(1.0))
+    for _ in range(STEPS):
+        opt.step(lambda: losses(moved) + losses(still))
+    assert torch.equal(still.detach(), torch.zeros(5, dtype=D))
+    expected, distance = write_out(lambda step: 1.0)
+    torch.testing.assert_close(moved.detach(), expected, rtol=1e-8, atol=1e-8)
+    assert float(opt.modules[0].global_state["next_d"]) == pytest.approx(distance, rel=1e-8)
