@@ -18,6 +18,7 @@ QUICK = [
     "TrustRatio, LAMB",
     "Prodigy",
     "SAM",
+    "ExpHomotopy",  # two reformulations in a row
     "MARSCorrection",
     "NAdam",
     "Split, line search",

@@ -6,6 +6,7 @@ from torch import nn
 
 import moduli as mo
 from moduli import m
+from moduli.optim._groups import apply_groups
 
 DOUBLE = torch.float64
 
@@ -57,8 +58,7 @@ def test_schedulers_scale_every_members_rate(make):
     opt = mo.Optimizer(pop, m.LR(rates))
     scheduler = make(opt)
     for _ in range(4):
-        now = opt.link("LR").settings[next(pop.parameters())]["lr"]
-        opt._watch.sync(opt.param_groups, opt.modules)
+        apply_groups(opt)
         now = opt.link("LR").settings[next(pop.parameters())]["lr"]
         torch.testing.assert_close(now, rates * (opt.param_groups[0]["lr"] / 0.4))
         opt.step(mo.closure(loss))

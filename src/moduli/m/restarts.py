@@ -52,8 +52,7 @@ class RestartStrategy(Module):
                 self.children["modules"].reset()
             self.children["modules"].update(objective)
         elif reset:
-            binding = self.settings.binding
-            if binding is not None and binding.member is not None:
+            if self.settings.binding.member is not None:
                 raise ChainError(
                     f"{type(self).__name__} can't reset all other links for one member of a population; "
                     f"put those to reset inside: {type(self).__name__}(modules, ...)"

@@ -25,10 +25,8 @@ from . import schedules as schedules
 from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
-from ._link_state import StandIns
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
 from ._settings import Schedule
-from ._vector_state import describe_params
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
 from .chain import Chain, flatten, maybe_chain
 from .declared import Ranges, make_constructor
@@ -37,6 +35,8 @@ from .module import Chainable, Module
 from .objective import Objective
 from .optimizer import Optimizer
 from .reformulation import Reformulation
+from .slots import describe_params
+from .state import StandIns
 from .state_encoding import MemberValues
 from .transform import TensorTransform, Transform
 from .transforms import (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HALVES = (torch.float16, torch.bfloat16)
 #: What a link has once the constructors above its own have run.
-MADE = ("defaults", "settings", "children", "global_state", "_state", "_projected", "_stand_ins")
+MADE = ("defaults", "settings", "children", "global_state", "rows", "row_writes", "_projected", "_stand_ins")
 
 
 def check_made(link: Module, settings: type) -> None:
@@ -194,13 +194,13 @@ def check_updates(objective: Objective, link: Module) -> None:
 
 def name_param(link: Module, given: HookArguments, i: int) -> str:
     """Return the name of a parameter that a hook sees, perhaps in another form; its position where it has none."""
-    state = given.states[i]
-    held = next((param for param, row in link._state.items() if row is state), given.params[i])
-    return find_name(link, held) or str(i)
+    slot = next((slot for slot, row in link.rows.items() if row is given.states[i]), None)
+    param = given.params[i] if slot is None else link.settings.binding.slots.params[slot]
+    return find_name(link, param) or str(i)
 
 
 def find_name(link: Module, param: Tensor) -> str | None:
     """Return the name of a parameter in quotes, or its position in the optimizer; None where the link belongs to none."""
-    binding = link.settings.binding
-    name = None if binding is None else binding.names.get(binding.source(param))
+    slots = link.settings.binding.slots
+    name = slots.find_name(slots.find_param(param))
     return name if name is None or name.isdigit() else repr(name)

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from ._checks import check_pointwise, check_updates
 from ._composite import Composite, Part, Parts, split_settings
 from ._hooks import gather_arguments, measure, show_arguments
 from ._needs import Across
-from ._settings import current, is_per_member
+from ._settings import Binding, current, is_per_member
 from ._vectors import as_real, resolve_lazy
 from .transform import TensorTransform
 
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 _INITIALIZE = ("single_tensor_initialize", "multi_tensor_initialize")
-
-# What decides whether and how a link is fused; an object may say otherwise than its class, and later than before.
-_declared = operator.attrgetter(
-    *("elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static", "impure")
-)
 
 
 def explain_unfused(link: Module, over_members: bool = False) -> str | None:
@@ -55,28 +50,21 @@ def explain_unfused(link: Module, over_members: bool = False) -> str | None:
     return next((why for why, holds in reasons.items() if holds), None)
 
 
-def find_segments(owner: Any, links: Sequence[Module], plan: Any = None) -> Sequence[Any]:
+def find_segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
     """Return the links with each maximal run of pointwise ones as one `FusedRun`.
 
     Args:
-        owner: Whose chain it is; it keeps them.
+        owner: The optimizer or link whose chain it is, which stores them until a change of links or groups is counted.
         links: The links.
-        plan: The plan of the step: while it is the same, so are they.
     """
     if owner is None:
         return links
-    kept = getattr(owner, "_segments", None)
-    if kept is not None and plan is not None and kept[2] is plan:
-        return kept[1]  # type: ignore[no-any-return]
-    binding = getattr(owner, "binding", None) or owner.settings.binding
-    over_members = binding is not None and binding.members is not None
-    key: list[Any] = [(id(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links]
-    if over_members:
-        key += [link.settings.are_per_member() for link in links]
-    if kept is not None and kept[0] == key:
-        owner._segments = (key, kept[1], plan)
-        return kept[1]  # type: ignore[no-any-return]
-    whole = (Across.MATRICES, Across.EVERYTHING) if binding is not None and binding.in_pieces else ()
+    binding: Binding = getattr(owner, "binding", None) or owner.settings.binding
+    known = getattr(owner, "_segments", None)
+    if known is not None and known[0][0] is binding and known[0][1] == binding.writes.count:
+        return known[1]  # type: ignore[no-any-return]
+    over_members = binding.members is not None
+    whole = (Across.MATRICES, Across.EVERYTHING) if binding.in_pieces else ()
     out: list[Any] = []
     for link in links:
         if explain_unfused(link, over_members) is not None or link.across in whole:
@@ -86,9 +74,9 @@ def find_segments(owner: Any, links: Sequence[Module], plan: Any = None) -> Sequ
         else:
             out.append([link])
     last = len(out) - 1 if getattr(owner, "moves_parameters", False) else -1
-    found = [FusedRun(part, i == last) if isinstance(part, list) else part for i, part in enumerate(out)]
-    owner._segments = (key, found, plan)
-    return found
+    segments = [FusedRun(part, i == last) if isinstance(part, list) else part for i, part in enumerate(out)]
+    owner._segments = ((binding, binding.writes.count), segments)
+    return segments
 
 
 @dataclass(eq=False)
@@ -131,59 +119,38 @@ class FusedRun:
         self._params: list[Tensor] | None = None
         #: Whether some parameters are complex: hooks see them as pairs of reals.
         self._pairs = False
-        #: The plan of the step for which the cohorts are known to hold.
+        #: The plan that the cohorts were made for.
         self._plan: Any = None
         self._present: list[bool] | None = None
         self._fused: dict[Parts, tuple[kernels.Fused, list[str]]] = {}
         self._measures = links[0].finds_numbers()
         self._grads = any(link.uses_grad for link in links)
-        #: Set in the links by a step, until their states are shown.
-        self._token = object()
-        #: Whether the states were ever shown after they were made: who holds one may change it at any time.
+        #: The writes that were counted when the cohorts were made: of settings, and of rows.
+        self._numbers = self._rows_version = -1
+        #: Whether rows were ever handed out: whoever holds a tensor of one may give it other memory.
         self._exposed = False
 
     # ------------------------------------------------------------------ cohorts
 
     def _is_valid(self, objective: Objective) -> bool:
-        if self._params is None or self._present != objective.present:
+        """Whether the cohorts are those of this plan, these parameters and the rows that the links store."""
+        plan = objective.plan
+        if plan is None or self._plan is not plan or self._params is None:
             return False
-        calm = objective.plan is not None and self._plan is objective.plan and self._params is objective.params
-        if calm and not self._exposed and all(map(operator.is_, map(_seen_by, self.links), repeat(self._token))):
-            return True
-        self._plan = None
         if self._params is not objective.params:
             known, here = self._params, objective.params
             if len(known) != len(here) or not all(map(operator.is_, known, here)):
                 return False
-            self._params = here
-        for cohort in self._cohorts:
-            first = cohort.params[0]
-            for link, raw in zip(self.links, cohort.raw, strict=True):
-                if link.settings.raw(first) is not raw:
-                    return False
-        if not self._exposed and not all(map(operator.is_, map(_seen_by, self.links), repeat(self._token))):
-            self._exposed = True
-            for cohort in self._cohorts:
-                cohort.bound.clear()
-                cohort.last = None
-        if self._exposed and not all(map(self._holds, self._cohorts)):
+        if self._present != objective.present or self._rows_version != self._count_row_writes():
             return False
-        self._plan = objective.plan
-        for cohort in self._cohorts:
-            cohort.splits, cohort.steady = [None] * len(self.links), None
+        if self._numbers != plan.numbers:  # settings have other numbers, in the same dictionaries
+            self._numbers = plan.numbers
+            for cohort in self._cohorts:
+                cohort.splits, cohort.steady = [None] * len(self.links), None
         return True
 
-    def _holds(self, cohort: _Cohort) -> bool:
-        """Whether links keep for a cohort what it was made of."""
-        for k, (link, known) in enumerate(zip(self.links, cohort.rows, strict=True)):
-            rows = [link._state[param] for param in cohort.params]
-            held = [[row.get(key) for row in rows] for key in cohort.keys[k]]
-            counts = {row.get("step", 0) for row in rows} if link.counts else {cohort.counts[k]}
-            same = counts == {cohort.counts[k]} and list(map(len, rows)) == list(map(len, known))
-            if not same or not all(map(operator.is_, chain(*held), chain(*cohort.states[k]))):
-                return False
-            cohort.rows[k] = rows
-        return True
+    def _count_row_writes(self) -> int:
+        return sum(map(_count, map(_row_writes, self.links)))
 
     def _build(self, objective: Objective, tensors: Sequence[Tensor]) -> bool:
         """Sort the parameters into cohorts; False where a link makes its state while it learns, not when asked to."""
@@ -192,7 +159,7 @@ class FusedRun:
         members = [params[i] for i in kept]
         every_row, every_raw = [], []
         for link in self.links:
-            rows = [link._state[param] for param in members]
+            rows = link.find_rows(members)
             every_row.append(rows)
             every_raw.append(list(map(link.settings.raw, members)))
             if (link.counts or link.has_own(*_INITIALIZE)) and not all(rows):
@@ -228,6 +195,8 @@ class FusedRun:
                 )
             )
         self._params, self._present, self._plan = params, objective.present, objective.plan
+        self._numbers = -1 if objective.plan is None else objective.plan.numbers
+        self._rows_version = self._count_row_writes()
         self._pairs = any(cohort.params[0].is_complex() for cohort in self._cohorts)
         return True
 
@@ -235,15 +204,20 @@ class FusedRun:
 
     def step(self, objective: Objective) -> Objective:
         """The same as each link's step in turn."""
-        binding = self.links[0].settings.binding
-        if binding is not None and not binding.fuse:
+        if not self.links[0].settings.binding.fuse:
             return self._run_unfused(objective)
         tensors = objective.peek_updates()
         if self._is_valid(objective):
             return self._run_cohorts(objective, tensors)
+        exposed = [link.exposed for link in self.links]
+        self._exposed = any(exposed)
         with kernels.pause_collection():  # states and plans are made, which are kept
             built = self._build(objective, tensors)
-            return self._run_cohorts(objective, tensors) if built else self._run_unfused(objective)
+            objective = self._run_cohorts(objective, tensors) if built else self._run_unfused(objective)
+        for link, before in zip(self.links, exposed, strict=True):
+            link.exposed = before  # the link's own hooks have read its rows, nobody else
+        self._rows_version = self._count_row_writes()
+        return objective
 
     def _run_unfused(self, objective: Objective) -> Objective:
         self._params = None
@@ -322,12 +296,10 @@ class FusedRun:
         if not bound.fused.fn.is_known:  # type: ignore[attr-defined]
             self._leave_impure(bound.fused.fn)  # type: ignore[arg-type]
         for k, link in enumerate(self.links):
-            if link._seen_by is not self._token:
-                link._seen_by = self._token
             if link.counts:
-                cohort.counts[k] += 1
+                count = cohort.counts[k] = cohort.counts[k] + 1
                 for row in cohort.rows[k]:
-                    row["step"] = cohort.counts[k]
+                    dict.__setitem__(row, "step", count)  # not counted as a change of the row
 
     def _leave_impure(self, run: Composite) -> None:
         """Take links whose hooks are not pure out of the run, once a trace has found them: the others stay one pass."""
@@ -360,10 +332,11 @@ class FusedRun:
                 self._fused[key] = (kernels.fuse(run, private=run.private), run.private)
             fused, private = self._fused[key]
             states: dict[str, Any] = dict(zip(private, chain(*cohort.states), strict=True))
-            # Who was shown a state may give its tensors other memory: then they are looked at in every call.
+            # Tensors of rows that were handed out may have other memory by now: they are compared in every call.
             bound = cohort.bound[key] = fused.bind() if self._exposed else fused.bind(**states)
         cohort.last = (key, bound)
         return bound
 
 
-_seen_by = operator.attrgetter("_seen_by")
+_row_writes = operator.attrgetter("row_writes")
+_count = operator.attrgetter("count")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..layout import is_expanded
-from ._settings import Binding, as_schedule, check_values, is_per_member, same, suggest
+from ._settings import as_schedule, check_values, is_per_member, suggest
 from ._vectors import resolve_lazy
-from ._writes import CountedDict
+from ._writes import CountedSettings
 
 if TYPE_CHECKING:
     from . import Module, Optimizer
@@ -40,7 +40,7 @@ _SHOWN = ("lr", "momentum", "weight_decay")
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-class ParamGroup(CountedDict):
+class ParamGroup(CountedSettings):
     """A parameter group. Where a scheduler looks for a setting that is not there, the error says why."""
 
     missing: Mapping[str, str] = {}
@@ -185,61 +185,22 @@ def is_known(key: str, links: Sequence[Module]) -> bool:
     return any(key in link.defaults or key in link.aliases or _address(key, link) in link.defaults for link in links)
 
 
-# ---------------------------------------------------------------------- what is written into groups, told to the links
+def apply_groups(optimizer: Optimizer) -> None:
+    """Check the settings in the groups of an optimizer, and give them to its links.
 
-
-class GroupWatch:
-    """The groups as the links know them: their options, and the names of their parameters.
-
-    Args:
-        links: All links of the chain.
-        binding: What they share.
+    Raises:
+        ValueError: A group sets what no link has, or gives two values to a link that has one for all parameters.
     """
-
-    def __init__(self, links: Sequence[Module], binding: Binding) -> None:
-        self.binding = binding
-        #: Settings that every group shows to schedulers.
-        self.shown = export_settings(links)
-        self._options: list[dict[str, Any]] = []
-
-    def name_params(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Know the parameters anew: which group each is in, and its name, or its position where it has none."""
-        binding = self.binding
-        binding.group_of.clear()
-        position = 0
-        for i, group in enumerate(groups):
-            given = list(group.get("param_names") or ())
-            given += [None] * (len(group["params"]) - len(given))  # of those that a program put there itself
-            for param, name in zip(group["params"], given, strict=True):
-                binding.group_of[param] = i
-                binding.names[param] = str(position) if name is None else name
-                position += 1
-        self.forget()
-
-    def forget(self) -> None:
-        """Have the next `sync` read everything."""
-        self._options = []
-        self.binding.writes.count += 1
-
-    def sync(self, groups: Sequence[Mapping[str, Any]], tops: Sequence[Module]) -> None:
-        """Tell the links what has changed in the groups since the last time, if anything has."""
-        found = [options(group) for group in groups]
-        if len(found) == len(self._options) and all(map(same, found, self._options)):
-            return
-        changed = len(found) != len(self._options)
-        self._options = []  # to be looked at again, where something is refused
-        links = [link for top in tops for _, link in top.links()]
-        for own in found:
-            check_keys(own, links, self.binding.members)
-        for link in links:
-            link.settings.overrides = [overrides(link, own, self.shown) for own in found]
-            if changed:
-                link.settings.forget()
-            link.settings.refresh()
-        params = [param for group in groups for param in group["params"]]
-        for top in tops:
-            top.check_shared(params)
-        self._options = found
+    links, groups = [link for _, link in optimizer._links], optimizer.param_groups
+    settings = [options(group) for group in groups]
+    for own in settings:
+        check_keys(own, links, optimizer.binding.members)
+    for link in links:
+        link.settings.overrides = [overrides(link, own, optimizer._exported) for own in settings]
+        link.settings.refresh()
+    params = [param for group in groups for param in group["params"]]
+    for top in optimizer.modules:
+        top.check_shared(params)
 
 
 def _name_items(items: list[Any], model: torch.nn.Module | None, others: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -277,7 +238,7 @@ def _name_items(items: list[Any], model: torch.nn.Module | None, others: Sequenc
 def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
     """A group as torch takes it, checked against the links and the groups that are there already."""
     links, others = [link for _, link in optimizer._links], optimizer.param_groups
-    model, shown = optimizer.model, optimizer._watch.shown
+    model, shown = optimizer.model, optimizer._exported
     group = ParamGroup(given)
     group.writes = optimizer.binding.writes
     group.missing = explain_missing(links)

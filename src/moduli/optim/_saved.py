@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,12 @@ from .._torch import is_flat_shard
 from ..layout import Guard, make_whole, map_tensors
 from . import _groups
 from ._checks import HALVES
-from ._link_state import StandIns
 from ._portable import REST, read_portable
 from ._settings import same
 from ._torch_states import read_torch
 from ._vector_state import VECTOR, Vector
-from .forms.shards import find_key, join_owned, pack_value, unpack_value
+from .forms.shards import is_stored_here, join_owned, pack_value, unpack_value
+from .state import Rows, StandIns
 from .state_encoding import decode_value, encode_row, encode_value, upgrade_value
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ ALL = "@all:"
 _KEPT = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed")
 
 
-def _name_stand_ins(optimizer: Optimizer) -> dict[Tensor, str]:
+def _name_stand_ins(optimizer: Optimizer) -> dict[int, str]:
+    """Return the names of the tensors that links make for those inside them, by slot."""
     return {
-        tensor: f"@{path}:{key}:{i}"
+        optimizer.binding.slots.number(tensor): f"@{path}:{key}:{i}"
         for path, link in optimizer._links
         for key, stand_ins in link._stand_ins.items()
         for i, tensor in enumerate(stand_ins.tensors)
@@ -51,11 +52,11 @@ def _name_stand_ins(optimizer: Optimizer) -> dict[Tensor, str]:
 
 def describe(optimizer: Optimizer) -> dict[str, Any]:
     """Return what is saved of an optimizer, without what its links have learnt."""
-    names, params = optimizer.binding.names, optimizer.list_params()
+    name, params = _make_namer(optimizer), optimizer.list_params()
     groups = []
     for group in optimizer.param_groups:
         options = {key: value for key, value in _groups.options(group).items() if not callable(value)}
-        groups.append({**encode_row(options, "param group"), "params": [names[param] for param in group["params"]]})
+        groups.append({**encode_row(options, "param group"), "params": list(map(name, group["params"]))})
     return {
         "format": FORMAT,
         "state": {},
@@ -65,8 +66,8 @@ def describe(optimizer: Optimizer) -> dict[str, Any]:
             for path, link in optimizer._links
         },
         "shapes": list_shapes(optimizer),
-        "dtypes": {names[param]: str(param.dtype) for param in params},
-        "order": [names[param] for param in params if param.requires_grad],
+        "dtypes": {name(param): str(param.dtype) for param in params},
+        "order": [name(param) for param in params if param.requires_grad],
         **{key: copy.copy(getattr(optimizer, key)) for key in _KEPT},
         "members": optimizer.binding.members,
         "made_with": {
@@ -79,8 +80,16 @@ def describe(optimizer: Optimizer) -> dict[str, Any]:
 
 def list_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...] | None]:
     """Return the shapes of the parameters by name; None for those that FSDP1 flattened, whose size depends on the process."""
-    names = optimizer.binding.names
-    return {names[p]: None if is_flat_shard(p) else tuple(p.shape) for p in optimizer.list_params()}
+    name = _make_namer(optimizer)
+    return {name(p): None if is_flat_shard(p) else tuple(p.shape) for p in optimizer.list_params()}
+
+
+def _make_namer(optimizer: Optimizer) -> Callable[[Tensor], str]:
+    """Return the function that finds the names of the optimizer's parameters, also of those that a program added."""
+    slots = optimizer.binding.slots
+    if any(slots.find_name(param) is None for param in optimizer.list_params()):
+        slots.name_params(optimizer.param_groups)
+    return slots.find_name  # type: ignore[return-value]
 
 
 def pack(optimizer: Optimizer) -> dict[str, Any]:
@@ -90,7 +99,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
         for name, param, row in _name_rows(optimizer, path, link):
             into = packed["state"].setdefault(name, {})
             for key, value in row.items():
-                whole = value if shards is None else pack_value(shards, param, value)
+                whole = value if shards is None else pack_value(shards, link, param, value)
                 into[f"{path}/{key}"] = encode_value(whole, f"{path}: state {key!r}")
         packed["links"][path]["global"] = encode_row(link.global_state, f"{path}: global state")
     return packed if shards is None else join_owned(shards, packed, {link: path for path, link in optimizer._links})
@@ -98,12 +107,14 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
 
 def _name_rows(optimizer: Optimizer, path: str, link: Module) -> Iterator[tuple[str, Tensor, Mapping[str, Any]]]:
     """Yield each tensor that a link has state for, with the name under which it is saved."""
-    binding = optimizer.binding
-    names = {**binding.names, **_name_stand_ins(optimizer)}
-    for param, row in link._state.items() if optimizer.rows is None else optimizer.rows.list_states(link):
-        if row and param in names:
-            whole = link.vector_state and param in binding.names and param not in binding.sources
-            yield f"{ALL}{path}" if whole else names[param], param, row
+    slots, stand_ins = optimizer.binding.slots, _name_stand_ins(optimizer)
+    for slot, row in link.rows.items() if optimizer.rows is None else optimizer.rows.list_rows(link):
+        name = slots.names[slot]
+        if name is not None and link.vector_state and optimizer.shards is None:
+            name = f"{ALL}{path}"
+        name = name or stand_ins.get(slot)
+        if row and name is not None:
+            yield name, slots.params[slot], row
 
 
 def read(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> dict[str, Any]:
@@ -153,11 +164,12 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool, guard: 
         link.global_state.update(state)
         link._extra_unpack(extra)
     for path, link in reader.links.items():  # a link that is reset resets those inside it
-        link.state.update(rows[path])
+        link.rows.update((slot, link.make_row(row)) for slot, row in rows[path].items())
+        link.row_writes.add()
     guard.mappings(*optimizer.param_groups)
     for group in optimizer.param_groups:  # options follow the parameters: those of the first that is known
         group.update(next((reader.options[param] for param in group["params"] if param in reader.options), {}))
-    optimizer._watch.sync(optimizer.param_groups, optimizer.modules)
+    _groups.apply_groups(optimizer)
     for key in _KEPT:
         setattr(optimizer, key, copy.copy(saved.get(key, False)))
     optimizer._carried = None
@@ -167,7 +179,8 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool, guard: 
 
 def _protect(link: Module, guard: Guard) -> None:
     """Register what loading replaces in a link; its tensors are not written to."""
-    guard.mappings(link._state, link.global_state, link.__dict__)
+    guard.add(link.row_writes.add)
+    guard.mappings(link.rows, link.global_state, link.__dict__)
     guard.add(partial(link._extra_unpack, copy.deepcopy(link._extra_pack())))
 
 
@@ -183,9 +196,10 @@ class _StateReader:
     def __init__(self, optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
         self.optimizer, self.saved = optimizer, saved
         self.links: dict[str, Module] = dict(optimizer._links)
-        params, names = optimizer.list_params(), optimizer.binding.names
+        params, name_of = optimizer.list_params(), _make_namer(optimizer)
+        self.slots = optimizer.binding.slots
         self.active = [param for param in params if param.requires_grad]
-        here = {names[param]: param for param in params}
+        here = {name_of(param): param for param in params}
         matching = match_names(saved["shapes"], {name: tuple(param.shape) for name, param in here.items()})
         self.params = {old: here[name] for old, name in matching.items() if name in here}
         _check(optimizer, saved, self.params, strict)
@@ -193,7 +207,7 @@ class _StateReader:
         _make_stand_ins(self.links, saved)
         if optimizer.rows is not None:
             optimizer.rows.dissolve()
-        self.params.update((name, tensor) for tensor, name in _name_stand_ins(optimizer).items())
+        self.params.update((name, self.slots.params[slot]) for slot, name in _name_stand_ins(optimizer).items())
         self.vectors = dict(self._find_vectors())
         self._unused: set[str] = set()
 
@@ -206,21 +220,21 @@ class _StateReader:
             if link.vector_state and path in self.saved["links"] and named:
                 yield path, Vector(parts, self.saved["order"], self.params, self.active, stacked)
 
-    def read_rows(self) -> dict[str, dict[Tensor, dict[str, Any]]]:
-        """Return the state of each link (by path) for each parameter."""
-        rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in self.links}
+    def read_rows(self) -> dict[str, Rows]:
+        """Return the state of each link (by path) for each parameter (by slot)."""
+        rows: dict[str, Rows] = {path: {} for path in self.links}
         for name, entries in self.saved["state"].items():
             for entry, value in entries.items():
                 path, key = split_key(entry, self.saved["links"])
                 if path not in rows:
                     continue
-                tensor, found = self._read_value(name, path, key, value)
-                if tensor is not None:
-                    rows[path].setdefault(tensor, {})[key] = found
+                slot, read = self._read_value(name, path, key, value)
+                if slot is not None:
+                    rows[path].setdefault(slot, {})[key] = read
         return rows
 
-    def _read_value(self, name: str, path: str, key: str, value: Any) -> tuple[Tensor | None, Any]:
-        """Return a value as a link keeps it, and the tensor it is for; None if it is not kept here."""
+    def _read_value(self, name: str, path: str, key: str, value: Any) -> tuple[int | None, Any]:
+        """Return a value as a link stores it, and the slot it is for; None if it is not stored here."""
         vector = self.vectors.get(path) if name.startswith(ALL) else None
         if vector is not None and vector.fresh:
             return None, None
@@ -229,15 +243,13 @@ class _StateReader:
             self._unused.add(name)
             return None, None
         link, shards = self.links[path], self.optimizer.shards
-        tensor: Tensor | None = param
         dtype = self.saved.get("dtypes", {}).get(name)
         value = _cast(value, dtype, param, getattr(link, "elementwise", False))
-        if shards is None:
-            value = map_tensors(value, make_whole)
-        else:
-            value, tensor = unpack_value(shards, link, param, value), find_key(shards, link, param)
+        stored = shards is None or is_stored_here(shards, link, param)
+        value = map_tensors(value, make_whole) if shards is None else unpack_value(shards, link, param, value)
         value = decode_value(value, param.device if param.numel() else None, f"state {path}/{key} of {name}")
-        return tensor, value if vector is None else vector.permute(value)
+        slot = self.slots.number(param) if stored else None
+        return slot, value if vector is None else vector.permute(value)
 
     def read_shared(self) -> dict[str, tuple[dict[str, Any], Any]]:
         """Return what each link (by path) keeps for all parameters, and what it packs itself."""
@@ -248,7 +260,7 @@ class _StateReader:
             where = f"state of {path}"
             state = {key: decode_value(value, device, where) for key, value in kept["global"].items()}
             if path in self.vectors:
-                state = self.vectors[path].keep_shared(state, self.optimizer.binding.names)
+                state = self.vectors[path].keep_shared(state, self.slots)
             shared[path] = state, decode_value(kept["extra"], None, where)
         return {path: shared[path] for path in self.links if path in shared}
 
@@ -323,7 +335,7 @@ def _read_options(
             one, other = out[first], out[param]
             key = next((key for key in {**one, **other} if not same({key: one.get(key)}, {key: other.get(key)})), None)
             if key is not None:
-                a, b = (optimizer.binding.names[held] for held in (first, param))
+                a, b = (optimizer.binding.slots.find_name(held) for held in (first, param))
                 what = f"{a!r} was saved with {key}={one.get(key)!r} and {b!r} with {other.get(key)!r}"
                 raise ValueError(
                     f"{what}, and both are in group {i} here; strict=False takes the settings of the first"

@@ -6,7 +6,6 @@ import difflib
 import inspect
 import itertools
 import math
-import operator
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from torch import Tensor
 from .._torch import in_forward_ad, is_batched, is_fake, is_wrapped
 from ._checks import check_made, explain_unmade
 from ._vectors import can_compare
-from ._writes import Writes
+from ._writes import CountedSettings, Writes
+from .slots import Slots
 
 if TYPE_CHECKING:
     from .module import Module
@@ -97,25 +97,33 @@ def _can_read(number: Tensor) -> bool:
 
 
 class Binding:
-    """Shared by an optimizer and all of its links."""
+    """What an optimizer and all of its links share; a link of no optimizer has its own.
+
+    Attributes:
+        slots: The numbers of the parameters.
+        writes: Counts changes of groups, defaults and links.
+        step: The number of the step that is made.
+        members: The number of members of a population; None for one model.
+        member: The member that links are run for; None for all at once.
+        fuse: Whether runs of pointwise links are one pass.
+        draws_alike: Whether several processes have to draw the same random numbers.
+        in_pieces: Whether parameters are sharded over processes.
+        read_row: Finds the state of a parameter that is part of a matrix of members, to be read.
+    """
 
     def __init__(self) -> None:
-        self.group_of: dict[Tensor, int] = {}
-        self.names: dict[Tensor, str] = {}
-        self.sources: dict[Tensor, Tensor] = {}
+        self.slots = Slots()
+        self.writes = Writes()
         self.step = 0
         self.members: int | None = None
         self.member: int | None = None
         self.fuse = True
         self.draws_alike = False
         self.in_pieces = False
-        self.writes = Writes()
+        self.read_row: Callable[[dict[int, Any], int], Any] | None = None
 
-    def source(self, param: Tensor) -> Tensor:
-        """The parameter that a stand-in (a concatenation, a projection) was made from; itself otherwise."""
-        while param in self.sources:
-            param = self.sources[param]
-        return param
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "read_row": None}  # the matrices of a copy are made by its optimizer
 
 
 class Settings:
@@ -132,37 +140,47 @@ class Settings:
         (0.5, 0.1)
     """
 
-    def __init__(self, defaults: dict[str, Any]) -> None:
+    def __init__(self, defaults: CountedSettings) -> None:
         self.defaults = defaults
         self.local: dict[Tensor, dict[str, Any]] = {}
         self.overrides: list[dict[str, Any]] = []
-        self.binding: Binding | None = None
-        self.shown: dict[Tensor, Mapping[str, Any]] = {}
+        self.binding = Binding()
         #: The settings in force by group of the optimizer and local group, with that local group.
         self._resolved: dict[tuple[int, int], tuple[dict[str, Any], dict[str, Any] | None]] = {}
-        self._known: dict[str, Any] = {}
+        #: State and settings of tensors that hooks see for the length of a block (`LinkState.shown`).
+        self.shown: dict[Tensor, tuple[Any, Mapping[str, Any]]] = {}
+        self._version = -1
+
+    @property
+    def binding(self) -> Binding:
+        """What the link shares with its optimizer."""
+        return self._binding
+
+    @binding.setter
+    def binding(self, binding: Binding) -> None:
+        self._binding, self.defaults.writes, self._version = binding, binding.writes, -1
 
     def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
-        if self.shown and param in self.shown:
-            return self.shown[param]
-        found = current(self.raw(param), 0 if self.binding is None else self.binding.step)
-        i = None if self.binding is None else self.binding.member
-        if i is not None and any(is_per_member(value) for value in found.values()):
-            return {key: value[i].item() if is_per_member(value) else value for key, value in found.items()}
-        return found
+        if param in self.shown:
+            return self.shown[param][1]
+        binding = self._binding
+        resolved = current(self.raw(param), binding.step)
+        i = binding.member
+        if i is not None and any(is_per_member(value) for value in resolved.values()):
+            return {key: value[i].item() if is_per_member(value) else value for key, value in resolved.items()}
+        return resolved
 
     def raw(self, param: Tensor) -> dict[str, Any]:
         """The same, with schedules not yet evaluated; parameters with equal settings share one dictionary."""
-        group, local = -1, self.local.get(param) if self.local else None
-        if self.binding is not None:
-            source = self.binding.source(param) if self.binding.sources else param
-            group = self.binding.group_of.get(source, -1)
-            if local is None and self.local and source is not param:
-                local = self.local.get(source)
-        # Defaults are public, and may be changed by hand. Every step asks, so this is written to run in C.
-        known, here = self._known, self.defaults
-        if known.keys() != here.keys() or not all(map(operator.is_, known.values(), here.values())):
+        if self._version != self._binding.writes.numbers:  # defaults are public, and may be changed by hand
             self.refresh()
+        group, local, slots = -1, self.local.get(param) if self.local else None, self._binding.slots
+        slot = slots.find(param)
+        if slot is not None:
+            source = slots.find_source(slot)
+            group = slots.groups[source]
+            if local is None and self.local:
+                local = self.local.get(slots.params[source])
         key = (group, id(local))
         if key not in self._resolved:
             self._resolved[key] = ({}, local)
@@ -183,7 +201,7 @@ class Settings:
 
     def refresh(self) -> None:
         """Take over new values of the optimizer's groups; dictionaries stay the same objects."""
-        self._known = dict(self.defaults)
+        self._version = self._binding.writes.numbers
         for key in self._resolved:
             self._fill(key)
 
@@ -249,7 +267,7 @@ class LinkSettings:
             for key in own:
                 if key not in self.defaults and key not in self.aliases:
                     raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}")
-            check_values(name, own, None if binding is None else binding.members)
+            check_values(name, own, binding.members)
             for key, value in self.resolve_aliases(own).items():
                 self.check_setting(key, value)
         for group in groups:

@@ -129,7 +129,7 @@ def run_links(objective: Objective, links: Sequence[Module], owner: Any, wide: b
         wide: Whether a differentiated step may leave an update of half precision in single precision (`Objective.wide`).
     """
     form = find_form(objective, links, wide)
-    for segment in _fusion.find_segments(owner, links, objective.plan) if form.fuses else links:
+    for segment in _fusion.find_segments(owner, links) if form.fuses else links:
         fused = isinstance(segment, _fusion.FusedRun)
         objective = segment.step(objective) if fused else form.run(segment, objective)
         if not isinstance(objective, Objective):

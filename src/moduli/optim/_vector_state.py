@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,22 +9,18 @@ import torch
 from torch import Tensor
 
 from ..layout import map_tensors
+from .slots import Slots
 from .state_encoding import MemberValues
 
 VECTOR = "vector of"
 """Where a link over all parameters concatenated remembers which they are."""
 
 
-def describe_params(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> list[str]:
-    """Parameters as plain text, to be compared."""
-    return [f"{names.get(param, '?')}:{param.numel()}" for param in params]
-
-
 class Vector:
     """Where the elements of a saved vector are now.
 
     Args:
-        parts: The parameters that the vector was made of, as `describe_params`; None where the link had not stepped.
+        parts: The parameters that the vector was made of, as `slots.describe_params` has them; None where the link had not stepped.
         saved: The names of all that were trained.
         by_name: The parameters here by the names that they were saved with.
         active: Those that are trained.
@@ -49,11 +44,11 @@ class Vector:
         grown = sorted(names) == sorted(saved) and len(active) != len(names)
         self.fresh = numels != self.sizes or len(self.order) != len(names) or (grown and parts is not None)
 
-    def keep_shared(self, state: dict[str, Any], names: Mapping[Tensor, str]) -> dict[str, Any]:
+    def keep_shared(self, state: dict[str, Any], slots: Slots) -> dict[str, Any]:
         """The link's global state for the new order; what belongs to no parameter survives a fresh start."""
         if self.fresh:
             return {key: value for key, value in state.items() if isinstance(value, torch.Generator)}
-        order = [f"{names.get(p, '?')}:{p.shape[self.stacked :].numel()}" for p in self.order]
+        order = [f"{slots.find_name(p) or '?'}:{p.shape[self.stacked :].numel()}" for p in self.order]
         return {**self.permute(state), **({VECTOR: order} if order else {})}
 
     def permute(self, value: Any) -> Any:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 
 class Writes:
-    """The number of changes to groups, defaults and links of one optimizer."""
+    """Counters of changes to the groups, defaults and links of one optimizer.
 
-    __slots__ = ("count",)
+    Attributes:
+        count: Changes after which a step has to be planned again.
+        numbers: All changes, also those of numbers alone (a learning rate that a scheduler writes).
+    """
+
+    __slots__ = ("count", "numbers")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.numbers = 0
+
+    def add(self) -> None:
+        """Count a change after which a step has to be planned again."""
+        self.count += 1
+        self.numbers += 1
 
 
 class CountedDict(dict[str, Any]):
     """A dictionary that counts its changes.
 
     Attributes:
-        writes: Where they are counted; None for a dictionary of no optimizer.
+        writes: The counters; None for a dictionary of no optimizer.
     """
 
     writes: Writes | None = None
 
     def _note(self) -> None:
         if self.writes is not None:
-            self.writes.count += 1
+            self.writes.add()
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
@@ -45,10 +56,10 @@ class CountedDict(dict[str, Any]):
         self._note()
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return an entry, made where it is missing; count it."""
-        value = super().setdefault(key, default)
-        self._note()
-        return value
+        """Return an entry, made and counted if it is missing."""
+        if key not in self:
+            self[key] = default
+        return self[key]
 
     def pop(self, key: str, *default: Any) -> Any:
         """Remove an entry and return it; count it."""
@@ -66,3 +77,21 @@ class CountedDict(dict[str, Any]):
         """Remove everything, and count it."""
         super().clear()
         self._note()
+
+
+class CountedSettings(CountedDict):
+    """Settings: a number that replaces a number does not change the plan of a step."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self.writes is not None and _is_number(value) and _is_number(self.get(key)):
+            dict.__setitem__(self, key, value)
+            self.writes.numbers += 1
+        else:
+            super().__setitem__(key, value)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a setting is a number or a tuple of numbers (`betas`)."""
+    if isinstance(value, tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, Real) and not isinstance(value, bool)

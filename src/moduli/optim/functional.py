@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ..layout import Guard
-from ._link_state import lend_state
 from ._needs import ChainError
 from ._settings import Binding
 from ._stepping import run_links
 from ._transformed import TransformedTensors, has_tangent
 from .forms.graph import check_differentiable, copy_state, wants_graph
 from .objective import Objective, fit_update
+from .state import replace_state
 
 if TYPE_CHECKING:
     from .module import Chainable, Module
@@ -114,25 +114,26 @@ def _pure_step(
     copied = copy_state(kept)
     form = TransformedTensors([given, slopes, settings, copied])
     inside, seen = form.enter_each(given, given), form.enter_each(slopes, given)
-    known = [
-        (dict(zip(inside, form.enter_each(own["state"], given), strict=True)), form.enter(own["global"]))
+    slots = [binding.slots.number(param) for param in inside]
+    states = [
+        (dict(zip(slots, form.enter_each(own["state"], given), strict=True)), form.enter(own["global"]))
         for own in copied.values()
     ]
     try:
         for _, link in links:
             link.settings.binding = binding
-        with lend_state([link for _, link in links], known), form.run_batched():
+        with replace_state([link for _, link in links], states), form.run_batched():
             objective = Objective(inside, None, loss, current_step=state["step"])
             objective.differentiable, objective.checking = True, state["step"] == 0
             objective.set_gradients(seen)
             updates = run_links(objective, [chain], None, wide=True).get_updates()
-            rows = {path: [dict(link.state[param]) for param in inside] for path, link in links}
+            rows = {path: [dict(link.get_row(slot)) for slot in slots] for path, link in links}
             found = {
                 path: {"state": list(map(form.leave, rows[path], given)), "global": dict(link.global_state)}
                 for path, link in links
             }
             for _, link in links:
-                if len(link.state) != len(given):
+                if len(link.rows) != len(given):
                     raise ChainError(
                         f"{type(link).__name__} keeps state of other tensors, which a pure step can't carry"
                     )
@@ -220,7 +221,7 @@ def step_tensors(
 
     if objective is not None and (grads, loss, closure) != (None, None, None):
         raise ValueError("give either an objective, or grads, loss and closure; the objective has its own")
-    link = maybe_chain(modules)
+    link = modules if isinstance(modules, Chain) else maybe_chain(modules)
     tensors = [tensor.clone() for tensor in tensors] if clone else list(tensors)
     given = [tensor.detach() for tensor in tensors] if params is None else list(params)
     if objective is None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from ..layout import Guard
-from ._link_state import LinkState, ProjectedBuffer, StandIns, StateStore
 from ._needs import Across, ChainError, Need
 from ._settings import LinkType, Settings, check_defaults
-from ._writes import CountedDict
+from ._writes import CountedSettings, Writes
 from .declared import DeclaredArguments
+from .state import LinkState, ProjectedBuffer, StandIns
 from .state_encoding import encode_row, encode_value
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     """A link: one step of an optimizer.
 
     `update` learns from the current point and changes nothing else, `apply` transforms the update, `step` does both.
-    A link owns no parameters; what it keeps for each of them is in `state`, keyed by tensor, what it keeps for all in
+    A link owns no parameters; its state for each of them is in `state`, its state for all of them in
     `global_state`. Everything in those two is saved, copied and restored with the optimizer.
 
     Args:
@@ -91,12 +91,14 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     differentiable: bool = False
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
-        self.defaults: dict[str, Any] = CountedDict(defaults or {})
-        check_defaults(type(self).__name__, self.defaults)
-        self.settings = Settings(self.defaults)
+        counted = CountedSettings(defaults or {})
+        check_defaults(type(self).__name__, counted)
+        self.defaults: dict[str, Any] = counted
+        self.settings = Settings(counted)
         self.global_state: dict[str, Any] = {}
         self.children: dict[str, Module] = {}
-        self._state = StateStore()
+        self.rows = {}
+        self.row_writes = Writes()
         self._projected: dict[str, list[str]] = {}
         self._stand_ins: dict[str, StandIns] = {}
         self._owner: weakref.ref[Any] | None = None
@@ -110,8 +112,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     def _note_change(self) -> None:
         """Have the next step of the optimizer make its plan again."""
         settings = self.__dict__.get("settings")
-        if settings is not None and settings.binding is not None:
-            settings.binding.writes.count += 1
+        if settings is not None:
+            settings.binding.writes.add()
 
     # ------------------------------------------------------------------ looking
 
@@ -156,6 +158,10 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
                 self.children.pop(key, None)
             else:
                 self.children[key] = made
+                for _, link in made.links():
+                    if link._owner is None or link._owner() is None:  # an optimizer shares its own with its links
+                        link.use_binding(self.settings.binding)
+            self.settings.binding.writes.add()
             if owner is not None:
                 owner.relink()
 
@@ -234,7 +240,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         for _, link in self._child(key).links():
             link.on_get_projected_buffers()
             for name in (name for kind in kinds for name in link._projected.get(kind, ())):
-                rows: list[Any] = [link.state[param].get(name) for param in params]
+                rows: list[Any] = [row.get(name) for row in link.find_rows(params)]
                 if any(row is None for row in rows):
                     continue
                 lists = all(isinstance(row, deque | list) for row in rows)
@@ -273,7 +279,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         """What the link has learnt, by position of its parameters. `Optimizer.state_dict` saves all links by name."""
         where = type(self).__name__
         return {
-            "state": {str(i): encode_row(row, where) for i, row in enumerate(self.state.values())},
+            "state": {str(i): encode_row(row, where) for i, row in enumerate(self.rows.values())},
             "global": encode_row(self.global_state, where),
             "extra": encode_value(self._extra_pack(), where),
             "children": {key: child.state_dict() for key, child in self.children.items()},
@@ -293,18 +299,15 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
             guard: The guard.
             unwritten: Tensors of the state of which no copy is needed.
         """
-        guard.add(self._forget_runs)
+        guard.add(self.row_writes.add)
         if type(self)._extra_unpack is not Module._extra_unpack:
             guard.add(partial(self._extra_unpack, copy.deepcopy(self._extra_pack())))
-        guard.states(self._state, self.global_state, unwritten=unwritten)
+        guard.states(self.rows, self.global_state, unwritten=unwritten)
         guard.mappings(self.__dict__)
-
-    def _forget_runs(self) -> None:
-        self._seen_by = None  # so that fused runs compare the state with what they know of it
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
-        return {**self.__dict__, "_seen_by": None, "_owner": None, "_segments": None}
+        return {**self.__dict__, "_owner": None, "_segments": None}
 
 
 Chainable = Module | Sequence[Module]

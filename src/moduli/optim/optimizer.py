@@ -18,7 +18,6 @@ from ._needs import ChainError, Need
 from ._processes import are_several, choose_reduction
 from ._settings import Binding, is_per_member
 from ._shown_state import KEEP_ELSEWHERE, ShownDict, ShownState
-from ._writes import CountedDict
 from .chain import flatten
 from .explain import explain
 from .forms import MemberMatrices, ShardedParams, members
@@ -135,20 +134,21 @@ class Optimizer(torch.optim.Optimizer):
             _chain_checks.check_capturable(links)
         if differentiable:
             _chain_checks.check_graph(self)
-        self._watch = _groups.GroupWatch(links, self.binding)
+        #: Settings that every group has for schedulers to read.
+        self._exported = _groups.export_settings(links)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         #: The list of parameters with which the hooks were checked.
         self._checked: list[Tensor] | None = None
         self._built = False
         # Torch takes parameters that are no leaves where it reads this.
-        super().__init__(given, {**self._watch.shown, **({"differentiable": True} if differentiable else {})})
+        super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
-        self._watch.name_params(self.param_groups)
+        self.binding.slots.name_params(self.param_groups)
         _chain_checks.check_shares(links)
         self._find_shards()
         self._reduce = choose_reduction(reduce, self, self.shards is not None)
         self._own_links()
-        self._watch.sync(self.param_groups, self.modules)
+        _groups.apply_groups(self)
         for link in links:
             link.attached(self)
         self.rows = None if self.population is None else MemberMatrices(self, self.population)
@@ -178,9 +178,8 @@ class Optimizer(torch.optim.Optimizer):
         """Have the links know this optimizer; of settings for all members they keep those of the members here."""
         shard = None if self.population is None else self.population.sharding
         for _, link in self._links:
-            link.settings.binding, link._owner = self.binding, weakref.ref(self)
-            if isinstance(link.defaults, CountedDict):
-                link.defaults.writes = self.binding.writes
+            link.use_binding(self.binding)
+            link._owner = weakref.ref(self)
             for key, value in link.defaults.items():
                 if shard is not None and is_per_member(value) and len(value) == shard.total:
                     link.defaults[key] = shard.own(value)
@@ -189,12 +188,12 @@ class Optimizer(torch.optim.Optimizer):
         """Take notice of links that were put into or taken out of other links; called by `Module.set_child`."""
         self._take_links()
         self._own_links()
-        self._watch.forget()
+        self.binding.writes.add()
         if self.rows is not None:
             self.rows.dissolve()
             self.rows.relink(self)
         self._find_shards()
-        self._watch.sync(self.param_groups, self.modules)
+        _groups.apply_groups(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with settings of their own. State of what is there already stays.
@@ -209,12 +208,12 @@ class Optimizer(torch.optim.Optimizer):
         if not self._built:
             return
         try:
-            self._watch.name_params(self.param_groups)
-            self._watch.sync(self.param_groups, self.modules)
+            self.binding.slots.name_params(self.param_groups)
+            _groups.apply_groups(self)
             self._find_shards()
         except ValueError:
             self.param_groups.pop()
-            self._watch.name_params(self.param_groups)
+            self.binding.slots.name_params(self.param_groups)
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -279,8 +278,7 @@ class Optimizer(torch.optim.Optimizer):
         for path, link in self._links:
             store = link.state
             for param in self.list_params():
-                row: Mapping[str, Any] = store.get(param) or (store.find and store.find(store, param)) or {}
-                for key, value in row.items():
+                for key, value in store.get(param, {}).items():
                     rows.setdefault(param, {})[f"{path}/{key}"] = value
         return ShownState((param, ShownDict(row)) for param, row in rows.items())
 
@@ -407,7 +405,9 @@ class Optimizer(torch.optim.Optimizer):
         self._links = _chain_checks.claim_links(self)
         self._own_links()
         if self.population is not None:
-            members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
+            slots = self.binding.slots
+            named = zip(slots.names, slots.params, strict=True)
+            members.adopt(self.population, {name: param for name, param in named if name is not None})
             self.rows = MemberMatrices(self, self.population)
 
 

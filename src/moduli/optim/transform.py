@@ -63,8 +63,8 @@ class Transform(Module):
         """Transform the update with what is in `states`."""
 
     def _lists(self, objective: Objective) -> tuple[States, list[Setting]]:
-        state, settings = self.state, self.settings
-        return [state[param] for param in objective.params], [settings[param] for param in objective.params]
+        settings = self.settings
+        return self.find_rows(objective.params), [settings[param] for param in objective.params]
 
     def update(self, objective: Objective) -> None:
         """Learn, when it is this link's turn."""

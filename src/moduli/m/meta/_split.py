@@ -73,10 +73,10 @@ class Split(Module):
 
     def _passes(self, param: Tensor, objective: Objective) -> bool:
         members = objective.members
-        binding = self.settings.binding
-        source = param if binding is None else binding.source(param)
+        slots = self.settings.binding.slots
+        source = slots.find_param(param)
         if isinstance(self.filter, str):
-            name = None if binding is None else binding.names.get(source)
+            name = slots.find_name(source)
             if name is None:
                 raise ValueError(
                     f"Split: the pattern {self.filter!r} needs named parameters; give the optimizer a module"
@@ -88,7 +88,7 @@ class Split(Module):
         seen = source if members is None else source.detach()[0]
         if self._arguments == 1:
             return bool(self.filter(seen))
-        name = None if binding is None else binding.names.get(source)
+        name = slots.find_name(source)
         return bool(self.filter(seen, name, self._find_owner(source, objective.model)))
 
     def _run_branches(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:

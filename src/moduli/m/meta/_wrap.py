@@ -66,9 +66,8 @@ class Wrap(Module):
 
     def _optimizer(self, params: list[Tensor]) -> torch.optim.Optimizer:
         """The foreign optimizer, over stand-ins: it never sees the parameters themselves, so nothing moves twice."""
-        binding = self.settings.binding
-        known = {} if binding is None else binding.names
-        names = tuple(known.get(param, str(i)) for i, param in enumerate(params))
+        slots = self.settings.binding.slots
+        names = tuple(slots.find_name(param) or str(i) for i, param in enumerate(params))
         if names in self._inner:
             return self._inner[names]
         stand_ins = [

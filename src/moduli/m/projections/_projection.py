@@ -48,9 +48,8 @@ class Projection(DeclaredLink):
         return [params[i] for i in self._order]
 
     def _names(self, params: list[Tensor]) -> list[str]:
-        binding = self.settings.binding
-        known = {} if binding is None else binding.names
-        return [known.get(param, str(i)) for i, param in enumerate(params)]
+        slots = self.settings.binding.slots
+        return [slots.find_name(param) or str(i) for i, param in enumerate(params)]
 
     def _project_updates(self, tensors: list[Tensor]) -> list[Tensor]:
         return self.project([tensors[i] for i in self._order])

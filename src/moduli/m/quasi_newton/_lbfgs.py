@@ -297,8 +297,7 @@ class LBFGS(_PairLink, HessianLink):
         self.vector_state = False
 
     def _follow_members(self, params: list[Tensor]) -> None:
-        binding = self.settings.binding
-        here = sorted(describe_params(params, {} if binding is None else binding.names))
+        here = sorted(describe_params(params, self.settings.binding.slots))
         known = self.global_state.get("members of")
         if known != here:
             # Sizes are those of all members in a process, of which a checkpoint may come from another number.
@@ -319,7 +318,7 @@ class LBFGS(_PairLink, HessianLink):
 
     def protect(self, guard: Guard, unwritten: Sequence[Tensor] = ()) -> None:
         """Register the state; of the pairs the one whose slot is used next."""
-        for state in self._state.values():
+        for state in self.rows.values():
             if "slots" in state:
                 slots, rows = state["slots"], state["rows"]
                 slot = slots[0] if len(slots) == state["history"] else len(slots)

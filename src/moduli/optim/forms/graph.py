@@ -76,7 +76,7 @@ def copy_state(value: Any) -> Any:
 
 def _renew(link: Module) -> None:
     for _, part in link.links():
-        for row in part.state.values():
+        for row in part.rows.values():
             row.update({key: copy_state(value) for key, value in row.items()})
         part.global_state.update({key: copy_state(value) for key, value in part.global_state.items()})
 

@@ -10,7 +10,7 @@ Members are rows and not columns, since members are what is exchanged, copied, r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ class MemberMatrices(MembersForm):
         self.population = population
         #: Lets autograd and members know that there are new values.
         self.push = population._mark_changed
-        self.binding = optimizer.binding
+        self.binding, self.slots = optimizer.binding, optimizer.binding.slots
         self.blocks: list[Block] = []
         self.apart = False
         self.relink(optimizer)
@@ -55,8 +55,7 @@ class MemberMatrices(MembersForm):
         self.used = not keeps_graph(optimizer._needs) and not optimizer.differentiable
         tops = [top for top in optimizer.modules if self.used and takes_matrices(top)]
         self.links = [link for top in tops for _, link in top.links()]
-        for link in self.links:
-            link._state.find = self.find_state
+        self.binding.read_row = self.read_row
 
     # ------------------------------------------------------------------ a step
 
@@ -84,7 +83,7 @@ class MemberMatrices(MembersForm):
             self.used
             and not self.apart
             and len(leaves) == len(self.population.layout)
-            and len({self.binding.group_of.get(leaf) for leaf in leaves}) == 1
+            and len({self.slots.groups[self.slots.number(leaf)] for leaf in leaves}) == 1
             and not any(link.settings.local for link in self.links)
             and all(matrix.is_contiguous() for matrix in self.population.matrices)
         )
@@ -95,42 +94,48 @@ class MemberMatrices(MembersForm):
         for leaf, entry in zip(self.population.parameters(), self.population.layout, strict=True):
             found.setdefault(entry.group, []).append(leaf)
         blocks = [Block(leaves, group) for group, leaves in found.items()]
-        rows = [(link, block, list(map(link._state.get, block.leaves))) for link in self.links for block in blocks]
+        rows = [(link, block, list(map(link.rows.get, self._number(block)))) for link in self.links for block in blocks]
         # Leaves that were trained for other numbers of steps can't share a matrix.
         self.apart = any(_describe_row(row) != _describe_row(each[0]) for _, _, each in rows for row in each)
         if self.apart:
             return
         self.blocks = blocks
         for block in blocks:
-            self.binding.sources[block.tensor] = block.leaves[0]
+            self.slots.number(block.tensor, block.leaves[0])
         for link, block, each in rows:
-            for leaf in block.leaves:
-                link._state.pop(leaf, None)
+            for slot in self._number(block):
+                link.rows.pop(slot, None)
             if each[0]:
-                link._state[block.tensor] = block.join_rows(each)
+                link.rows[self.slots.number(block.tensor)] = link.make_row(block.join_rows(each))
+            link.row_writes.add()
+
+    def _number(self, block: Block) -> list[int]:
+        """Return the slots of the leaves of a block."""
+        return list(map(self.slots.number, block.leaves))
 
     def dissolve(self) -> None:
         """Give every leaf its own state again."""
         for link in self.links:
-            states = dict(self.list_states(link))
+            rows = dict(self.list_rows(link))
             for block in self.blocks:
-                link._state.pop(block.tensor, None)
-            for leaf, row in states.items():
-                if leaf not in link._state:
-                    link._state[leaf] = row
+                link.rows.pop(self.slots.number(block.tensor), None)
+            for slot, row in rows.items():
+                if slot not in link.rows:
+                    link.rows[slot] = link.make_row(row)
+            link.row_writes.add()
         for block in self.blocks:
-            self.binding.sources.pop(block.tensor, None)
+            self.slots.release(self.slots.number(block.tensor))
         self.blocks = []
 
-    def list_states(self, link: Module) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        """The state of a link by leaf; columns as tensors of their own."""
-        blocks: dict[Tensor, Block] = {block.tensor: block for block in self.blocks}
-        for param, row in link.state.items():
-            if param not in blocks:
-                yield param, row
+    def list_rows(self, link: Module) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows of a link by the slots of leaves; columns of matrices as tensors of their own."""
+        blocks = {self.slots.number(block.tensor): block for block in self.blocks}
+        for slot, row in link.rows.items():
+            if slot not in blocks:
+                yield slot, row
                 continue
-            for i, leaf in enumerate(blocks[param].leaves):
-                columns = {name: blocks[param].column(value, i) for name, value in row.items()}
+            for i, leaf in enumerate(self._number(blocks[slot])):
+                columns = {name: blocks[slot].column(value, i) for name, value in row.items()}
                 yield leaf, map_tensors(columns, Tensor.contiguous)
 
     def gather(self) -> None:
@@ -207,17 +212,14 @@ class MemberMatrices(MembersForm):
         sizes = [f"{len(matrix)} x {matrix.shape[1]:,}" for matrix in self.population.matrices]
         return f"{len(sizes)} matri{'x' if len(sizes) == 1 else 'ces'} of {', '.join(sizes)}"
 
-    def find_state(self, store: Any, key: Any) -> Any:
-        """What a link keeps for a leaf (or its name), to read: columns of what it keeps for a block."""
-        for leaf in self.population.parameters() if isinstance(key, str) else ():
-            if self.binding.names.get(leaf) == key:
-                return store.get(leaf) or self.find_state(store, leaf)
+    def read_row(self, rows: Mapping[int, Any], slot: int) -> Any:
+        """Return the row of a leaf, to be read: columns of the row of its block; None where there is none."""
+        leaf = self.slots.params[slot]
         for block in self.blocks:
-            for i, leaf in enumerate(block.leaves):
-                if leaf is key:
-                    row = store.get(block.tensor, {})
-                    columns = {name: block.column(value, i) for name, value in row.items()}
-                    return MappingProxyType(columns) if row else None
+            row = rows.get(self.slots.number(block.tensor), {})
+            for i, each in enumerate(block.leaves):
+                if each is leaf and row:
+                    return MappingProxyType({name: block.column(value, i) for name, value in row.items()})
         return None
 
 

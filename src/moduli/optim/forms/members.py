@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..._torch import pytree
 from ...layout import map_tensors
-from .._link_state import lend_state
 from .._needs import ChainError, Need
-from .._settings import Binding, check_values, is_per_member
+from .._settings import check_values, is_per_member
+from ..state import replace_state
 from ..state_encoding import MEMBERS, MemberValues
 from .plain import StepForm
 
@@ -159,7 +159,7 @@ def batches(link: Module) -> bool:
     Not where settings inside it differ from member to member, nor where their states have other shapes.
     """
     parts = [part for _, part in link.links()]
-    rows = [row for part in parts for row in (part.global_state, *part._state.values())]
+    rows = [row for part in parts for row in (part.global_state, *part.rows.values())]
     ragged = any(isinstance(value, MemberValues) for row in rows for value in row.values())
     return _fits(link) and not ragged and not any(part.settings.are_per_member() for part in parts)
 
@@ -181,7 +181,9 @@ def step_each(link: Module, objective: Objective) -> Objective:
     params, count = objective.params, objective.members or 0
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     updates, grads = objective.get_updates(), objective.get_grads()
-    kept = [({key: dict(row) for key, row in part.state.items()}, part.global_state) for part in parts]
+    kept = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
+    number = link.settings.binding.slots.number
+    slots = [number(param) for param in params]
     done: list[Objective] = []
 
     def run(
@@ -190,15 +192,12 @@ def step_each(link: Module, objective: Objective) -> Objective:
         single = Single(rows, loss=given[2], current_step=objective.current_step, modular=objective.modular)
         single.checking = objective.checking
         single.present, single.updates, single.grads = objective.present, list(given[0]), list(given[1])
-        here, there = dict(zip(params, rows, strict=True)), dict(zip(rows, params, strict=True))
-        lent = [({here.get(key, key): row for key, row in states.items()}, shared) for states, shared in known]
-        with _stand_for(link, rows, params, i), lend_state(parts, lent):
+        with _run_alone(link, i), link.settings.binding.slots.show(rows, slots), replace_state(parts, known):
             if link.vector_state:
                 link.follow(rows)
             done.append(link.step(single))
-            states = [{there.get(key, key): dict(row) for key, row in part.state.items()} for part in parts]
-            made = [(own, part.global_state) for own, part in zip(states, parts, strict=True)]
-        return list(done[-1].get_updates()), made
+            states = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
+        return list(done[-1].get_updates()), states
 
     if batches(link):
         changes, made = _map_members(run, objective, updates, grads, losses, kept)
@@ -216,7 +215,8 @@ def step_each(link: Module, objective: Objective) -> Objective:
             made.append((states, stack_members([shared for _, shared in members])))
     objective.updates = changes
     for part, (states, shared) in zip(parts, made, strict=True):
-        part._state.update(states)
+        part.rows.update((slot, part.make_row(row)) for slot, row in states.items())
+        part.row_writes.add()
         part.global_state.clear()
         part.global_state.update(shared)
     # N separate runs are over when the last one is.
@@ -248,20 +248,15 @@ def _map_members(
 
 
 @contextmanager
-def _stand_for(link: Module, rows: Sequence[Tensor], params: Sequence[Tensor], member: int | None) -> Iterator[None]:
-    """A block in which tensors of one member have the settings and the names of parameters."""
-    binding = link.settings.binding or Binding()
+def _run_alone(link: Module, member: int | None) -> Iterator[None]:
+    """Have a link and those inside it see one member, unfused, for the length of a block."""
+    binding = link.settings.binding
     # A run is compiled for tensors that stay.
     fused, binding.fuse, binding.member = binding.fuse, False, member
-    for row, param in zip(rows, params, strict=True):
-        binding.sources[row], binding.names[row] = param, binding.names.get(param, "?")
     try:
         yield
     finally:
         binding.fuse, binding.member = fused, None
-        for row in rows:
-            binding.sources.pop(row, None)
-            binding.names.pop(row, None)
 
 
 class OutOfPlace(TorchFunctionMode):

@@ -55,13 +55,12 @@ class ShardedParams(StepForm):
         locals: A plain tensor for each, with the memory of the piece that this process holds.
         wholes: The whole tensors that links have seen here, by position.
         exchange: Moves pieces between the processes; none for FSDP1, whose pieces are not known to be of any shape.
-        places: The position of each parameter, by `id` of it and of the forms in which links see it.
     """
 
     exchange: Exchange
 
     def __init__(self, optimizer: Optimizer, before: ShardedParams | None = None) -> None:
-        self.binding = optimizer.binding
+        self.slots = optimizer.binding.slots
         self.links = [link for _, link in optimizer._links]
         self.params: list[Any] = [param for group in optimizer.param_groups for param in group["params"]]
         self.flat = any(map(is_flat_shard, self.params))
@@ -71,8 +70,6 @@ class ShardedParams(StepForm):
                 known[p] = torch.nn.Parameter(piece_of(p), requires_grad=p.requires_grad) if is_sharded(p) else p
         self.locals: list[Tensor] = [known[p] for p in self.params]
         self.wholes: dict[int, Tensor] = {} if before is None else dict(before.wholes)
-        self.places = {id(form): i for forms in (self.params, self.locals) for i, form in enumerate(forms)}
-        self.places.update({id(whole): i for i, whole in self.wholes.items()})
         if self.flat:
             self.group = _find_flat_group(optimizer.model, self.links)
             self.counted = [is_flat_shard(p) or torch.distributed.get_rank(self.group) == 0 for p in self.params]
@@ -87,10 +84,10 @@ class ShardedParams(StepForm):
         self.modules = [] if optimizer.model is None else list(optimizer.model.modules())
         self.keeps_whole = show_pieces(self.modules)
         self._active: tuple[list[Tensor], list[Tensor]] = ([], [])
+        #: The position of a parameter by its slot, which its local shard and the whole of it have too.
+        self._positions = {self.slots.number(param): i for i, param in enumerate(self.params)}
         for param, local in zip(self.params, self.locals, strict=True):
-            self._name(local, param)
-        for link in self.links:
-            link._state.find = self.find_state
+            self.slots.alias(local, self.slots.number(param))
         self.forms: dict[Module, Across] = {}
         self._find_forms(optimizer.modules, Across.NOTHING)
 
@@ -106,10 +103,10 @@ class ShardedParams(StepForm):
             if isinstance(link, Reformulation) and own is Across.EVERYTHING and not link.children:
                 outer = own  # what follows descends another function, of whole parameters
 
-    def _name(self, form: Tensor, param: Tensor) -> None:
-        if form is not param:
-            self.binding.sources[form] = param
-            self.binding.names[form] = self.binding.names[param]
+    def find_position(self, tensor: Tensor) -> int:
+        """Return the position of the parameter of which a tensor is a form; -1 if it is none."""
+        slot = self.slots.find(tensor)
+        return -1 if slot is None else self._positions.get(slot, -1)
 
     # ------------------------------------------------------------------ a step
 
@@ -117,7 +114,7 @@ class ShardedParams(StepForm):
         """Return the local tensors of these parameters; with their gradients, where those are known already."""
         params = leaves
         if self._active[0] is not params:
-            self._active = (params, [self.locals[self.places[id(param)]] for param in params])
+            self._active = (params, [self.locals[self.find_position(param)] for param in params])
         locals_ = self._active[1]
         for param, local in zip(params, locals_, strict=True):
             if local is not param:
@@ -155,12 +152,12 @@ class ShardedParams(StepForm):
 
     def counting(self, locals_: Sequence[Tensor]) -> Any:
         """A block in which reductions over these tensors are over all processes."""
-        return reducing_over(self.group, [self.counted[self.places[id(local)]] for local in locals_])
+        return reducing_over(self.group, [self.counted[self.find_position(local)] for local in locals_])
 
     def run(self, link: Module, objective: Objective) -> Objective:
         """Run a link on what it needs, and come back to local tensors."""
         across = find_across(link)
-        if across is Across.NOTHING:
+        if across is Across.NOTHING or objective.local is not None:  # a reformulation has left the tensors whole
             return link.step(objective)
         if across is Across.SUMS:
             # Hooks on tensors see those of parameters that have a gradient.
@@ -182,7 +179,7 @@ class ShardedParams(StepForm):
     def _step_owned(self, link: Module, objective: Objective) -> Objective:
         """Each process runs the link on the tensors that it owns."""
         updates = objective.peek_updates()
-        places = [self.places[id(param)] for param in objective.params]
+        places = list(map(self.find_position, objective.params))
         chosen = [k for k in range(len(updates)) if objective.present is None or objective.present[k]]
 
         def gather(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -224,7 +221,7 @@ class ShardedParams(StepForm):
     def to_whole(self, objective: Objective) -> Objective:
         """An objective over whole tensors; its evaluations move the pieces first."""
         inner = objective.clone(clone_updates=False)
-        places = [self.places[id(param)] for param in objective.params]
+        places = list(map(self.find_position, objective.params))
 
         def gather(tensors: Sequence[Tensor | None]) -> list[Any]:
             held = {i: tensor.detach() for i, tensor in zip(places, tensors, strict=True) if tensor is not None}
@@ -252,7 +249,7 @@ class ShardedParams(StepForm):
         """The objective that a link has made of one over whole tensors, over pieces."""
         out = whole.clone(clone_updates=False, parent=local.parent)
         self.push(whole.params)
-        boxes = [self.exchange.boxes[self.places[id(p)]][self.exchange.rank] for p in whole.params]
+        boxes = [self.exchange.boxes[self.find_position(p)][self.exchange.rank] for p in whole.params]
 
         def cut_all(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
             return None if tensors is None else [cut(t, b).contiguous() for t, b in zip(tensors, boxes, strict=True)]
@@ -279,28 +276,20 @@ class ShardedParams(StepForm):
         exchange = self.exchange
         with torch.no_grad():
             for whole in wholes:
-                i = self.places[id(whole)]
+                i = self.find_position(whole)
                 self.locals[i].copy_(cut(whole.detach(), exchange.boxes[i][exchange.rank]))
 
     def keep_whole(self, i: int, value: Tensor) -> Tensor:
-        """The tensor that stands for a whole parameter, the same object at every step."""
-        found = self.wholes.get(i)
-        if found is None:
-            found = self.wholes[i] = torch.nn.Parameter(value, requires_grad=self.params[i].requires_grad)
-            self.places[id(found)] = i
-            self._name(found, self.params[i])
+        """Return the tensor that holds a whole parameter, the same object at every step, with this value."""
+        whole = self.wholes.get(i)
+        if whole is None:
+            whole = self.wholes[i] = torch.nn.Parameter(value, requires_grad=self.params[i].requires_grad)
+            self.slots.alias(whole, self.slots.number(self.params[i]))
         else:
-            found.data = value
-        return found
+            whole.data = value
+        return whole
 
     # ------------------------------------------------------------------ looking
-
-    def find_state(self, store: Any, key: Any) -> Any:
-        """What a link keeps for a parameter of the optimizer, or for its name; None where it keeps nothing."""
-        for i, param in enumerate(self.params):
-            if param is key or (isinstance(key, str) and self.binding.names.get(param) == key):
-                return next((store[form] for form in (self.locals[i], self.wholes.get(i)) if form in store), None)
-        return None
 
     def check(self) -> None:
         """Refuse links that can't have what they need; called when the optimizer is built."""
@@ -321,18 +310,10 @@ class ShardedParams(StepForm):
 # ---------------------------------------------------------------------- saved
 
 
-def find_key(shards: ShardedParams, link: Module, param: Any) -> Tensor | None:
-    """The tensor under which a link keeps the state of a parameter; None where another process keeps it."""
-    i = shards.places.get(id(param))
-    if i is None:
-        return param  # type: ignore[no-any-return]
-    form = shards.forms[link]
-    if form is Across.NOTHING:
-        return shards.locals[i]
-    if form is Across.MATRICES and shards.exchange.owners[i] != shards.exchange.rank:
-        return None
-    known = shards.wholes.get(i)
-    return shards.keep_whole(i, hollow(param, shards.locals[i].device)) if known is None else known
+def is_stored_here(shards: ShardedParams, link: Module, param: Tensor) -> bool:
+    """Whether this process stores the state of a link for a parameter."""
+    i = shards.find_position(param)
+    return i < 0 or shards.forms[link] is not Across.MATRICES or shards.exchange.owners[i] == shards.exchange.rank
 
 
 def hollow(like: Tensor, device: torch.device) -> Tensor:
@@ -340,15 +321,16 @@ def hollow(like: Tensor, device: torch.device) -> Tensor:
     return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
 
 
-def pack_value(shards: ShardedParams, param: Tensor, value: Any) -> Any:
-    """A value of the state of a local tensor, as it is saved: what has its shape is a piece of something."""
-    i = shards.places.get(id(param), -1)
-    if i < 0 or param is not shards.locals[i] or not is_sharded(shards.params[i]):
+def pack_value(shards: ShardedParams, link: Module, param: Tensor, value: Any) -> Any:
+    """Return a value of a link's state as it is saved: tensors with the shape of a local shard are shards."""
+    i = shards.find_position(param)
+    if i < 0 or shards.forms[link] is not Across.NOTHING or not is_sharded(shards.params[i]):
         return value
-    axes = param.dim()
+    local = shards.locals[i]
+    axes = local.dim()
 
     def pack(tensor: Tensor) -> Any:
-        if tensor.shape[:axes] != param.shape:
+        if tensor.shape[:axes] != local.shape:
             return tensor
         return piece_like(tensor, shards.params[i], tuple(tensor.shape[axes:]))
 

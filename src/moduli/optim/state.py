@@ -1,8 +1,8 @@
-"""What a link remembers: for each parameter, for all of them, and random generators."""
+"""The state of a link: a row for each parameter, by slot, what is stored for all parameters, and random generators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ._settings import Binding, LinkSettings
-from ._vector_state import VECTOR, describe_params
+from ._vector_state import VECTOR
+from ._writes import CountedDict, Writes
+from .slots import describe_params
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
 """How a buffer transforms when the basis changes."""
@@ -18,55 +20,101 @@ ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
 # Of links without a seed of their own, where several processes have to draw the same numbers.
 COMMON_SEED = 0x6D6F64756C69
 
+Rows = dict[int, dict[str, Any]]
+"""The state of a link for each parameter, by slot."""
 
-class StateStore(dict[Tensor, dict[str, Any]]):
-    """`link.state`: maps a parameter to its state, made empty at first use.
 
-    Where hooks are shown a parameter in another form (in single precision, as pairs of reals, as part of a vector, as a
-    symbol), that form maps to the same state while it is `shown`.
+class StateView(MutableMapping[Tensor, dict[str, Any]]):
+    """`link.state`: maps a parameter, in whatever form the link meets it, to its row, made empty at first use.
+
+    A name finds the row of the parameter that has it.
     """
 
-    #: Finds the state of a parameter (or its name) that links see in another form: as part of a matrix, or as its piece.
-    find: Callable[[StateStore, Any], Any] | None = None
+    __slots__ = ("_link",)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: dict[Tensor, Any] = {}
+    def __init__(self, link: LinkState) -> None:
+        self._link = link
 
-    def __missing__(self, key: Tensor | str) -> Any:
-        if key in self.shown:
-            return self.shown[key]  # type: ignore[index]
-        found = None if self.find is None else self.find(self, key)
-        if found is not None:
-            return found
+    def __getitem__(self, key: Tensor | str) -> dict[str, Any]:
+        link = self._link
+        shown = link.settings.shown
+        if key in shown:
+            return shown[key][0]  # type: ignore[index,no-any-return]
+        row = self._find(key)
+        if row is not None:
+            return row
         if isinstance(key, str):
             raise KeyError(key)
-        self[key] = {}
-        return self[key]
+        return link.get_row(link.settings.binding.slots.number(key))
 
-    def __reduce__(self) -> Any:
-        return (StateStore, (), None, None, iter(self.items()))
+    def _find(self, key: Tensor | str) -> dict[str, Any] | None:
+        binding, rows = self._link.settings.binding, self._link.rows
+        slot = binding.slots.find(key)
+        if slot is None or slot in rows or binding.read_row is None:
+            return None if slot is None else rows.get(slot)
+        row: dict[str, Any] | None = binding.read_row(rows, slot)
+        return row
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the row of a parameter; `default` where there is none."""
+        row = self._find(key)
+        return default if row is None else row
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, Tensor | str) and self._find(key) is not None
+
+    def __setitem__(self, key: Tensor, value: Mapping[str, Any]) -> None:
+        link = self._link
+        link.rows[link.settings.binding.slots.number(key)] = link.make_row(value)
+        link.row_writes.add()
+
+    def __delitem__(self, key: Tensor) -> None:
+        slot = self._link.settings.binding.slots.find(key)
+        if slot is None or slot not in self._link.rows:
+            raise KeyError(key)
+        del self._link.rows[slot]
+        self._link.row_writes.add()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        params = self._link.settings.binding.slots.params
+        return (params[slot] for slot in list(self._link.rows))
+
+    def __len__(self) -> int:
+        return len(self._link.rows)
+
+    def clear(self) -> None:
+        """Remove the rows of all parameters."""
+        self._link.rows.clear()
+        self._link.row_writes.add()
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 class StandIns:
-    """The same tensor objects at every step, so that a child can key its state by them; their storage is borrowed."""
+    """The tensors that links inside a link see in place of parameters: the same objects at every step, so they have slots."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
 
     @contextmanager
     def point_at(
-        self, tensors: Sequence[Tensor], binding: Binding | None, sources: Sequence[Tensor] | None
+        self, tensors: Sequence[Tensor], binding: Binding, sources: Sequence[Tensor] | None
     ) -> Iterator[list[Tensor]]:
-        """Inside the block the stand-ins have the shapes and values of these tensors."""
+        """Give the stand-ins the shapes and values of tensors inside the block, whose memory they share.
+
+        Args:
+            tensors: The tensors.
+            binding: That of the link.
+            sources: The parameters whose settings they have; the last one for all that follow it.
+        """
         while len(self.tensors) < len(tensors):
             like = tensors[len(self.tensors)]
             self.tensors.append(torch.empty(0, dtype=like.dtype, device=like.device))
         fakes = self.tensors[: len(tensors)]
         for i, (fake, tensor) in enumerate(zip(fakes, tensors, strict=True)):
             fake.data = tensor.detach()
-            if binding is not None and sources:
-                binding.sources[fake] = sources[min(i, len(sources) - 1)]
+            binding.slots.number(fake, sources[min(i, len(sources) - 1)] if sources else None)
         try:
             yield fakes
         finally:
@@ -76,19 +124,54 @@ class StandIns:
 
 
 class LinkState(LinkSettings):
-    """State of a link, keyed by parameter, and `global_state`; both are saved, copied and restored with the optimizer."""
+    """State of a link, by slot, and `global_state`; both are saved, copied and restored with the optimizer.
+
+    Attributes:
+        rows: The state for each parameter, by slot.
+        row_writes: Counts changes of rows, so that a fused pass notices state that was replaced.
+        exposed: Whether rows were ever handed out: whoever holds a tensor of one may give it other memory.
+    """
 
     global_state: dict[str, Any]
-    _state: StateStore
+    rows: Rows
+    row_writes: Writes
+    exposed: bool = False
     _projected: dict[str, list[str]]
-    #: The token of the fused run that stepped it last; None once its state was shown.
-    _seen_by: object = None
 
     @property
-    def state(self) -> StateStore:
+    def state(self) -> StateView:
         """Per-parameter state: `state[param][key]`."""
-        self._seen_by = None
-        return self._state
+        if not self.exposed:
+            self.exposed = True
+            self.row_writes.add()
+        return StateView(self)
+
+    def make_row(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return a row with these values, which counts what is written into it."""
+        row = CountedDict(values or {})
+        row.writes = self.row_writes
+        return row
+
+    def get_row(self, slot: int) -> dict[str, Any]:
+        """Return the row of a slot, made empty if there is none."""
+        row = self.rows.get(slot)
+        if row is None:
+            row = self.rows[slot] = self.make_row()
+        return row
+
+    def find_rows(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """Return the row of each parameter, in whatever form it is."""
+        number, shown = self.settings.binding.slots.number, self.settings.shown
+        return [shown[param][0] if param in shown else self.get_row(number(param)) for param in params]
+
+    def use_binding(self, binding: Binding) -> None:
+        """Number parameters as an optimizer does from now on; rows stay with their parameters."""
+        before = self.settings.binding
+        if before is binding:
+            return
+        params, number = before.slots.params, binding.slots.number
+        self.rows = {number(params[slot]): row for slot, row in self.rows.items()}
+        self.settings.binding = binding
 
     def get_state(
         self,
@@ -129,27 +212,26 @@ class LinkState(LinkSettings):
 
     @contextmanager
     def shown(self, params: Sequence[Any], states: Sequence[Any], settings: Sequence[Any]) -> Iterator[None]:
-        """A block in which hooks see parameters in another form: it has the state and settings of the parameters."""
-        rows, chosen = self._state.shown, self.settings.shown
-        for param, state, setting in zip(params, states, settings, strict=True):
-            rows[param], chosen[param] = state, setting
+        """Give tensors that hooks see in place of parameters state and settings for the length of a block."""
+        shown = self.settings.shown
+        shown.update(zip(params, zip(states, settings, strict=True), strict=True))
         try:
             yield
         finally:
             for param in params:
-                del rows[param], chosen[param]
+                del shown[param]
 
     def store(self, params: Sequence[Tensor], keys: str | Sequence[str], values: Any) -> None:
         """Write one value for each parameter (one key), or one list of values for each key."""
         if isinstance(keys, str):
             keys, values = [keys], [values]
         for key, column in zip(keys, values, strict=True):
-            for param, value in zip(params, column, strict=True):
-                self.state[param][key] = value
+            for row, value in zip(self.find_rows(params), column, strict=True):
+                row[key] = value
 
     def clear_state_keys(self, *keys: str) -> None:
         """Forget these entries for every parameter."""
-        for row in self.state.values():
+        for row in self.rows.values():
             for key in keys:
                 row.pop(key, None)
 
@@ -165,8 +247,7 @@ class LinkState(LinkSettings):
         Where several processes train one model they have to draw alike, so that there None is one fixed seed.
         """
         if seed is None:
-            binding = self.settings.binding
-            if binding is None or not binding.draws_alike:
+            if not self.settings.binding.draws_alike:
                 return None
             seed = COMMON_SEED
         key = f"generator/{torch.device(device or 'cpu')}/{seed}"
@@ -180,7 +261,8 @@ class LinkState(LinkSettings):
 
     def reset(self) -> None:
         """Forget everything learnt, in children too; random generators go on from where they are."""
-        self.state.clear()
+        self.rows.clear()
+        self.row_writes.add()
         kept = {key: value for key, value in self.global_state.items() if isinstance(value, torch.Generator)}
         self.global_state.clear()
         self.global_state.update(kept)
@@ -197,11 +279,10 @@ class LinkState(LinkSettings):
 
         Their state is over all parameters concatenated, so it means nothing once one is added, frozen or thawed.
         """
-        held = self.global_state.get(VECTOR)
-        binding = self.settings.binding
-        here = describe_params(params, {} if binding is None else binding.names)
-        if held != here:
-            if held is not None:
+        before = self.global_state.get(VECTOR)
+        here = describe_params(params, self.settings.binding.slots)
+        if before != here:
+            if before is not None:
                 self.reset()
             self.global_state[VECTOR] = here
 
@@ -217,16 +298,13 @@ def _initial(init: Any, param: Tensor) -> Any:
 
 
 @contextmanager
-def lend_state(
-    links: Sequence[LinkState], kept: Sequence[tuple[Mapping[Tensor, Any], dict[str, Any]]]
-) -> Iterator[None]:
-    """A block in which links have other state: for each of them that of parameters, and what it keeps for all."""
-    before = [(link._state, link.global_state) for link in links]
+def replace_state(links: Sequence[LinkState], states: Sequence[tuple[Rows, dict[str, Any]]]) -> Iterator[None]:
+    """Give links other rows and another global state for the length of a block."""
+    before = [(link.rows, link.global_state) for link in links]
     try:
-        for link, (rows, shared) in zip(links, kept, strict=True):
-            link._state, link.global_state = StateStore(), shared
-            link._state.update(rows)
+        for link, (rows, shared) in zip(links, states, strict=True):
+            link.rows, link.global_state = {slot: link.make_row(row) for slot, row in rows.items()}, shared
         yield
     finally:
-        for link, (state, shared) in zip(links, before, strict=True):
-            link._state, link.global_state = state, shared
+        for link, (rows, shared) in zip(links, before, strict=True):
+            link.rows, link.global_state = rows, shared
