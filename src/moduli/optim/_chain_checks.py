@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ._needs import Across, ChainError, Need
 from ._processes import find_across
-from ._stepping import is_called_from
 from .forms import members
 from .forms.graph import check_differentiable
 
@@ -48,9 +50,17 @@ def check_chain(optimizer: Optimizer) -> None:
             members.check_link(path, link, len(population), population.sharding)
 
 
+_ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+
+
 def check_shares(links: Sequence[Module]) -> None:
-    """Refuse links that need all parameters where torch's ZeroRedundancyOptimizer gives each process some of them."""
-    for link in links if is_called_from("torch.distributed.optim.zero_redundancy_optimizer") else ():
+    """Raise ChainError for links that need all parameters where ZeroRedundancyOptimizer gives each process some of them.
+
+    It hands an optimizer its parameters as any program does, so the calls around the constructor are all that tells.
+    """
+    frames = itertools.islice(traceback.walk_stack(None), 12) if _ZERO in sys.modules else ()
+    inside = any(frame.f_globals.get("__name__") == _ZERO for frame, _ in frames)
+    for link in links if inside else ():
         across = find_across(link)
         if across in (Across.SUMS, Across.EVERYTHING):
             raise ChainError(f"{type(link).__name__} needs {across.value}, which ZeroRedundancyOptimizer can't give")
@@ -61,7 +71,8 @@ def check_capturable(links: Sequence[Module]) -> None:
     from .chain import Chain
 
     for link in links:
-        changes = getattr(link, "counts", False) or any(callable(value) for value in link.defaults.values())
+        changes = any(callable(value) for value in link.defaults.values())
+        changes = changes or getattr(link, "counts", False) or bool(getattr(link, "numbers", ()))
         if changes or not getattr(link, "elementwise", isinstance(link, Chain)):
             name = type(link).__name__
             raise ChainError(f"{name} counts or decides in Python, and a captured graph would repeat one step of it")

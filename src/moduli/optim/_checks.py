@@ -154,11 +154,12 @@ def check_pointwise(
         return torch.ones(2, 3, dtype=dtype, device=first.device)
 
     tensor, param = make(), make()
-    for link, setting, keys, columns, count in zip(
-        links, settings, cohort.keys, cohort.states, cohort.counts, strict=True
+    for link, setting, keys, columns, numbers in zip(
+        links, settings, cohort.keys, cohort.states, cohort.numbers, strict=True
     ):
         state = {key: make(column[0]) for key, column in zip(keys, columns, strict=True)}
-        given = {**state, "step": count + 1} if link.counts else state
+        given = {**state, **numbers}
+        link.advance_numbers(given, setting)
         for hook in ("single_tensor_update", "single_tensor_apply"):
             try:
                 with torch.random.fork_rng(devices=[]), link.shown([param], [given], [setting]):

@@ -76,15 +76,14 @@ class Composite:
         ):
             setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
             state = {key: widen(value) for key, value in given.items()}
-            if link.counts:
-                state["step"] = setting.pop("step")
+            state.update((name, setting.pop(name)) for name in link.list_numbers())
             # The gradient is shared with the other links, so what this one writes to it is dropped.
             with link.shown([seen], [state], [setting]):
                 hooks = find_link(k, seen, state, setting)
                 hooks.single_tensor_update(tensor, seen, grad, None, state, setting)
                 tensor = hooks.single_tensor_apply(tensor, seen, grad, None, state, setting)
                 note(k)
-            extra = set(state) - set(given) - {"step"}
+            extra = set(state) - set(given) - set(link.list_numbers())
             if extra:
                 name = f"{type(link).__name__} makes the state {sorted(extra)[0]!r} while learning"
                 raise kernels.NotPointwiseError(

@@ -81,12 +81,13 @@ def find_segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
 
 @dataclass(eq=False)
 class _Cohort:
-    """Parameters that share settings, counts and dtypes: one call."""
+    """Parameters that share settings, dtypes and the numbers of their states: one call."""
 
     indices: list[int]
     params: list[Tensor]
     raw: list[dict[str, Any]]
-    counts: list[int]
+    #: For each link the states that are numbers on the host.
+    numbers: list[dict[str, Any]]
     keys: list[tuple[str, ...]]
     rows: list[list[dict[str, Any]]]
     states: list[list[list[Tensor]]]
@@ -168,12 +169,14 @@ class FusedRun:
                     link._fill_states(given)
             if link.has_own("single_tensor_update") and not all(rows):
                 return False
+            if any(isinstance(row[name], Tensor) for name in link.list_numbers() for row in rows):
+                return False  # a number for each member
         groups: dict[tuple[Any, ...], list[int]] = {}
         for position, i in enumerate(kept):
             kind: list[Any] = [params[i].dtype, tensors[i].dtype, params[i].device]
             for link, rows, raws in zip(self.links, every_row, every_raw, strict=True):
                 row = rows[position]
-                kind += [id(raws[position]), row.get("step", 0) if link.counts else 0]
+                kind += [id(raws[position]), *(row[name] for name in link.list_numbers())]
                 kind += [(key, value.dtype) for key, value in row.items() if isinstance(value, Tensor)]
             groups.setdefault(tuple(kind), []).append(position)
         self._cohorts = []
@@ -187,7 +190,10 @@ class FusedRun:
                     [kept[position] for position in positions],
                     [members[position] for position in positions],
                     [raws[positions[0]] for raws in every_raw],
-                    [row.get("step", 0) if link.counts else 0 for link, row in zip(self.links, firsts, strict=True)],
+                    [
+                        {name: row[name] for name in link.list_numbers()}
+                        for link, row in zip(self.links, firsts, strict=True)
+                    ],
                     keys,
                     [[rows[position] for position in positions] for rows in every_row],
                     states,
@@ -264,6 +270,7 @@ class FusedRun:
     def _run(self, cohort: _Cohort, settings: Sequence[Mapping[str, Any]], owned: bool, given: _Given) -> None:
         tensors, grads, updates = given
         numbers: list[Any] = []
+        advanced: dict[int, dict[str, Any]] = {}
         for k, (link, setting) in enumerate(zip(self.links, settings, strict=True)):
             split = cohort.splits[k]
             if split is None or split[0] is not setting:
@@ -271,8 +278,10 @@ class FusedRun:
                 # A measured number on a device is not kept: the next one takes its memory.
                 cohort.splits[k] = ({}, split[1], []) if k == 0 and self._measures else split
             numbers += split[2]
-            if link.counts:
-                numbers.append(cohort.counts[k] + 1)
+            if link.counts or link.numbers:
+                advanced[k] = dict(cohort.numbers[k])
+                link.advance_numbers(advanced[k], setting)
+                numbers += advanced[k].values()
         bound = self._find_bound(cohort, settings, updates is None)
         whole = len(cohort.indices) == len(tensors)
         params: list[Tensor] = cohort.params
@@ -295,11 +304,10 @@ class FusedRun:
         bound(*args, *shown, *numbers)
         if not bound.fused.fn.is_known:  # type: ignore[attr-defined]
             self._leave_impure(bound.fused.fn)  # type: ignore[arg-type]
-        for k, link in enumerate(self.links):
-            if link.counts:
-                count = cohort.counts[k] = cohort.counts[k] + 1
-                for row in cohort.rows[k]:
-                    dict.__setitem__(row, "step", count)  # not counted as a change of the row
+        for k, changed in advanced.items():
+            cohort.numbers[k] = changed
+            for row in cohort.rows[k]:
+                dict.update(row, changed)  # not counted as a change of the row
 
     def _leave_impure(self, run: Composite) -> None:
         """Take links whose hooks are not pure out of the run, once a trace has found them: the others stay one pass."""
@@ -314,7 +322,7 @@ class FusedRun:
         """Return the settings of a link as part of a kernel's key and as numbers; an equal part is the object it was."""
         link, before = self.links[k], cohort.splits[k]
         names, values, constants = split_settings(link, setting)
-        part: Part = (cohort.keys[k], (*names, "step") if link.counts else tuple(names), tuple(constants))
+        part: Part = (cohort.keys[k], (*names, *link.list_numbers()), tuple(constants))
         return setting, before[1] if before is not None and before[1] == part else part, values
 
     def _find_bound(self, cohort: _Cohort, settings: Sequence[Mapping[str, Any]], tail: bool) -> kernels.Bound:

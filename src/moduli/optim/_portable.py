@@ -4,8 +4,8 @@
 settings of groups. Tensors with the shape of their parameter are there, so that they are resharded like it; everything else that
 links keep is in one entry of the first group, as bytes.
 
-Checkpoints are read into the tensors that an optimizer has. One that has none yet is stepped by torch, with gradients of zeros,
-which moves nothing here. Chains that evaluate a closure can't be stepped so: all that they keep is bytes.
+Checkpoints are read into the tensors that an optimizer has. One that has none yet makes those of a first step with gradients of
+zeros, which moves nothing. Chains that evaluate a closure can't be stepped so: all of their state is bytes.
 """
 
 from __future__ import annotations

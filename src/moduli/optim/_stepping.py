@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,15 +29,12 @@ _grad = operator.attrgetter("grad")
 def make_step(
     optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
 ) -> Tensor | None:
-    """Make one step of an optimizer, or what torch's checkpoints need to know of one; all of it or nothing.
+    """Make one step of an optimizer; all of it or nothing.
 
     Interrupts wait while links run, so that neither state nor parameters are left half way; they are handled while the
     closure is evaluated and derivatives are taken. What was changed before an evaluation that fails is put back.
     """
     with Guard(deferred="often", grad=optimizer.differentiable) as guard:
-        if closure is None and loss is None and _CHECKPOINTS in sys.modules and is_called_from(_CHECKPOINTS):
-            _rehearse(optimizer, storage)  # with gradients of zeros, so that an optimizer has state
-            return None
         if optimizer.rehearsed:
             optimizer.reset()
             optimizer.rehearsed = False
@@ -61,23 +55,22 @@ def _ascend(
     return None if found is None else -found
 
 
-_CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
+def make_first_state(optimizer: Optimizer) -> None:
+    """Make the state that links have after a first step with gradients of zeros, and move nothing.
 
-
-def is_called_from(module: str) -> bool:
-    """Whether one of the innermost calls is of a function of that module; tools of torch do not say who they are."""
-    frames = itertools.islice(traceback.walk_stack(None), 12) if module in sys.modules else ()
-    return any(frame.f_globals.get("__name__") == module for frame, _ in frames)
-
-
-def _rehearse(optimizer: Optimizer, storage: dict[str, Any]) -> None:
-    """Make the state of a first step without moving anything; the first real step begins anew."""
-    if optimizer._evaluated or optimizer.differentiable or optimizer.current_step:
+    The first real step starts again from no state. Chains that evaluate a closure can't be stepped so, and have none.
+    """
+    started = optimizer.current_step or any(link.rows for _, link in optimizer._links)
+    if started or optimizer._evaluated or optimizer.differentiable:
         return
-    with Guard() as guard:
-        guard.tensors(optimizer.list_params())
+    params = optimizer.list_params()
+    with Guard(deferred=True, grad=False) as guard:
+        guard.tensors(params)
+        guard.gradients(params)
         guard.mappings(vars(optimizer))
-        _make_step(optimizer, None, None, storage, Guard())
+        for param in params:
+            param.grad = torch.zeros_like(param) if param.requires_grad else None
+        _make_step(optimizer, None, None, {}, Guard())
         guard.restore()
     optimizer.rehearsed = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -109,7 +110,7 @@ class Optimizer(torch.optim.Optimizer):
         self.rows: MemberMatrices | None = None
         #: The parameters of which processes hold pieces, as the links see them; None where each is whole.
         self.shards: ShardedParams | None = None
-        #: Whether links have the state of a step that moved nothing, which torch's checkpoints ask for.
+        #: Whether links have the state of a step that moved nothing, into which torch's checkpoints are read.
         self.rehearsed = False
         given = params
         if isinstance(params, torch.nn.Module):
@@ -274,12 +275,13 @@ class Optimizer(torch.optim.Optimizer):
 
         It is to be read: a TypeError where something else is written into it. `link.state` is where links keep it.
         """
-        rows: dict[Tensor, dict[str, Any]] = {}
+        rows: dict[Tensor, dict[str, Any]] = {param: {} for param in self.list_params()}
         for path, link in self._links:
             store = link.state
-            for param in self.list_params():
-                for key, value in store.get(param, {}).items():
-                    rows.setdefault(param, {})[f"{path}/{key}"] = value
+            for param, row in rows.items():
+                row.update((f"{path}/{key}", value) for key, value in store.get(param, {}).items())
+        if _portable.TOOL not in sys.modules:  # which would make a step where it finds no entry
+            rows = {param: row for param, row in rows.items() if row}
         return ShownState((param, ShownDict(row)) for param, row in rows.items())
 
     @state.setter
@@ -334,8 +336,11 @@ class Optimizer(torch.optim.Optimizer):
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
+        portable = _portable.wants_portable(self)
+        if portable and _portable.TOOL in sys.modules:
+            _stepping.make_first_state(self)  # into whose tensors a checkpoint is read
         packed = self.named_state_dict()
-        if _portable.wants_portable(self):
+        if portable:
             packed = _portable.make_portable(self, packed)
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, packed)

@@ -100,6 +100,7 @@ class TensorTransform(Transform):
         elementwise: Whether the `single_tensor_*` hooks are pointwise: runs of such links are fused into one pass.
         measures: False where `measure` has nothing to find with these settings, so that it need not part a fused run.
         counts: Whether `state["step"]` counts the updates of a parameter, from 1.
+        numbers: Names of states that are Python numbers, which `advance` changes before the hooks learn.
         uses_params: False where the hooks look at the shapes of parameters only, so that `across` whole tensors theirs need not
             be gathered.
         static: Settings that change what the hooks do, not only their numbers; each value is a kernel of its own.
@@ -127,6 +128,7 @@ class TensorTransform(Transform):
     uses_loss: bool = False
     uses_params: ClassVar[bool] = True
     counts: ClassVar[bool] = False
+    numbers: ClassVar[tuple[str, ...]] = ()
     static: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -163,6 +165,17 @@ class TensorTransform(Transform):
         """The first method that is run in place of the pointwise hooks, if there is one."""
         return next((name for name in _HOOKS if self.has_own(name)), None)
 
+    def list_numbers(self) -> tuple[str, ...]:
+        """Return the names of the states that are numbers on the host."""
+        return ("step", *self.numbers) if self.counts else self.numbers
+
+    def advance_numbers(self, state: Any, setting: Any) -> None:
+        """Count a step of a parameter, and change its other numbers."""
+        if self.counts:
+            state["step"] = state["step"] + 1
+        if self.numbers:
+            self.advance(state, setting)
+
     def finds_numbers(self) -> bool:
         """Whether it finds numbers over all tensors first."""
         return self.measures and self.has_own("measure")
@@ -181,6 +194,13 @@ class TensorTransform(Transform):
         One per member for a population.
         """
         return None
+
+    def advance(self, state: Any, setting: Any) -> None:
+        """Change the states that `numbers` names, on the host; called before the hooks learn.
+
+        A fused pass calls it once for all parameters with equal numbers and settings, with those numbers (and the count of
+        steps) as `state`, and gives the results to the hooks.
+        """
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
@@ -240,9 +260,8 @@ class TensorTransform(Transform):
             return
         with show_arguments(self, objective, given):
             self._fill_states(given)
-            if self.counts:
-                for row in given.states:
-                    row["step"] = row["step"] + 1
+            for row, setting in zip(given.states, given.settings, strict=True):
+                self.advance_numbers(row, setting)
             self.multi_tensor_update(*given)
 
     def apply_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> Objective:

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, BufferTransform, Chainable
+from ...optim import BufferTransform, Chainable
 from ...optim import ranges as check
-from ._axes import work
 
 
 class Adam(BufferTransform):
@@ -172,11 +171,9 @@ class NAdam(BufferTransform):
         T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016.
     """
 
-    members = "batched"
-    across = Across.NOTHING
-    differentiable = True
-
+    elementwise = True
     counts = True
+    numbers = ("mu_product",)
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps", "momentum_decay")}
 
@@ -188,24 +185,24 @@ class NAdam(BufferTransform):
     momentum_decay: float = 4e-3
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        tensor = work(tensor)
         state["exp_avg"] = torch.zeros_like(tensor)
-        state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
+        state["exp_avg_sq"] = torch.zeros_like(tensor)
         state["mu_product"] = 1.0
 
-    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        tensor, beta2 = work(tensor), setting["beta2"]
+    def advance(self, state: Any, setting: Any) -> None:
         state["mu_product"] = state["mu_product"] * _momentum(state["step"], setting)
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        beta2 = setting["beta2"]
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
-        state["exp_avg_sq"].mul_(beta2).add_(tensor.abs().square() * (1 - beta2))
+        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         t, product = state["step"], state["mu_product"]
         here, ahead = _momentum(t, setting), _momentum(t + 1, setting)
-        mixed = work(tensor) * ((1 - here) / (1 - product)) + state["exp_avg"] * (ahead / (1 - product * ahead))
+        mixed = tensor * ((1 - here) / (1 - product)) + state["exp_avg"] * (ahead / (1 - product * ahead))
         grow = (1 - setting["beta2"] ** t) ** -0.5
-        out: Tensor = mixed / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
-        return out.to(tensor.dtype)
+        return mixed / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
 
 
 def _momentum(t: Any, setting: Any) -> Any:
