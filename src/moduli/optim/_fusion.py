@@ -128,7 +128,7 @@ class FusedRun:
         self._grads = any(link.uses_grad for link in links)
         #: The writes that were counted when the cohorts were made: of settings, and of rows.
         self._numbers = self._rows_version = -1
-        #: Whether rows were ever handed out: whoever holds a tensor of one may give it other memory.
+        #: Whether rows were ever handed out: a caller that holds a tensor of one may give it other memory.
         self._exposed = False
 
     # ------------------------------------------------------------------ cohorts
@@ -221,7 +221,7 @@ class FusedRun:
             built = self._build(objective, tensors)
             objective = self._run_cohorts(objective, tensors) if built else self._run_unfused(objective)
         for link, before in zip(self.links, exposed, strict=True):
-            link.exposed = before  # the link's own hooks have read its rows, nobody else
+            link.exposed = before  # only the link's own hooks have read its rows
         self._rows_version = self._count_row_writes()
         return objective
 

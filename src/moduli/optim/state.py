@@ -129,7 +129,7 @@ class LinkState(LinkSettings):
     Attributes:
         rows: The state for each parameter, by slot.
         row_writes: Counts changes of rows, so that a fused pass notices state that was replaced.
-        exposed: Whether rows were ever handed out: whoever holds a tensor of one may give it other memory.
+        exposed: Whether rows were ever handed out: a caller that holds a tensor of one may give it other memory.
     """
 
     global_state: dict[str, Any]
