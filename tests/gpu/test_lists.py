@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moduli import kernels
-from moduli.kernels._triton import Table, choose_block
+from moduli.kernels._triton_table import Table, choose_block
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
@@ -120,7 +120,8 @@ def test_a_table_is_made_once_and_rows_are_copied_where_something_moved():
     params, grads = [torch.ones(9), torch.ones(3)], [torch.ones(9), torch.ones(3)]
     fused(params, grads, 0.5)
     (plan,) = fused._plans.kept
-    (table,) = plan.devices.values()
+    (piece,) = plan.pieces
+    table = piece.cache["table"]
     rows = table.rows
     for _ in range(3):
         fused(params, grads, 0.25)
@@ -128,7 +129,7 @@ def test_a_table_is_made_once_and_rows_are_copied_where_something_moved():
     grads[0] = torch.full((9,), 2.0)  # as zero_grad and backward do
     fused(params, grads, 0.5)
     assert table.rows is not rows
-    assert plan.devices[0] is table
+    assert piece.cache["table"] is table
     torch.testing.assert_close(params[0], torch.full((9,), 1 - 0.5 - 0.75 - 1.0))
 
 

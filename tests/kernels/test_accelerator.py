@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from laws.fake_device import Launches
 from moduli import Optimizer, kernels, m
-from moduli.kernels import _call, _reduce, _triton
+from moduli.kernels import _call, _reduce, _triton, _triton_table
 from moduli.testing import _gpu
 
 
@@ -210,7 +210,7 @@ def test_the_first_launch_is_what_compiles(monkeypatch):
         def __call__(self, *args, **options):
             raise ValueError("no such intrinsic")
 
-    kernel, table = Broken(), _triton.Table(torch.device("cpu"), [4], 1, 64)
+    kernel, table = Broken(), _triton_table.Table(torch.device("cpu"), [4], 1, 64)
     with pytest.raises(_triton.UnbuiltError, match="ValueError: no such intrinsic"):
         _triton._launch("fused", kernel, table, 1, 0, [], 4)
     monkeypatch.setattr(_triton, "_compiled", {id(kernel)})

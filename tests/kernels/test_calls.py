@@ -497,7 +497,7 @@ def test_overlapping_rows_are_noticed(backend):
 
 
 def test_foreach_goes_through_large_tensors_in_blocks_and_small_ones_in_groups(monkeypatch):
-    monkeypatch.setattr("moduli.kernels._foreach.BLOCK", 100)
+    monkeypatch.setattr("moduli.kernels._cuts.BLOCK", 100)
     shapes = [(30, 17), (5,), (), (99,), (2, 3, 4), (0,), (101,), (8, 8)]
     results = {}
     for form in ("foreach", "plain"):

@@ -12,7 +12,7 @@ import torch
 from kernels.operations import BINARY, TERNARY, UNARY
 from kernels.values import DIVIDING, SPECIAL
 from moduli import kernels
-from moduli.kernels import _foreach, _fuse, _torch_reduce
+from moduli.kernels import _cuts, _fuse, _torch_reduce
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 SHAPES = [(5, 3), (), (0,), (1, 2, 3, 2), (33,)]
@@ -21,7 +21,7 @@ SHAPES = [(5, 3), (), (0,), (1, 2, 3, 2), (33,)]
 @pytest.fixture(autouse=True)
 def _device(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "foreach")
-    monkeypatch.setattr(_foreach, "is_on_host", lambda device: False)
+    monkeypatch.setattr(_cuts, "is_on_host", lambda device: False)
     monkeypatch.setattr(_fuse, "is_fake", lambda tensor: True)  # a scalar of the device is no number
 
 

@@ -135,7 +135,9 @@ def test_other_kinds_of_tensors(backend):
     assert kernels.dot([torch.ones(2, 3)], [torch.ones(6)]) == 6
 
 
-def test_mistakes_are_named(backend):
+@pytest.mark.parametrize("grad", [True, False])
+def test_mistakes_are_named(backend, grad):
+    """Also where the call before had lists of as many tensors, which compiled code compares them with."""
     one, two = [torch.ones(2)], [torch.ones(2), torch.ones(3)]
     for error, words, call in [
         (TypeError, r"sum\(\[x\]\)", lambda: kernels.sum(one[0])),
@@ -147,5 +149,40 @@ def test_mistakes_are_named(backend):
         (TypeError, "some are not", lambda: kernels.norm([torch.ones(1, dtype=torch.complex64), torch.ones(1)])),
         (ValueError, "1, 2 or", lambda: kernels.norm(one, ord=3)),
     ]:
-        with pytest.raises(error, match=words):
+        with torch.set_grad_enabled(grad), pytest.raises(error, match=words):
+            assert [float(reduce(one)) for reduce in (kernels.sum, kernels.norm, kernels.amax)] == [2.0, 2.0**0.5, 1.0]
+            assert kernels.dot(one, one) == 2
             call()
+
+
+@torch.no_grad()
+def test_lists_of_other_kinds_after_a_compiled_call(backend):
+    plain = [torch.arange(1.0, 4.0), torch.ones(2)]
+    others = {
+        "complex": [torch.tensor([3j, 4, 0]), torch.zeros(2, dtype=torch.complex64)],
+        "strided": [torch.tensor([3.0, 9, 4, 9, 0, 9])[::2], torch.zeros(2)],
+        "integers": [torch.tensor([3, 4, 0]), torch.zeros(2)],
+        "double and half": [torch.tensor([3.0, 4, 0], dtype=torch.float64), torch.zeros(2, dtype=torch.float16)],
+        "sparse": [torch.tensor([3.0, 4, 0]).to_sparse(), torch.zeros(2)],
+        "resized": [torch.tensor([3.0, 4]), torch.zeros(3)],
+        "parameters": [torch.nn.Parameter(torch.tensor([3.0, 4, 0])), torch.zeros(2)],
+    }
+    for tensors in others.values():
+        torch.testing.assert_close(kernels.norm(plain), torch.tensor(4.0, dtype=torch.float64))
+        torch.testing.assert_close(kernels.norm(tensors), torch.tensor(5.0, dtype=torch.float64))
+        torch.testing.assert_close(kernels.dot(tensors, tensors).abs(), torch.tensor(25.0, dtype=torch.float64))
+
+
+def test_compiled_reductions_have_the_same_bits_for_any_number_of_threads(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(n, generator=generator) for n in (400_001, 0, 7, 100_000, 16_384, 3)]
+    before, results = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            reductions = (kernels.sum, kernels.norm, kernels.amax)
+            results.add((*(float(reduce(parts)) for reduce in reductions), float(kernels.dot(parts, parts))))
+    finally:
+        torch.set_num_threads(before)
+    assert len(results) == 1

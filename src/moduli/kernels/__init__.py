@@ -12,11 +12,16 @@ Whole-model arithmetic and optimizer steps are pointwise functions applied to lo
   forms give the same result; `explain` says which one runs and why, read from the plan that runs;
 * a **reduction** (`sum`, `dot`, `norm`, `amax`) turns lists into one number, accumulated in double.
 
-Read `_trace` (a function becomes a graph; `_purity` says what it may read besides its arguments), `_graph`, `_operations` (each
-operation in all languages), `_forms` (what a form is; `_choice` has the list), `_plain`, `_foreach`, `_c` with `_emit_c`, `_plan`
-(what lists look like and where they are; `_prepare` makes plans, `_call` runs them, `_warm` repeats a bound call) and `_reduce`,
-in this order; then `_emit_triton` (the graph as a Triton kernel) and `_triton` (the addresses it reads, on the device; launches,
-reductions).
+Read them in this order:
+
+* `_trace` (a function becomes a graph; `_purity` says what it may read besides its arguments), `_graph`, `_operations` (each
+  operation in all languages);
+* `_forms` (what a form is; `_choice` has the list), `_plain`, `_foreach` (with `_foreach_call`, the functions of torch, and
+  `_cuts`, groups of tensors), `_c` with `_emit_c`;
+* `_lists` (what lists of tensors look like), `_runs` (tensors as runs of elements), `_plan`, `_checks` and `_prepare` (which make
+  a plan), `_call` (which runs it), `_bound` and `_warm` (a call that is repeated);
+* `_reduce`, by `_c_reduce` or `_torch_reduce`; `_memory`;
+* `_emit_triton` (the graph as a Triton kernel), `_triton_table` (the addresses it reads) and `_triton` (launches, reductions).
 
 `MODULI_KERNELS` chooses: `auto` (compile where possible), `c` or `triton` (compile or raise), `foreach` (never compile;
 `eager` is its old name) or `plain`. Compiled kernels are kept in a directory that only the user can write to
@@ -24,8 +29,9 @@ reductions).
 """
 
 from ._backend import KernelError, reset
+from ._bound import Bound
 from ._explain import Explanation, explain
-from ._fuse import Bound, Fused, fuse
+from ._fuse import Fused, fuse
 from ._memory import pause_collection
 from ._purity import SelfRecorder
 from ._reduce import amax, dot, norm, over_processes, reducing_over, sum

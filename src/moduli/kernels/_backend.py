@@ -94,12 +94,12 @@ def runtime() -> Runtime | str:
 def kernel(source: str) -> Kernel | str:
     """The compiled kernel of this source, or the reason why there is none. A failure is not tried again."""
     with _lock:
-        found = _kernels.get(source)
-        if found is None:
+        built = _kernels.get(source)
+        if built is None:
             shared = runtime()
-            found = shared if isinstance(shared, str) else _try(lambda: Kernel(source, build(source, ["moduli_run"])))
-            _kernels[source] = found
-        return found
+            built = shared if isinstance(shared, str) else _try(lambda: Kernel(source, build(source, ["moduli_run"])))
+            _kernels[source] = built
+        return built
 
 
 def _try(make: Callable[[], T]) -> T | str:
@@ -113,7 +113,7 @@ def _try(make: Callable[[], T]) -> T | str:
 def list_built() -> list[Kernel]:
     """The kernels of this process."""
     with _lock:
-        return [found for found in _kernels.values() if isinstance(found, Kernel)]
+        return [kernel for kernel in _kernels.values() if isinstance(kernel, Kernel)]
 
 
 def warn_once(what: str, problem: str) -> None:

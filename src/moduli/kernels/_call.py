@@ -5,34 +5,29 @@ What has no other form runs plain: the function itself, tensor by tensor, which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._torch import has_dispatch_mode
 from . import _backend
+from ._checks import LAZY, find_end, refuse_graphs
 from ._forms import Form, Work
-from ._memory import pause_collection
-from ._plain import run_directly, run_plain
-from ._plan import CallPlan, Output, PlanState, locate, make_tables
-from ._prepare import LAZY, find_end, prepare, refuse_graphs
+from ._lists import Tensors
+from ._memory import ask_for_pages, pause_collection
+from ._plain import arrange_results, run_directly, run_plain
+from ._plan import CallPlan, Output, Plans, PlanState, locate, make_tables
+from ._prepare import prepare
 from ._purity import Purity
-from ._runtime import Runtime
 from ._warm import is_transformed
 
 if TYPE_CHECKING:
-    from ._fuse import Fused, Plans
-
-
-Tensors = tuple[torch.Tensor, ...]
-
-# From this size on fresh memory is asked for in huge pages.
-_LARGE = 4 << 20
+    from ._fuse import Fused
 
 
 def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None, plans: Plans) -> Any:
-    """Run a fused function; the meaning of the arguments is told in `Fused.__call__`."""
+    """Run a fused function; see `Fused.__call__` for the arguments."""
     if is_transformed():
         return run_directly(fused, args, out, flat, offsets)
     request = Request(fused, args, out, flat, offsets)
@@ -88,6 +83,16 @@ class Request:
             tuple(map(type, self.scalars)),
         )
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the roles."""
+        return self.fused.name_roles(self.marks)
+
+    def name_lists(self) -> Iterator[tuple[str, Tensors]]:
+        """Each list with its name: that of its role, or `out`."""
+        names = [*self.names, *["out"] * (len(self.lists) - len(self.roles))]
+        return zip(names, self.lists, strict=True)
+
     def _part(self, vector: torch.Tensor) -> Tensors:
         """A vector that was given, as a piece for each tensor."""
         sizes = [tensor.numel() if isinstance(tensor, torch.Tensor) else 0 for tensor in self.roles[0]]
@@ -111,18 +116,18 @@ def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | Non
             continue
         # Read once: another thread may replace it, and what the lists were compared with has to be what is used.
         before = plan.state
-        found = plan.lists.find(request.lists, before)
-        if found is not None:
+        match = plan.layout.find(request.lists, before)
+        if match is not None:
             plans.put(plan)
-            return plan, locate(plan, before, *found) if plan.extents else None
+            return plan, locate(plan, before, *match) if plan.extents else None
     with pause_collection():  # a plan is kept, with thousands of objects
         plan = prepare(request)
     state = None
     if plan.extents:
-        found = plan.lists.find(request.lists, None)
-        if found is None:
+        match = plan.layout.find(request.lists, None)
+        if match is None:
             raise RuntimeError(f"{request.fused.where}: the tensors were changed by another thread during the call")
-        state = locate(plan, None, *found)
+        state = locate(plan, None, *match)
     if plan.opaque != LAZY:  # which is not seen by looking at other lists
         plans.put(plan)
     return plan, state
@@ -139,61 +144,54 @@ def _allocate(request: Request, plan: CallPlan, output: Output) -> tuple[Any, li
     """New storage of an output: what the caller gets, and the tensors."""
     if output.vector is not None:
         vector = torch.empty(plan.end, dtype=output.vector, device=plan.device)
-        _ask_for_pages([vector])
+        ask_for_pages([vector])
         if plan.end != sum(plan.sizes):
             vector.zero_()  # between the tensors
-        return vector, list(part_vector(vector, plan.sizes, plan.offsets))
+        return vector, list(part_vector(vector, plan.sizes, request.offsets))
     if plan.opaque is not None:
-        made: list[Any] = [None] * plan.count
-    else:
-        layout = zip(request.roles[0], plan.strides, output.dtypes, strict=True)
-        made = [like.new_empty_strided(like.shape, strides, dtype=d) for like, strides, d in layout]
-        _ask_for_pages(made)
-    return made, made
+        blank: list[Any] = [None] * plan.count
+        return blank, blank
+    layout = zip(request.roles[0], plan.strides, output.dtypes, strict=True)
+    tensors = [like.new_empty_strided(like.shape, strides, dtype=dtype) for like, strides, dtype in layout]
+    ask_for_pages(tensors)
+    return tensors, tensors
 
 
-def _ask_for_pages(tensors: Sequence[torch.Tensor]) -> None:
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if size >= _LARGE and tensor.device.type == "cpu" and _backend.mode() in ("auto", "c"):
-            shared = _backend.runtime()
-            if isinstance(shared, Runtime):
-                shared.huge(tensor.data_ptr(), size)
+def _place_outputs(request: Request, plan: CallPlan) -> tuple[list[Any], list[Any]]:
+    """Return for each output what the caller gets, and the tensors that are written."""
+    results: list[Any] = []
+    targets: list[Any] = []
+    storage = zip([item for item in request.outs if item is not None], request.lists[plan.roles :], strict=True)
+    for output in plan.outputs:
+        if output.role is not None:
+            place: tuple[Any, Any] = request.given[output.role], request.roles[output.role]
+        else:
+            place = next(storage) if output.kind == "given" else _allocate(request, plan, output)
+        results.append(place[0])
+        targets.append(place[1])
+    return results, targets
 
 
 def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
-    given, lists = iter([item for item in request.outs if item is not None]), iter(request.lists[plan.roles :])
-    results: list[Any] = []  # what the caller gets for each output
-    targets: list[Any] = []  # where it is written
-    fresh: list[Any] = []
-    result: Any
-    target: Any
-    for output in plan.outputs:
-        if output.role is not None:
-            result, target = request.given[output.role], request.roles[output.role]
-        elif output.kind == "given":
-            result, target = next(given), next(lists)
-        else:
-            result, target = _allocate(request, plan, output)
-            fresh.append(target)
-        results.append(result)
-        targets.append(target)
+    results, targets = _place_outputs(request, plan)
     if state is not None and state.overlap:
         run_plain(request, plan, targets, range(plan.count))
     else:
-        tables: Any = [(None, None)] * len(plan.pieces)  # without memory to look at the tensors are fake
-        if state is not None:
-            tables = state.tables or make_tables(plan, state.columns, fresh)
-        for k, (piece, (columns, table)) in enumerate(zip(plan.pieces, tables, strict=True)):
-            scalars = [*_bring(request.scalars, piece.device), *piece.numbers]
-            work = Work(request, plan, state, piece, k, targets, scalars, columns, table)
-            form: Form | None = piece.form
-            while form is not None and not form.run(work):
-                form = form.fallback
-    returned = [request.given[at] if kind == "role" else results[at] for kind, at in plan.results]
-    if plan.single:
-        return returned[0]
-    return tuple(returned) if returned else None
+        _run_pieces(request, plan, state, targets)
+    returned = [request.given[at] if kind == "role" else results[at] for kind, at in plan.graph.results]
+    return arrange_results(returned, plan.graph.single)
+
+
+def _run_pieces(request: Request, plan: CallPlan, state: PlanState | None, targets: Sequence[Any]) -> None:
+    tables: Any = [(None, None)] * len(plan.pieces)  # without memory to look at the tensors are fake
+    if state is not None:
+        tables = state.tables or make_tables(plan, state.columns, targets)
+    for piece, (columns, table) in zip(plan.pieces, tables, strict=True):
+        scalars = [*_bring(request.scalars, piece.device), *piece.numbers]
+        work = Work(request, plan, state, piece, targets, scalars, columns, table)
+        form: Form | None = piece.form
+        while form is not None and not form.run(work):
+            form = form.fallback
 
 
 def _bring(scalars: Sequence[Any], device: torch.device) -> Sequence[Any]:

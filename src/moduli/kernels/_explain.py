@@ -12,11 +12,11 @@ import torch
 from . import _backend, _compiler
 from ._c import CForm
 from ._call import Request, find_plan
+from ._checks import refuse_graphs
 from ._choice import describe_dtypes
 from ._forms import Form
 from ._plain import PlainForm
 from ._plan import CallPlan, PlanState
-from ._prepare import refuse_graphs
 from ._warm import is_transformed
 
 if TYPE_CHECKING:
@@ -62,18 +62,18 @@ def _line(form: type[Form], why: str, count: str, elements: int) -> str:
 
 
 def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Explanation:
-    """What a call with these arguments would do, from the plan that it would run. Nothing is written."""
+    """Return what a call with these arguments would do, from the plan that it would run. Nothing is written."""
     if is_transformed():
         return _explain_plain("torch.compile, a torch.func transform or forward mode sees its operations")
     request = Request(fused, args, out, flat, None)
     plan, state = find_plan(request, fused._plans)
-    found = explain_plan(plan, state)
+    answer = explain_plan(plan, state)
     needs = refuse_graphs(request, plan) if torch.is_grad_enabled() else None
-    return found if needs is None else replace(found, lines=(f"refused: {needs}", *found.lines))
+    return answer if needs is None else replace(answer, lines=(f"refused: {needs}", *answer.lines))
 
 
 def explain_plan(plan: CallPlan, state: PlanState | None) -> Explanation:
-    """What a plan runs, for lists in these places."""
+    """Return what a plan runs, for lists in these places."""
     if plan.count == 0:
         return Explanation("nothing", (f"nothing: {_NOTHING}",))
     if plan.opaque is not None:

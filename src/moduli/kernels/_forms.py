@@ -48,7 +48,6 @@ class Work:
         plan: Its plan.
         state: Where its lists are; None where the tensors have no memory to look at.
         piece: The part of the lists that this form runs.
-        position: Its position among the pieces.
         targets: For each output the tensors that it goes to.
         scalars: The numbers of the graph, on the device of the piece.
         columns: For each role and output the addresses of the tensors; None where they have none.
@@ -59,7 +58,6 @@ class Work:
     plan: CallPlan
     state: PlanState | None
     piece: Piece
-    position: int
     targets: Sequence[Any]
     scalars: Sequence[Any]
     columns: Any
@@ -73,7 +71,7 @@ class Work:
     def count_versions(self) -> None:
         """Count up the versions of what a kernel writes, as an in-place operation of torch does."""
         for output, target in zip(self.plan.outputs, self.targets, strict=True):
-            if output.kind == "new" or output.private:
+            if output.kind == "new" or output.role in self.plan.private:
                 continue
             written = self.choose(target)
             if torch.is_inference_mode_enabled():
@@ -112,9 +110,9 @@ class Form(ABC):
         return True
 
     @classmethod
-    @abstractmethod
     def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
         """Return why the form can't run this graph there; None where it can."""
+        return None
 
     @abstractmethod
     def run(self, work: Work) -> bool:

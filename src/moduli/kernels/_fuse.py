@@ -11,15 +11,14 @@ import torch
 
 from .._torch import is_fake
 from . import _backend, _call
+from ._bound import Bound
 from ._forms import Form
 from ._graph import Graph, lift_numbers
-from ._plan import CallPlan
+from ._plan import Plans
 from ._purity import Purity
 from ._trace import NotPointwiseError, trace
-from ._warm import DIFFERENT, WarmCall, is_transformed, make_warm
 
 _RESERVED = {"out", "flat", "offsets"}
-_KEPT_PLANS = 8
 _KEPT_TRACES = 4
 _STATIC = (bool, str, type(None), torch.dtype)
 
@@ -64,8 +63,8 @@ class Fused:
             if name in _RESERVED:
                 raise ValueError(f"{self.where} has a parameter {name!r}, which a fused call uses itself; rename it")
             self.names.append(name)
-        for which, given in (("inplace", inplace), ("private", sorted(private))):
-            for each in given:
+        for which, roles in (("inplace", inplace), ("private", sorted(private))):
+            for each in roles:
                 if each is not None and each not in self.names:
                     raise ValueError(f"{which} names {each!r}, but {self.where} takes {', '.join(self.names)}")
         named = [name for name in inplace if name is not None]
@@ -161,8 +160,8 @@ class Fused:
             [tensor([0.7500, 0.7500, 0.7500])]
             [tensor([0.5000, 0.5000, 0.5000])]
         """
-        given = self._signature.bind_partial(*args, **kwargs).arguments
-        return Bound(self, dict(given), out, flat, offsets)
+        bound = self._signature.bind_partial(*args, **kwargs).arguments
+        return Bound(self, dict(bound), out, flat, offsets)
 
     def explain(self, *args: Any, out: Any = None, flat: bool = False, **kwargs: Any) -> Any:
         """Which form runs for these arguments, and why; nothing is written. See `kernels.explain`.
@@ -174,9 +173,9 @@ class Fused:
             >>> double.explain([torch.ones(3, dtype=torch.int64)]).form
             'plain'
         """
-        from ._explain import explain_call
+        from ._explain import explain
 
-        return explain_call(self, self._arguments(args, kwargs), out, flat)
+        return explain(self, *args, out=out, flat=flat, **kwargs)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
@@ -236,22 +235,22 @@ class Fused:
         """The graph for these dtypes, and for what the function reads now."""
         if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
             marks = tuple("scalar" if mark == "whole" else mark for mark in marks)
-        known = self._traces.get((marks, dtypes), ())
+        earlier = self._traces.get((marks, dtypes), ())
         changed = None
-        for each in known:
+        for each in earlier:
             changed = each.reads.find_change()
             if changed is None:
                 return each
         graph, reads = trace(self.fn, self.where, marks, dtypes)
         graph, numbers = lift_numbers(self._place(graph, marks))
-        alike = next((each for each in known if each.graph == graph), None)
+        alike = next((each for each in earlier if each.graph == graph), None)
         restless = None
-        if alike is None and len(known) >= _KEPT_TRACES:
+        if alike is None and len(earlier) >= _KEPT_TRACES:
             restless = f"{changed}, which it reads, changes from call to call"
-        made = Trace(graph, numbers, reads, restless, {} if alike is None else alike.forms)
+        result = Trace(graph, numbers, reads, restless, {} if alike is None else alike.forms)
         if reads.problem is None:
-            self._traces[marks, dtypes] = (made, *known)[: _KEPT_TRACES + 1]
-        return made
+            self._traces[marks, dtypes] = (result, *earlier)[: _KEPT_TRACES + 1]
+        return result
 
     def _place(self, graph: Graph, marks: tuple[Any, ...]) -> Graph:
         """The graph with the roles that returned values overwrite."""
@@ -263,115 +262,26 @@ class Fused:
             )
         if not graph.outputs:
             raise NotPointwiseError(f"{self.where} returns nothing and changes none of its arguments")
-        outputs = list(graph.outputs)
+        outputs, roles = list(graph.outputs), self.name_roles(marks)
         for name, (kind, at) in zip(self.inplace, graph.results, strict=False):
             if name is None:
                 continue
-            if marks[self.names.index(name)] != "role":
+            if name not in roles:
                 raise ValueError(f"inplace names {name!r} of {self.where}, which was given as a scalar; give a list")
-            role = self.role_of(name, marks)
+            role = roles.index(name)
             changed = at if kind == "role" else role
             if (kind, at) != ("role", role) and any(changed == other for _, other in graph.outputs):
                 raise ValueError(
-                    f"{self.where} changes {self.role_name(changed, marks)!r} itself, and what it returns is to overwrite "
+                    f"{self.where} changes {roles[changed]!r} itself, and what it returns is to overwrite "
                     f"{name!r}; do one of the two"
                 )
             if kind == "output":
                 outputs[at] = (outputs[at][0], role)
         return replace(graph, outputs=tuple(outputs))
 
-    def role_of(self, name: str, marks: Sequence[Any]) -> int:
-        """The position of a named role among the roles."""
-        return sum(mark == "role" for mark in marks[: self.names.index(name)])
-
-    def role_name(self, role: int, marks: Sequence[Any]) -> str:
-        """The name of a role by its position among the roles."""
-        return [name for name, mark in zip(self.names, marks, strict=True) if mark == "role"][role]
-
-
-class Plans:
-    """The last plans of a function or a bound call, the latest first."""
-
-    __slots__ = ("kept",)
-
-    def __init__(self) -> None:
-        self.kept: tuple[CallPlan, ...] = ()
-
-    def put(self, plan: CallPlan) -> None:
-        """Put a plan first. Threads may share it, so the tuple is replaced and never changed."""
-        if not self.kept or self.kept[0] is not plan:
-            self.kept = (plan, *(other for other in self.kept if other is not plan))[:_KEPT_PLANS]
-
-
-class Bound:
-    """A fused call whose lists are given. Made by `Fused.bind`.
-
-    Example:
-        >>> import torch
-        >>> from moduli import kernels
-        >>> halve = kernels.fuse(lambda x, by: x / by, inplace="x").bind([torch.ones(2)])
-        >>> halve(2.0)
-        [tensor([0.5000, 0.5000])]
-    """
-
-    def __init__(
-        self, fused: Fused, given: dict[str, Any], out: Any, flat: bool, offsets: Sequence[int] | None
-    ) -> None:
-        self.fused = fused
-        self._given = given
-        self._values = [given.get(name) for name in fused.names]
-        self._rest = [name for name in fused.names if name not in given]
-        self._open = [i for i, name in enumerate(fused.names) if name not in given]
-        self._options = (out, flat, offsets)
-        self._plans = Plans()
-        # Lists of private roles that are given once stay where they are; others are looked at in every call.
-        self._stays = given.keys() <= fused.private
-        self._warm: WarmCall | None = None
-
-    def explain(self) -> Any:
-        """Which form the last call ran, and why: an `Explanation` of its plan, or None before the first call.
-
-        Example:
-            >>> import torch
-            >>> from moduli import kernels
-            >>> count = kernels.fuse(lambda x, by: x + by).bind([torch.ones(3, dtype=torch.int64)])
-            >>> count.explain(), count(1)
-            (None, [tensor([2, 2, 2])])
-            >>> count.explain().form
-            'plain'
-        """
-        from ._explain import explain_plan
-
-        return explain_plan(self._plans.kept[0], self._plans.kept[0].state) if self._plans.kept else None
-
-    def __repr__(self) -> str:
-        return f"{self.fused!r}.bind({', '.join(self._given)})"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run with the arguments that were left open, in the order of the function's parameters."""
-        warm = self._warm
-        if warm is not None and not kwargs:
-            result = warm.run(args)
-            if result is not DIFFERENT:
-                return result
-        if len(args) > len(self._rest):
-            names = ", ".join(self._rest)
-            raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({names}), got {len(args)}")
-        if len(args) == len(self._rest) and not kwargs:
-            values: Sequence[Any] = list(self._values)
-            for i, value in zip(self._open, args, strict=True):
-                values[i] = value  # type: ignore[index]
-        else:
-            given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
-            values = self.fused._arguments((), given)
-        if is_transformed():
-            return _call.call(self.fused, values, *self._options, self._plans)
-        request = _call.Request(self.fused, values, *self._options)
-        plan, state = _call.find_plan(request, self._plans)
-        result = _call.run_plan(request, plan, state)
-        if self._stays:
-            self._warm = make_warm(request, plan, state, self._rest)
-        return result
+    def name_roles(self, marks: Sequence[Any]) -> list[str]:
+        """The names of the roles, in order."""
+        return [name for name, mark in zip(self.names, marks, strict=True) if mark == "role"]
 
 
 def fuse(

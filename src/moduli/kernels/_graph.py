@@ -241,17 +241,19 @@ class _Contraction:
     def _multiply(self, *factors: Any) -> Any:
         """The product of numbers and scalars; None counts as one."""
         number: Any = 1
-        found: Ref | None = None
+        product: Ref | None = None
         for factor in factors:
             if isinstance(factor, Ref):
-                found = (
-                    factor if found is None else self._add("mul", aten.mul.Tensor, ("self", found), ("other", factor))
+                product = (
+                    factor
+                    if product is None
+                    else self._add("mul", aten.mul.Tensor, ("self", product), ("other", factor))
                 )
             elif factor is not None:
                 number = number * factor
-        if found is None or number == 1:
-            return number if found is None else found
-        return self._add("mul", aten.mul.Scalar, ("self", found), ("other", number))
+        if product is None or number == 1:
+            return number if product is None else product
+        return self._add("mul", aten.mul.Scalar, ("self", product), ("other", number))
 
     def _subtract_from_one(self, value: Any) -> Any:
         if not isinstance(value, Ref):

@@ -1,17 +1,45 @@
-"""Memory on a device that is kept from call to call, so that a step allocates nothing and can be captured in a graph."""
+"""Memory: huge pages for large results, and memory on a device that is kept from call to call.
+
+Kept memory lets a step allocate nothing, so that it can be captured in a graph.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from .._torch import count_references, count_storage_uses, is_fake
+from . import _backend
+from ._runtime import Runtime
 
 Memory = dict[Any, Any]
+K = TypeVar("K")
+V = TypeVar("V")
+_MOST_ENTRIES = 16
+# From this size on fresh memory is asked for in huge pages.
+_LARGE = 4 << 20
+
+
+def ask_for_pages(tensors: Sequence[torch.Tensor]) -> None:
+    """Ask for huge pages for large new tensors on the CPU: the first write then costs fewer page faults."""
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size >= _LARGE and tensor.device.type == "cpu" and _backend.mode() in ("auto", "c"):
+            runtime = _backend.runtime()
+            if isinstance(runtime, Runtime):
+                runtime.huge(tensor.data_ptr(), size)
+
+
+def put_bounded(cache: dict[K, V], key: K, value: V) -> V:
+    """Put an entry into a cache and return it; a full cache is emptied first."""
+    if len(cache) >= _MOST_ENTRIES:
+        cache.clear()
+    cache[key] = value
+    return value
 
 
 class KeptMemory:
@@ -45,14 +73,14 @@ def _find_order(like: torch.Tensor) -> Any:
 
 
 def take_result(memory: Memory, device: torch.device) -> torch.Tensor:
-    """A place for a number on a device: that of the last one, where no one else holds it."""
-    held = memory.get("result")
-    if held is not None and count_references(held) <= 3 and _count_uses(held) <= memory["uses"]:
-        return held  # type: ignore[no-any-return]
+    """Return a 0-d buffer for a result: the previous one, unless something else references it."""
+    result = memory.get("result")
+    if result is not None and count_references(result) <= 3 and _count_uses(result) <= memory["uses"]:
+        return result  # type: ignore[no-any-return]
     wide = torch.float32 if device.type == "mps" else torch.float64
-    held = memory["result"] = torch.empty((), dtype=wide, device=device)
-    memory["uses"] = _count_uses(held)
-    return held
+    result = memory["result"] = torch.empty((), dtype=wide, device=device)
+    memory["uses"] = _count_uses(result)
+    return result
 
 
 def _count_uses(tensor: torch.Tensor) -> int:

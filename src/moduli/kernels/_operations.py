@@ -1,8 +1,7 @@
 """The table of operations: each is one formula, which every language writes in its own words.
 
 A formula is Python over the arguments of a node, which are text (`ExpressionText`), so that it writes an expression: in C, in
-Triton, or in Python for numbers of the host. A second table says which foreach function of
-torch does the same. An operation that is not here runs as torch runs it.
+Triton, or in Python for numbers of the host. An operation that is not here runs as torch runs it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -217,22 +216,6 @@ class NodeArguments:
 # ---------------------------------------------------------------------- the table
 
 
-class ForeachCall(NamedTuple):
-    """A foreach function of torch with the name of the operation.
-
-    `lists` are the arguments that have to be lists, `number` the last one where it has to be a number, `either` where it may
-    be both, `keyword` one by name. Where it `commutes` the first two may change places; where it is `placed` the last
-    argument may be a 0-d tensor on the device of the lists.
-    """
-
-    lists: tuple[str, ...] = ("self",)
-    number: str | None = None
-    either: str | None = None
-    keyword: str | None = None
-    commutes: bool = False
-    placed: bool = False
-
-
 def _scale_other(e: Any) -> Any:
     return e.y if e.constant("alpha") == 1 else e.y * e["alpha"]
 
@@ -375,22 +358,3 @@ OPERATIONS |= {
 }
 for _name in ("and", "or", "xor", "not"):  # of truth values; integers run as torch runs them
     OPERATIONS[f"bitwise_{_name}"] = OPERATIONS[f"logical_{_name}"]
-
-_UNARY = ["neg", "abs", "sqrt", "exp", "reciprocal", "sign", "log", "tanh", "sigmoid", "floor", "ceil", "round"]
-_UNARY += ["trunc", "frac", "erf", "expm1", "log1p", "rsqrt"]
-#: The foreach functions of torch.
-FOREACH: dict[str, ForeachCall] = {name: ForeachCall() for name in _UNARY}
-FOREACH |= {
-    "add": ForeachCall(either="other", keyword="alpha", commutes=True, placed=True),
-    "sub": ForeachCall(either="other", keyword="alpha"),
-    "mul": ForeachCall(either="other", commutes=True, placed=True),
-    "div": ForeachCall(either="other", placed=True),
-    "maximum": ForeachCall(("self", "other"), commutes=True),
-    "minimum": ForeachCall(("self", "other"), commutes=True),
-    "lerp": ForeachCall(("self", "end"), number="weight"),
-    "pow": ForeachCall(number="exponent"),
-    "addcmul": ForeachCall(("self", "tensor1", "tensor2"), keyword="value"),
-    "addcdiv": ForeachCall(("self", "tensor1", "tensor2"), keyword="value"),
-    "clamp_min": ForeachCall(number="min"),
-    "clamp_max": ForeachCall(number="max"),
-}

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._forms import Form, Situation, Work
+from ._forms import Form, Work
 from ._graph import Graph
+from ._trace import fill_arguments, list_results
 
 if TYPE_CHECKING:
     from ._call import Request
@@ -23,11 +24,6 @@ class PlainForm(Form):
 
     name = "plain"
     sentence = "the function itself, tensor by tensor"
-
-    @classmethod
-    def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
-        """Return None: this form takes everything."""
-        return None
 
     def run(self, work: Work) -> bool:
         """Run the function over the tensors of a piece."""
@@ -71,29 +67,25 @@ def _apply(request: Request, graph: Graph, tensors: Sequence[torch.Tensor]) -> l
         value = tensor if alike else tensor.reshape(-1)
         if value.dtype in _HALF:
             value = value.float()
-        if position in changed and value.dtype is tensor.dtype:
+        elif position in changed:
             value = value.clone()
         roles.append(value)
-    # Numbers wrapped as torch wraps them in a trace; integer tensors promote by the kind of Python number instead.
-    floating = any(tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in tensors)
-    values: list[Any] = []
-    remaining, numbers = iter(roles), iter(request.scalars)
-    for mark in request.marks:
-        if mark == "role":
-            values.append(next(remaining))
-        elif isinstance(mark, str):
-            number = next(numbers)
-            if floating and not isinstance(number, torch.Tensor):
-                number = torch.tensor(float(number), dtype=torch.float64, device="cpu")
-            values.append(number)
-        else:
-            values.append(mark[1])
-    result = request.fused.fn(*values)
-    results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
+    result = request.fused.fn(*fill_arguments(request.marks, roles, _wrap_numbers(request.scalars, tensors)))
+    results = list_results(result)
     if not alike:
         results = [value.reshape(shape) for value in results]
     kinds = zip(results, graph.results, strict=True)
     return [roles[role] for role in changed] + [value for value, (kind, _) in kinds if kind == "output"]
+
+
+def _wrap_numbers(scalars: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+    """Return numbers as a trace has them, 0-d doubles; integer tensors promote by the kind of Python number instead."""
+    if not any(tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in tensors):
+        return scalars
+    return [
+        value if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64, device="cpu")
+        for value in scalars
+    ]
 
 
 def run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> Any:
@@ -107,19 +99,20 @@ def run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offset
     if not lists:
         raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
     columns: list[list[Any]] = []
-    single = False
+    result: Any = None
     for i in range(len(args[lists[0]])):
-        values = [value[i] if position in lists else value for position, value in enumerate(args)]
-        result = fused.fn(*values)
-        single = isinstance(result, torch.Tensor)
-        results = [] if result is None else [result] if single else list(result)
+        result = fused.fn(*(value[i] if position in lists else value for position, value in enumerate(args)))
+        results = list(list_results(result))
         for position, name in enumerate(fused.inplace):
             if name is not None:
-                place = args[fused.names.index(name)][i]
-                place.copy_(results[position])
-                results[position] = place
+                results[position] = args[fused.names.index(name)][i].copy_(results[position])
         columns.append(results)
     gathered: list[Any] = [list(column) for column in zip(*columns, strict=True)]
     if flat:
         gathered = [torch.cat([value.reshape(-1) for value in column]) for column in gathered]
-    return gathered[0] if single else tuple(gathered) if gathered else None
+    return arrange_results(gathered, isinstance(result, torch.Tensor))
+
+
+def arrange_results(values: Sequence[Any], single: bool) -> Any:
+    """Return values as a function returns them: the only one itself, several as a tuple, None where there are none."""
+    return values[0] if single else tuple(values) or None

@@ -1,12 +1,11 @@
 """What to do with given lists: checked and decided once, then looked up.
 
 A plan holds no tensor. It remembers what the lists looked like, the addresses of the last call, and for each part of the
-lists the form that runs it. `Lists` says whether lists are what they were; `locate` looks for overlaps where they moved.
+lists the form that runs it. `locate` looks for overlaps where lists moved.
 """
 
 from __future__ import annotations
 
-import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,30 +14,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._foreach import Cuts
 from ._forms import Form
+from ._graph import Graph
+from ._lists import ListLayout, has_moved
 from ._purity import Purity
-from ._runtime import Runtime
-from ._triton import Table
+from ._runs import Addresses, Runs
 
-Tensors = tuple[torch.Tensor, ...]
-Addresses = np.ndarray[Any, np.dtype[np.uint64]]
 # For each piece the addresses that a kernel reads, and the table of their tables.
 Tables = list[tuple[Any, Any]]
+_MOST_PLANS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """Where one value of the function goes, and the dtype of each tensor there.
 
-    `kind` is `role` (over role `role`), `given` (storage that was given) or `new`. `private` storage is the caller's own:
-    autograd is not told.
+    `kind` is `role` (over role `role`), `given` (storage that was given) or `new`.
     """
 
     kind: str
     dtypes: list[torch.dtype]
     role: int | None = None
-    private: bool = False
     vector: torch.dtype | None = None  # of one new vector for all of them
 
 
@@ -53,24 +49,7 @@ class Piece:
     starts: array[int]  # of each run among all elements, and the end
     device: torch.device
     numbers: tuple[float, ...] = ()  # further scalars of its graph
-    cuts: Cuts = field(default_factory=list)  # how foreach operations go through them, known after the first call
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Tensors as runs of elements that lie side by side: a dense tensor is one, a block of a matrix one for each row.
-
-    For each run its tensor, its elements, and for each list (roles, then outputs whose storage is given, then new ones) how
-    many bytes after the address of this tensor it begins.
-    """
-
-    owner: Any
-    sizes: list[int]
-    shifts: Sequence[Any]
-
-    def follow(self, columns: Sequence[Addresses], first: int = 0) -> list[Addresses]:
-        """The address of each run of some lists, from one on."""
-        return [column[self.owner] + shift for column, shift in zip(columns, self.shifts[first:], strict=False)]
+    cache: dict[str, Any] = field(default_factory=dict)  # what the form keeps for lists of these shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,108 +69,44 @@ class CallPlan:
     """One decision. The lists it looks at are the roles, then the storage that was given, a vector as a list of one."""
 
     key: tuple[Any, ...]
-    count: int
-    roles: int
-    lists: Lists
+    layout: ListLayout
     reads: list[Purity]
+    graph: Graph  # for the dtypes of the first tensor
     outputs: list[Output]
-    pieces: list[Piece]
-    strides: list[tuple[int, ...]]
+    private: frozenset[int]  # the roles whose tensors are the caller's own: autograd is not told that they are written
+    written: list[int]  # the lists that are written
     sizes: list[int]
-    offsets: tuple[int, ...] | None  # of the tensors in a vector
-    end: int  # of the last of them
+    end: int  # of the last tensor in a vector
     device: torch.device
     opaque: str | None  # why the tensors have no memory to look at
-    single: bool
-    results: Sequence[tuple[str, int]]
-    allocates: bool  # whether some output is new at every call
     runs: Runs
+    pieces: list[Piece] = field(default_factory=list)
+    strides: list[tuple[int, ...]] = field(default_factory=list)
     extents: list[Addresses] = field(default_factory=list)  # bytes from the first to the last element of each run
     state: PlanState | None = None
-    devices: dict[int, Table] = field(default_factory=dict)  # the table on a device of each piece that has one
+    allocates: bool = field(init=False)  # whether some output is new at every call
+    only_read: list[int] = field(init=False)  # the roles that are not written
+    count: int = field(init=False)  # of tensors in each list
+    roles: int = field(init=False)  # how many of the lists are roles
+
+    def __post_init__(self) -> None:
+        self.count, self.roles = len(self.sizes), self.graph.roles
+        self.allocates = any(output.kind == "new" for output in self.outputs)
+        self.only_read = [role for role in range(self.roles) if role not in self.written]
 
 
-_LOOKS = operator.attrgetter("__class__", "layout", "dtype", "device", "shape")
+class Plans:
+    """The last plans of a function or a bound call, the latest first."""
 
+    __slots__ = ("kept",)
 
-class Lists:
-    """What lists of tensors look like, to be compared with at the next call."""
+    def __init__(self) -> None:
+        self.kept: tuple[CallPlan, ...] = ()
 
-    def __init__(
-        self,
-        lists: Sequence[Tensors],
-        runtime: Runtime | None,
-        lazy: Sequence[int],
-        frozen: Sequence[int] = (),
-        *,
-        memory: bool = True,
-    ) -> None:
-        """Look at lists, as far as it takes to compare others with them.
-
-        Args:
-            lists: The lists.
-            runtime: The compiled reader, if there is one.
-            lazy: The lists in which a tensor may be a view that torch negates lazily.
-            frozen: The lists in which a tensor may be an inference tensor, which must not be written.
-            memory: Whether the tensors have addresses.
-        """
-        self._counts = [len(tensors) for tensors in lists]
-        self._lengths = array("q", self._counts)
-        self._lazy, self._frozen = lazy, frozen
-        self._runtime = runtime
-        self._memory = memory
-        self._facts = None if runtime is None or not memory else runtime.facts(lists)
-        self._looks = None if self._facts is not None else [_describe(tensors) for tensors in lists]
-        self._blank = array("Q", bytes(8 * sum(self._lengths)))
-
-    def find(self, lists: Sequence[Tensors], state: PlanState | None) -> tuple[int, array[int]] | None:
-        """(a bit for each list that moved, the addresses now), or None where a tensor is not what it was."""
-        if list(map(len, lists)) != self._counts:
-            return None
-        before = self._blank if state is None else state.addresses
-        if self._runtime is not None and self._facts is not None:
-            moved, now = self._runtime.compare(lists, self._lengths, self._facts, before)
-            if moved < 0:
-                return None
-        else:
-            if self._looks is None or [_describe(tensors) for tensors in lists] != self._looks:
-                return None
-            if not self._memory:
-                return 0, before
-            now = array("Q", [tensor.data_ptr() for tensors in lists for tensor in tensors])
-            # Which of them moved is not worth finding out here.
-            moved = 0 if now == before else -1
-            if moved and any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
-                return None  # a tensor of zeros that was never written, or freed storage
-        if any(True in map(torch.Tensor.is_neg, lists[i]) for i in self._lazy):
-            return None
-        moved = -1 if state is None else moved
-        for i in self._frozen if moved else ():
-            if has_moved(moved, i) and (
-                True in map(torch.Tensor.is_inference, lists[i]) or not all(map(has_memory, lists[i]))
-            ):
-                return None
-        return moved, now
-
-
-def count_reach(tensor: torch.Tensor) -> int:
-    """How many elements there are in memory from the first to the last one of a tensor, with both."""
-    if tensor.numel() == 0 or tensor.is_contiguous():
-        return tensor.numel()
-    return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the storage of a tensor holds all of its elements; one that was resized may not, and torch reads on."""
-    end = (tensor.storage_offset() + count_reach(tensor)) * tensor.element_size()
-    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= end
-
-
-def _describe(tensors: Tensors) -> list[Any]:
-    try:
-        return [list(map(_LOOKS, tensors)), list(map(torch.Tensor.stride, tensors))]
-    except (AttributeError, TypeError, RuntimeError):
-        return [object()]  # something here is not a tensor, or has no strides: never the same
+    def put(self, plan: CallPlan) -> None:
+        """Put a plan first. Threads may share it, so the tuple is replaced and never changed."""
+        if not self.kept or self.kept[0] is not plan:
+            self.kept = (plan, *(other for other in self.kept if other is not plan))[:_MOST_PLANS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,34 +123,30 @@ def locate(plan: CallPlan, before: PlanState | None, moved: int, now: array[int]
     if before is not None and moved == 0:
         return before
     columns = plan.runs.follow(list(np.frombuffer(now, np.uint64).reshape(-1, plan.count)))
-    over = [output.role for output in plan.outputs if output.role is not None]
-    written = [*over, *range(plan.roles, len(columns))]
-    reads = [role for role in range(plan.roles) if role not in over]
+    reads = plan.only_read
     ranges = None if before is None or before.exact or before.overlap else before.written
-    if ranges is None or any(has_moved(moved, i) for i in written):
-        ranges = _sort_written(plan, columns, written)
+    if ranges is None or any(has_moved(moved, i) for i in plan.written):
+        ranges = _sort_written(plan, columns)
     else:
         reads = [role for role in reads if has_moved(moved, role)]
-    found = {_clash(ranges, columns[role], plan.extents[role]) for role in reads} if ranges is not None else {"overlap"}
-    overlap = "overlap" in found
-    tables = None if overlap or plan.allocates else make_tables(plan, columns, [])
-    state = plan.state = PlanState(now, columns, ranges, overlap, "exact" in found, tables)
+    meetings = {"overlap"} if ranges is None else {_clash(ranges, columns[r], plan.extents[r]) for r in reads}
+    tables = None if "overlap" in meetings or plan.allocates else make_tables(plan, columns, [])
+    state = plan.state = PlanState(now, columns, ranges, "overlap" in meetings, "exact" in meetings, tables)
     return state
 
 
-def has_moved(moved: int, i: int) -> int:
-    """Whether a list is not where it was; lists beyond the 62nd share a bit."""
-    return moved >> min(i, 62) & 1
-
-
-def make_tables(plan: CallPlan, columns: list[Addresses], fresh: Sequence[Sequence[torch.Tensor]]) -> Tables:
-    """The tables of lists at these addresses, and of new outputs."""
-    made = [np.array([tensor.data_ptr() for tensor in tensors], np.uint64) for tensors in fresh]
-    given, new = iter(columns[plan.roles :]), iter(plan.runs.follow(made, len(columns)))
+def make_tables(plan: CallPlan, columns: list[Addresses], targets: Sequence[Sequence[torch.Tensor]]) -> Tables:
+    """The tables of lists at these addresses, and of new outputs, whose tensors are the targets."""
+    new = [
+        np.array([tensor.data_ptr() for tensor in target], np.uint64)
+        for output, target in zip(plan.outputs, targets, strict=False)
+        if output.kind == "new"
+    ]
+    given, fresh = iter(columns[plan.roles :]), iter(plan.runs.follow(new, len(columns)))
     every = columns[: plan.roles]
     for output in plan.outputs:
         every.append(
-            columns[output.role] if output.role is not None else next(given if output.kind == "given" else new)
+            columns[output.role] if output.role is not None else next(given if output.kind == "given" else fresh)
         )
     tables = []
     for piece in plan.pieces:
@@ -244,8 +155,9 @@ def make_tables(plan: CallPlan, columns: list[Addresses], fresh: Sequence[Sequen
     return tables
 
 
-def _sort_written(plan: CallPlan, columns: Sequence[Addresses], written: Sequence[int]) -> Ranges | None:
+def _sort_written(plan: CallPlan, columns: Sequence[Addresses]) -> Ranges | None:
     """What is written, or None where it overlaps itself."""
+    written = plan.written
     if not written:
         nothing = np.empty(0, np.uint64)
         return Ranges(nothing, nothing, np.empty(0, np.int64))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,155 +11,17 @@ from typing import Any
 
 import torch
 
-from .._torch import has_dispatch_mode, is_fake
+from .._torch import has_dispatch_mode
 from ..layout import is_sharded
-from . import _backend
-from ._backend import KernelError
-from ._plan import Lists, has_memory
-from ._prepare import explain_opaque
-from ._runtime import CODES, KINDS, Runtime
+from ._c_reduce import Lists, are_elsewhere, find_root, try_compiled
 from ._torch_reduce import join_numbers, reduce_on_device, reduce_without_compiler
 from ._triton import find_problem, reduce_lists
 from ._warm import is_transformed
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
-# Between them neither squares nor their sum have overflowed or lost digits.
-_SMALLEST, _LARGEST = 1e-280, 1e300
 _DEVICE, _PLACE = operator.attrgetter("device"), operator.attrgetter("device", "layout")
-_sum = sum
 _PEAKS = ("amax", "largest")
-
-
-class _Known:
-    """What the lists of the last call looked like, without the lists."""
-
-    __slots__ = ("codes", "elements", "firsts", "lists", "shared", "sizes")
-
-    def __init__(self, lists: Sequence[tuple[torch.Tensor, ...]], shared: Runtime, signed: bool) -> None:
-        self.shared = shared
-        self.lists = Lists(lists, shared, range(len(lists)) if signed else ())
-        self.codes = [CODES[tensors[0].dtype] for tensors in lists]
-        self.sizes = array("q", [tensor.numel() for tensor in lists[0]])
-        self.elements = _sum(self.sizes)
-        chunks = [-(-size // Runtime.CHUNK) for size in self.sizes]
-        self.firsts = array("q", itertools.accumulate(chunks, initial=0))
-
-
-# By number of lists and of tensors, and whether signs matter: a program alternates between a few of those.
-_known: dict[tuple[int, int, bool], _Known] = {}
-_KEPT = 16
-_SIGNED = ("sum", "dot", "amax")
-
-
-def _recognize(kind: str, lists: Sequence[tuple[torch.Tensor, ...]]) -> tuple[_Known, array[int]] | None:
-    """What is known of lists that look like those of an earlier call, and where they are; None where C can't take them."""
-    setting = _backend.mode()
-    if not lists[0] or setting not in ("auto", "c") or is_transformed() or has_dispatch_mode():
-        return None
-    signed = kind in _SIGNED
-    key = (len(lists), len(lists[0]), signed)
-    known = _known.get(key)
-    found = None if known is None else known.lists.find(lists, None)
-    if found is None and all(map(_is_plain, lists)):
-        shared = _backend.runtime()
-        if not isinstance(shared, Runtime):
-            if setting == "c":
-                raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
-            return None
-        if len(_known) >= _KEPT:
-            _known.clear()
-        known = _known[key] = _Known(lists, shared, signed)
-        found = known.lists.find(lists, None)
-    return None if known is None or found is None else (known, found[1])
-
-
-def _run_compiled(kind: str, known: _Known, addresses: array[int], scale: float = 1.0) -> float:
-    base, count, lists = addresses.buffer_info()[0], len(known.sizes), len(known.codes)
-    partial = array("d", bytes(16 * max(known.firsts[-1], 1)))
-    return float(
-        known.shared.reduce(
-            KINDS[kind],
-            known.codes[0],
-            known.codes[-1],
-            count,
-            base,
-            base + 8 * count * (lists - 1),
-            known.sizes.buffer_info()[0],
-            known.firsts.buffer_info()[0],
-            scale,
-            partial.buffer_info()[0],
-            _backend.threads(known.elements),
-        )
-    )
-
-
-def _are_elsewhere(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether some of their numbers can't be read without waiting for a device, or at all."""
-    return not {device.type for device in set(map(_DEVICE, tensors))} <= {"cpu", "meta"} or any(
-        map(is_fake, tensors[:1])
-    )
-
-
-def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a list is of one dtype, and lies on the CPU as it reads."""
-    return explain_opaque([tensors]) is None and all(
-        tensor.dtype is tensors[0].dtype
-        and tensor.dtype in CODES
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and has_memory(tensor)
-        for tensor in tensors
-    )
-
-
-def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1.0) -> torch.Tensor:
-    lists = [tuple(tensors) for tensors in given]
-    if over_processes() is not None:
-        return _reduce_counted(kind, lists, scale)
-    found = _recognize(kind, lists)
-    if found is not None:
-        return torch.tensor(_run_compiled(kind, *found, scale), dtype=torch.float64, device="cpu")
-    if lists[0] and (_are_elsewhere(lists[0]) or _chooses_triton(lists[0][0].device)):
-        return _reduce_on_device(kind, lists)
-    for tensors in lists:
-        _refuse_freed(tensors)
-    return reduce_without_compiler(kind, lists, scale)
-
-
-def _refuse_freed(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse tensors whose storage was resized to nothing, which torch would read."""
-    if set(map(_PLACE, tensors)) <= {(torch.device("cpu"), torch.strided)} and set(map(type, tensors)) <= set(_TYPES):
-        for i, tensor in enumerate(tensors):
-            if not (tensor.data_ptr() or tensor.numel() == 0 or tensor._is_zerotensor()):
-                raise RuntimeError(
-                    f"tensor {i} of the list has no memory: its storage was resized to 0, and has to be resized back"
-                )
-
-
-def _list_tensors(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        raise TypeError(f"{name} takes a list of tensors, got one tensor; write {name}([x])")
-    found = list(tensors)
-    if not torch.is_grad_enabled() and set(map(type, found)) <= set(_TYPES):
-        return found
-    for i, tensor in enumerate(found):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: element {i} is a {type(tensor).__name__}, not a tensor")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{name}: tensor {i} requires grad and grad mode is on, but a reduction over lists records no graph. "
-                "Call it under torch.no_grad(), or use torch's own reductions"
-            )
-    # An optimizer reduces the pieces that processes hold, see `reducing_over`; what others give is put together.
-    return [tensor.full_tensor() if is_sharded(tensor) else tensor for tensor in found]  # type: ignore[attr-defined]
-
-
-def _are_complex(name: str, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether they are complex; a mixture is refused where a pass over real parts would pair the wrong things."""
-    found = set(map(torch.is_complex, tensors))
-    if len(found) > 1:
-        raise TypeError(f"{name}: some tensors are complex and some are not; convert them to one kind")
-    return found == {True}
+_NORMS = {1: "absolutes", 2: "norm", math.inf: "largest"}
 
 
 def sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -184,11 +44,15 @@ def sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     References:
         T. Ogita, S. M. Rump, S. Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26 (2005).
     """
-    found = _list_tensors("sum", tensors)
-    if _are_complex("sum", found):
-        parts = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
+    listed = _list_tensors("sum", tensors)
+    result = _try_unchecked("sum", [listed])
+    if result is not None:
+        return result
+    listed = _check_tensors("sum", listed)
+    if _are_complex("sum", listed):
+        parts = _view_real(listed)
         return torch.complex(*(_reduce("sum", [[part[..., k] for part in parts]]) for k in (0, 1)))
-    return _reduce("sum", [found])
+    return _reduce("sum", [listed])
 
 
 def dot(xs: Iterable[torch.Tensor], ys: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -215,6 +79,10 @@ def dot(xs: Iterable[torch.Tensor], ys: Iterable[torch.Tensor]) -> torch.Tensor:
     first, second = _list_tensors("dot", xs), _list_tensors("dot", ys)
     if len(first) != len(second):
         raise ValueError(f"dot: the lists have {len(first)} and {len(second)} tensors; give lists of one length")
+    result = _try_unchecked("dot", [first, second])
+    if result is not None:
+        return result
+    first, second = _check_tensors("dot", first), _check_tensors("dot", second)
     for i, (x, y) in enumerate(zip(first, second, strict=True)):
         if x.numel() != y.numel():
             raise ValueError(
@@ -222,8 +90,7 @@ def dot(xs: Iterable[torch.Tensor], ys: Iterable[torch.Tensor]) -> torch.Tensor:
                 "of elements"
             )
     if _are_complex("dot", first + second):
-        a = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in first]
-        b = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in second]
+        a, b = _view_real(first), _view_real(second)
 
         def part(j: int, k: int) -> torch.Tensor:
             return _reduce("dot", [[x[..., j].reshape(-1) for x in a], [y[..., k].reshape(-1) for y in b]])
@@ -250,56 +117,18 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
         >>> kernels.norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
         tensor(5., dtype=torch.float64)
     """
-    if ord not in (1, 2, math.inf):
+    if ord not in _NORMS:
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
-    found = _list_tensors("norm", tensors)
-    known = None
-    if ord == 2 and _scope.get() is None:
-        known = _recognize("squares", [tuple(found)])
-        squares = math.nan if known is None else _run_compiled("squares", *known)
-        if _SMALLEST < squares < _LARGEST:
-            return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")
-    if known is None and _are_complex("norm", found):
-        parts = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
-        found = parts if ord == 2 else [tensor.detach().abs() for tensor in found]
-    if over_processes() is None and not any(map(torch.numel, found)):
+    kind, listed = _NORMS[ord], _list_tensors("norm", tensors)
+    result = _try_unchecked(kind, [listed])
+    if result is not None:
+        return result
+    listed = _check_tensors("norm", listed)
+    if _are_complex("norm", listed):
+        listed = _view_real(listed) if ord == 2 else [tensor.detach().abs() for tensor in listed]
+    if over_processes() is None and not any(map(torch.numel, listed)):
         return torch.zeros((), dtype=torch.float64, device="cpu")
-    if ord != 2:
-        return _reduce("absolutes" if ord == 1 else "largest", [found])
-    if over_processes() is None and (_are_elsewhere(found) or _chooses_triton(found[0].device)):
-        return _reduce_on_device("norm", [found])
-    total = _reduce("squares", [found])
-    if _are_elsewhere([total]) or total.is_meta or _SMALLEST < total < _LARGEST or total != total:
-        return total.sqrt()
-    largest = float(_reduce("largest", [found]))
-    if largest == 0 or not math.isfinite(largest):
-        return torch.tensor(largest, dtype=torch.float64, device="cpu")
-    # A power of two, so that scaling rounds nothing.
-    scale = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
-    return _reduce("squares", [found], scale).sqrt() / scale
-
-
-def _reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    """A few launches for all tensors, and nothing is read back; sums are those of torch on this device."""
-    devices = list(dict.fromkeys(map(_DEVICE, lists[0])))
-    if len(devices) > 1:  # one number of each, brought to the first that is not the host
-        numbers = []
-        for device in devices:
-            part = [
-                [t for t, like in zip(tensors, lists[0], strict=True) if like.device == device] for tensors in lists
-            ]
-            numbers.append(norm(part[0]) if kind == "norm" else _reduce(kind, part))
-        return join_numbers(kind, numbers, next(device for device in devices if device.type != "cpu"))
-    if _chooses_triton(lists[0][0].device):
-        found = reduce_lists("squares" if kind == "norm" else kind, lists, root=kind == "norm")
-        if found is not None:
-            return found
-    return reduce_on_device(kind, lists)
-
-
-def _chooses_triton(device: torch.device) -> bool:
-    watched = "a dispatch mode" if has_dispatch_mode() else None
-    return find_problem(device, watched) is None and not is_transformed()
+    return _reduce(kind, [listed])
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -317,12 +146,104 @@ def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         >>> kernels.amax([torch.tensor([1.0, -3.0]), torch.tensor([2.0])])
         tensor(2., dtype=torch.float64)
     """
-    found = _list_tensors("amax", tensors)
-    if any(tensor.is_complex() for tensor in found):
+    listed = _list_tensors("amax", tensors)
+    result = _try_unchecked("amax", [listed])
+    if result is not None and result > -math.inf:  # otherwise there may be no elements
+        return result
+    listed = _check_tensors("amax", listed)
+    if any(tensor.is_complex() for tensor in listed):
         raise TypeError("amax: complex numbers have no order; take amax of the absolute values")
-    if over_processes() is None and not _sum(tensor.numel() for tensor in found):
+    if over_processes() is None and not any(map(torch.numel, listed)):
         raise ValueError("amax: there are no elements, so there is no largest; give at least one")
-    return _reduce("amax", [found])
+    return _reduce("amax", [listed])
+
+
+def _try_unchecked(kind: str, lists: Lists) -> torch.Tensor | None:
+    """Reduce by compiled code, whose reader checks the tensors; None where there is more to check."""
+    return None if torch.is_grad_enabled() or over_processes() is not None else try_compiled(kind, lists)
+
+
+def _list_tensors(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        raise TypeError(f"{name} takes a list of tensors, got one tensor; write {name}([x])")
+    return list(tensors)
+
+
+def _check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors, sharded ones gathered; raise where they are not tensors or need a graph."""
+    for i, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: element {i} is a {type(tensor).__name__}, not a tensor")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name}: tensor {i} requires grad and grad mode is on, but a reduction over lists records no graph. "
+                "Call it under torch.no_grad(), or use torch's own reductions"
+            )
+    # An optimizer reduces the pieces that processes hold, see `reducing_over`; what others give is put together.
+    return [tensor.full_tensor() if is_sharded(tensor) else tensor for tensor in tensors]  # type: ignore[attr-defined]
+
+
+def _are_complex(name: str, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether they are complex; a mixture is refused where a pass over real parts would pair the wrong things."""
+    kinds = set(map(torch.is_complex, tensors))
+    if len(kinds) > 1:
+        raise TypeError(f"{name}: some tensors are complex and some are not; convert them to one kind")
+    return kinds == {True}
+
+
+def _view_real(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in tensors]
+
+
+def _reduce(kind: str, lists: Lists, scale: float = 1.0) -> torch.Tensor:
+    """Reduce lists that were checked, in the fastest form that takes them."""
+    counted = over_processes() is not None
+    result = None if counted else try_compiled(kind, lists, scale)
+    if result is not None:
+        return result
+    if not counted and lists[0] and (are_elsewhere(lists[0]) or _chooses_triton(lists[0][0].device)):
+        return _reduce_on_device(kind, lists)
+    if kind == "norm":
+        root = find_root(lambda kind, scale: _reduce(kind, lists, scale))
+        return root if isinstance(root, torch.Tensor) else torch.tensor(root, dtype=torch.float64, device="cpu")
+    if counted:
+        return _reduce_counted(kind, lists, scale)
+    for tensors in lists:
+        _refuse_freed(tensors)
+    return reduce_without_compiler(kind, lists, scale)
+
+
+def _refuse_freed(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors whose storage was resized to nothing, which torch would read."""
+    if set(map(_PLACE, tensors)) <= {(torch.device("cpu"), torch.strided)} and set(map(type, tensors)) <= set(_TYPES):
+        for i, tensor in enumerate(tensors):
+            if not (tensor.data_ptr() or tensor.numel() == 0 or tensor._is_zerotensor()):
+                raise RuntimeError(
+                    f"tensor {i} of the list has no memory: its storage was resized to 0, and has to be resized back"
+                )
+
+
+def _reduce_on_device(kind: str, lists: Lists) -> torch.Tensor:
+    """A few launches for all tensors, and nothing is read back; sums are those of torch on this device."""
+    devices = list(dict.fromkeys(map(_DEVICE, lists[0])))
+    if len(devices) > 1:  # one number of each, brought to the first that is not the host
+        numbers = []
+        for device in devices:
+            part = [
+                [t for t, like in zip(tensors, lists[0], strict=True) if like.device == device] for tensors in lists
+            ]
+            numbers.append(_reduce(kind, part))
+        return join_numbers(kind, numbers, next(device for device in devices if device.type != "cpu"))
+    if _chooses_triton(lists[0][0].device):
+        result = reduce_lists("squares" if kind == "norm" else kind, lists, root=kind == "norm")
+        if result is not None:
+            return result
+    return reduce_on_device(kind, lists)
+
+
+def _chooses_triton(device: torch.device) -> bool:
+    watched = "a dispatch mode" if has_dispatch_mode() else None
+    return find_problem(device, watched) is None and not is_transformed()
 
 
 # -- over processes --------------------------------------------------------------------------------------------------------
@@ -364,7 +285,7 @@ def over_processes() -> tuple[Any, Sequence[bool]] | None:
     return _scope.get()
 
 
-def _reduce_counted(kind: str, lists: Sequence[Sequence[torch.Tensor]], scale: float) -> torch.Tensor:
+def _reduce_counted(kind: str, lists: Lists, scale: float) -> torch.Tensor:
     """Reduce what this process counts, then over the processes of the block around this call."""
     scope = _scope.get()
     group, counted = scope or (None, ())
@@ -374,16 +295,16 @@ def _reduce_counted(kind: str, lists: Sequence[Sequence[torch.Tensor]], scale: f
             f"a reduction over {len(lists[0])} tensors, but there are {len(counted)} pieces, of which other processes count "
             "some; reduce lists with one tensor for each parameter"
         )
-    held = [i for i, tensor in enumerate(lists[0]) if flags[i] and tensor.numel()]
+    chosen = [i for i, tensor in enumerate(lists[0]) if flags[i] and tensor.numel()]
     token = _scope.set(None)
     try:
-        if held:
-            found = _reduce(kind, [[tensors[i] for i in held] for tensors in lists], scale).clone()
+        if chosen:
+            result = _reduce(kind, [[tensors[i] for i in chosen] for tensors in lists], scale).clone()
         else:
             device = lists[0][0].device if lists[0] else None
-            found = torch.tensor(-torch.inf if kind == "amax" else 0.0, dtype=torch.float64, device=device)
+            result = torch.tensor(-torch.inf if kind == "amax" else 0.0, dtype=torch.float64, device=device)
     finally:
         _scope.reset(token)
     how = torch.distributed.ReduceOp.MAX if kind in _PEAKS else torch.distributed.ReduceOp.SUM
-    torch.distributed.all_reduce(found, how, group=group)
-    return found
+    torch.distributed.all_reduce(result, how, group=group)
+    return result

@@ -148,20 +148,33 @@ static inline void m_two_sum(double *s, double *c, double x) {
 }
 
 /* Sums of squares need no compensation, so they are read once, straight into the lanes. */
-#define SQUARES(T) \
-  for (; k + LANES <= to; k += LANES) \
-    for (int l = 0; l < LANES; l++) { const double v = ((const T *)px)[k + l] * scale; s[l] += v * v; }
+#define SQUARES(NAME, T) \
+  static double NAME(const T *x, int64_t n, double scale) { \
+    double s[LANES] __attribute__((aligned(64))) = {0.0}; \
+    int64_t k = 0; \
+    for (; k + LANES <= n; k += LANES) \
+      for (int l = 0; l < LANES; l++) { const double v = x[k + l] * scale; s[l] += v * v; } \
+    for (int l = 0; k < n; k++, l++) { const double v = x[k] * scale; s[l] += v * v; } \
+    for (int half = LANES / 2; half; half /= 2) \
+      for (int l = 0; l < half; l++) s[l] += s[l + half]; \
+    return s[0]; \
+  }
+SQUARES(m_squares_double, double)
+SQUARES(m_squares_float, float)
 
 static void m_chunk(int32_t kind, int32_t cx, int32_t cy, uint64_t px, uint64_t py, int64_t from, int64_t to,
                     double scale, double *out) {
+  if (kind == 2 && cx <= 1) {
+    out[0] = cx ? m_squares_float((const float *)px + from, to - from, scale)
+                : m_squares_double((const double *)px + from, to - from, scale);
+    out[1] = 0.0;
+    return;
+  }
   double x[BLOCK] __attribute__((aligned(64))), y[BLOCK] __attribute__((aligned(64)));
   double s[LANES] __attribute__((aligned(64))), c[LANES] __attribute__((aligned(64)));
   const double pad = kind == 4 ? -INFINITY : 0.0;
   for (int l = 0; l < LANES; l++) { s[l] = pad; c[l] = 0.0; }
-  int64_t k = from;
-  if (kind == 2 && cx == 0) SQUARES(double)
-  else if (kind == 2 && cx == 1) SQUARES(float)
-  for (; k < to; k += BLOCK) {
+  for (int64_t k = from; k < to; k += BLOCK) {
     const int64_t m = to - k < BLOCK ? to - k : BLOCK;
     const int64_t padded = (m + LANES - 1) / LANES * LANES;
     m_load(cx, px, k, m, x);
@@ -214,18 +227,17 @@ static void m_chunk(int32_t kind, int32_t cx, int32_t cy, uint64_t px, uint64_t 
 /* Chunks are cut the same way whatever the threads, and joined in order: the same bits with any number of them. */
 double moduli_reduce(int32_t kind, int32_t cx, int32_t cy, int64_t n, const uint64_t *px, const uint64_t *py,
                      const int64_t *sizes, const int64_t *firsts, double scale, double *partial, int32_t threads) {
-  const int64_t chunks = firsts[n];
+  const int64_t chunks = firsts[n], share = (chunks + threads - 1) / threads;
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+#pragma omp parallel for num_threads(threads) if (threads > 1)
 #endif
-  for (int64_t q = 0; q < chunks; q++) {
-    int64_t i = 0, end = n;
-    while (i < end) {
-      const int64_t k = (i + end) / 2;
-      if (firsts[k + 1] <= q) i = k + 1; else end = k;
+  for (int64_t part = 0; part < threads; part++) {
+    const int64_t end = (part + 1) * share < chunks ? (part + 1) * share : chunks;
+    for (int64_t q = part * share, i = 0; q < end; q++) {
+      while (firsts[i + 1] <= q) i++;
+      const int64_t from = (q - firsts[i]) * CHUNK, to = from + CHUNK < sizes[i] ? from + CHUNK : sizes[i];
+      m_chunk(kind, cx, cy, px[i], py[i], from, to, scale, partial + 2 * q);
     }
-    const int64_t from = (q - firsts[i]) * CHUNK, to = from + CHUNK < sizes[i] ? from + CHUNK : sizes[i];
-    m_chunk(kind, cx, cy, px[i], py[i], from, to, scale, partial + 2 * q);
   }
   double s = kind == 4 ? -INFINITY : 0.0, c = 0.0;
   for (int64_t q = 0; q < chunks; q++) {

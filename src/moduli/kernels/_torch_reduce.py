@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._memory import KeptMemory, Memory, take_result
+from ._memory import KeptMemory, Memory, put_bounded, take_result
 
 _BLOCK = 32768
 _SPLIT = 134217729.0  # 2**27 + 1 halves the digits of a double (Veltkamp)
@@ -21,10 +21,8 @@ _DTYPE, _LAYOUT = operator.attrgetter("dtype"), operator.attrgetter("layout")
 _NARROW = (torch.float16, torch.bfloat16)
 _PEAKS = ("amax", "largest")
 _ORDERS = {"squares": 2.0, "norm": 2.0, "absolutes": 1.0, "largest": math.inf}
-_KEPT = 8
-
 # By what the lists look like: lists of gradients, of parameters and of updates share one vector.
-_known: dict[tuple[Any, ...], KeptMemory] = {}
+_kept: dict[tuple[Any, ...], KeptMemory] = {}
 
 
 def _blocks(lists: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
@@ -35,14 +33,20 @@ def _blocks(lists: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tens
         rows = [[flat.to(double) for flat in row] for row in rows]
     # Memory that the next block uses again: fresh memory costs more than the sum.
     into = [row[0].new_empty(_BLOCK, dtype=double) for row in rows if row]
-    start = held = 0
-    for i, size in enumerate([*map(torch.numel, rows[0]), _BLOCK]):
-        if i > start and held + size > _BLOCK:
-            whole = [row[start] if i == start + 1 else torch.cat(row[start:i]) for row in rows]
-            for parts in zip(*(torch.split(vector, _BLOCK) for vector in whole), strict=True):
-                yield [memory[: part.numel()].copy_(part) for memory, part in zip(into, parts, strict=True)]
-            start, held = i, 0
-        held += size
+    for start, end in _group(list(map(torch.numel, rows[0]))):
+        vectors = [row[start] if end == start + 1 else torch.cat(row[start:end]) for row in rows]
+        for parts in zip(*(torch.split(vector, _BLOCK) for vector in vectors), strict=True):
+            yield [memory[: part.numel()].copy_(part) for memory, part in zip(into, parts, strict=True)]
+
+
+def _group(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut tensors of these sizes into groups of at most a block, or of one tensor: where each begins and ends."""
+    start = total = 0
+    for i, size in enumerate([*sizes, _BLOCK]):
+        if i > start and total + size > _BLOCK:
+            yield start, i
+            start, total = i, 0
+        total += size
 
 
 def _flatten(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -84,26 +88,28 @@ def reduce_without_compiler(kind: str, lists: Sequence[Sequence[torch.Tensor]], 
     # Products of single precision are exact in double, and so nearly are sums of a block of them: what is lost is far below
     # what the result is rounded to.
     single = {dtype for tensors in lists for dtype in map(_DTYPE, tensors)} <= {*_NARROW, torch.float32}
-    parts: list[torch.Tensor] = []
-    for block in _blocks(lists):
-        x = block[0]
-        if kind in _PEAKS:
-            parts.append((x if kind == "amax" else x.abs()).amax())
-        elif kind == "dot":
-            parts += [torch.dot(*block)] if single else _fold(*_two_product(*block))
-        elif kind == "squares":
-            scaled = x if scale == 1.0 else x * scale
-            parts += [torch.dot(scaled, scaled)] if single else _fold(scaled * scaled)
-        else:
-            parts += _fold(x if kind == "sum" else x.abs())
+    parts = [part for block in _blocks(lists) for part in _reduce_block(kind, block, scale, single)]
     if not parts:
         device = lists[0][0].device if lists[0] else torch.device("cpu")
         return torch.tensor(-math.inf if kind == "amax" else 0.0, dtype=torch.float64, device=device)
-    found = torch.stack(parts)
+    numbers = torch.stack(parts)
     if kind in _PEAKS:
-        return found.amax()
-    total, error = _fold(found)
+        return numbers.amax()
+    total, error = _fold(numbers)
     return total + error
+
+
+def _reduce_block(kind: str, block: Sequence[torch.Tensor], scale: float, single: bool) -> Sequence[torch.Tensor]:
+    """Return the result for one block, or its sum and the error of that. `single`: its numbers were of single precision."""
+    x = block[0]
+    if kind in _PEAKS:
+        return [(x if kind == "amax" else x.abs()).amax()]
+    if kind == "dot":
+        return [torch.dot(*block)] if single else _fold(*_two_product(*block))
+    if kind == "squares":
+        scaled = x if scale == 1.0 else x * scale
+        return [torch.dot(scaled, scaled)] if single else _fold(scaled * scaled)
+    return _fold(x if kind == "sum" else x.abs())
 
 
 # -- on a device --------------------------------------------------------------------------------------------------------------
@@ -113,17 +119,11 @@ def reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torc
     """Two launches, three for a dot product or squares, however many tensors there are; nothing is read back or allocated."""
     first = lists[0][0]
     shapes = tuple([tensor.shape for tensor in lists[0]])
-    dtype = None if kind in _ORDERS and len({tensor.dtype for tensor in lists[0]}) == 1 else torch.float64
-    if dtype is not None and first.device.type == "mps":
-        dtype = torch.float32  # the widest that it has
-    key = (first.device, dtype or first.dtype, len(lists), shapes)
-    kept = _known.get(key)
-    if kept is None:
-        if len(_known) >= _KEPT:
-            _known.clear()
-        kept = _known[key] = KeptMemory()
+    dtype = _choose_dtype(kind, lists[0])
+    key = (first.device, dtype, len(lists), shapes)
+    kept = _kept.get(key) or put_bounded(_kept, key, KeptMemory())
     with torch.no_grad(), kept.open(first) as memory:
-        vectors = [_fill(memory, place, tensors, shapes, dtype or first.dtype) for place, tensors in enumerate(lists)]
+        vectors = [_fill(memory, place, tensors, shapes, dtype) for place, tensors in enumerate(lists)]
         result = take_result(memory, first.device)
         if kind in _ORDERS:
             torch.linalg.vector_norm(vectors[0], _ORDERS[kind], dtype=result.dtype, out=result)
@@ -131,6 +131,14 @@ def reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torc
         if kind == "amax":
             return torch.amax(vectors[0], 0, out=result)
         return torch.dot(*vectors, out=result) if len(vectors) > 1 else torch.sum(vectors[0], 0, out=result)
+
+
+def _choose_dtype(kind: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the dtype of the vector: that of the tensors where torch's norm accumulates in double, else the widest."""
+    first = tensors[0]
+    if kind in _ORDERS and len(set(map(_DTYPE, tensors))) == 1:
+        return first.dtype
+    return torch.float32 if first.device.type == "mps" else torch.float64
 
 
 def _fill(

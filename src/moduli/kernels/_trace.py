@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,56 +97,59 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def run(self, fn: Callable[..., Any], marks: Sequence[Any], dtypes: Sequence[torch.dtype]) -> Graph:
         """Call the function on stand-ins for its arguments."""
-        values: list[Any] = []
-        roles: list[_Cell] = []
-        scalars = 0
+        roles = [self._make_role(role, dtype) for role, dtype in enumerate(dtypes)]
         # Beside a floating role a 0-d double promotes as a Python number does; beside integers only the default dtype does.
         floating = any(kind.is_floating_point or kind.is_complex for kind in dtypes)
-        for mark in marks:
-            if mark == "role":
-                role, dtype = len(roles), dtypes[len(roles)]
-                roles.append(_Cell(self.add(Node("role", (("position", role),), dtype, dtype, vector=True)), role))
-                numbers = (
-                    torch.linspace(1.25, 1.75, math.prod(self.shape), dtype=torch.float64, device="cpu") + role / 16
-                )
-                values.append(self.own(numbers.to(dtype).reshape(self.shape), roles[-1]))
-            elif isinstance(mark, str):
-                whole = mark == "whole"
-                kind = torch.int64 if whole else torch.float64 if floating else torch.get_default_dtype()
-                value = torch.tensor(2 + scalars if whole else 0.5 + scalars / 64, dtype=kind, device="cpu")
-                node = self.add(Node("scalar", (("position", scalars),), kind, kind, vector=False))
-                values.append(self.own(value, _Cell(node)))
-                scalars += 1
-            else:
-                values.append(mark[1])
-        before = [cell.node for cell in roles]
+        number = torch.float64 if floating else torch.get_default_dtype()
+        wholes = [mark == "whole" for mark in marks if mark in ("whole", "scalar")]
+        scalars = [self._make_scalar(k, torch.int64 if whole else number) for k, whole in enumerate(wholes)]
+        cells = [self.cells[id(role)] for role in roles]
+        before = [cell.node for cell in cells]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of deprecated calls in fn once more when fn itself runs
             with self, _NoReads(self.where):
-                result = fn(*values)
-        changed = {role: cell.node for role, cell in enumerate(roles) if cell.node != before[role]}
+                result = fn(*fill_arguments(marks, roles, scalars))
+        changed = {role: cell.node for role, cell in enumerate(cells) if cell.node != before[role]}
+        outputs, results = self._place_results(changed, self._list_results(result))
         single = isinstance(result, torch.Tensor)
-        results: Any = [result] if single else [] if result is None else result
+        sizes = (len(dtypes), len(scalars), outputs, len(changed))
+        return Graph(tuple(self.nodes), *sizes, results, single, tuple(dtypes))
+
+    def _place_results(
+        self, changed: dict[int, int], values: Sequence[torch.Tensor]
+    ) -> tuple[tuple[tuple[int, int | None], ...], tuple[tuple[str, int], ...]]:
+        """Return the outputs of the graph (roles that were changed, then new values), and which each returned value is."""
+        outputs: list[tuple[int, int | None]] = [(node, role) for role, node in changed.items()]
+        results: list[tuple[str, int]] = []
+        for value in values:
+            cell = self.cells[id(value)]
+            if cell.role is not None and cell.role in changed:
+                results.append(("role", cell.role))
+            else:
+                results.append(("output", len(outputs)))
+                outputs.append((cell.node, None))
+        return tuple(outputs), tuple(results)
+
+    def _make_role(self, role: int, dtype: torch.dtype) -> torch.Tensor:
+        numbers = torch.linspace(1.25, 1.75, math.prod(self.shape), dtype=torch.float64, device="cpu") + role / 16
+        node = self.add(Node("role", (("position", role),), dtype, dtype, vector=True))
+        return self.own(numbers.to(dtype).reshape(self.shape), _Cell(node, role))
+
+    def _make_scalar(self, position: int, dtype: torch.dtype) -> torch.Tensor:
+        number = 0.5 + position / 64 if dtype.is_floating_point else 2 + position
+        node = self.add(Node("scalar", (("position", position),), dtype, dtype, vector=False))
+        return self.own(torch.tensor(number, dtype=dtype, device="cpu"), _Cell(node))
+
+    def _list_results(self, result: Any) -> Sequence[torch.Tensor]:
+        """Return the tensors that the function returned; raise where one is not one value per element."""
+        results = list_results(result)
         if not isinstance(results, list | tuple) or not all(isinstance(value, torch.Tensor) for value in results):
-            given = type(result).__name__
-            raise TypeError(
-                f"{self.where} returned a {given}; return a tensor, a tuple, or None after changes in place"
-            )
+            kind = type(result).__name__
+            raise TypeError(f"{self.where} returned a {kind}; return a tensor, a tuple, or None after changes in place")
         for value in results:
             if id(value) not in self.cells or value.dim() == 0:
                 raise NotPointwiseError(f"{self.where} returned shape {tuple(value.shape)}, not one value per element")
-        cells = [self.cells[id(value)] for value in results]
-        outputs: list[tuple[int, int | None]] = [(node, role) for role, node in changed.items()]
-        found: list[tuple[str, int]] = []
-        for cell in cells:
-            if cell.role is not None and cell.role in changed:
-                found.append(("role", cell.role))
-            else:
-                found.append(("output", len(outputs)))
-                outputs.append((cell.node, None))
-        return Graph(
-            tuple(self.nodes), len(dtypes), scalars, tuple(outputs), len(changed), tuple(found), single, tuple(dtypes)
-        )
+        return results
 
     def add(self, node: Node) -> int:
         self.nodes.append(node)
@@ -224,27 +227,49 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Any, name: str, bound: dict[str, Any], result: torch.Tensor) -> _Cell:
         source: Any = bound.get("self")
-        op, args, dtype, compute = name, bound, result.dtype, result.dtype
-        if name in _ALIASES and id(source) not in self.cells and name.startswith("lift") and source.dim() == 0:
-            # A number that the function wrapped itself, `torch.tensor(0.5)`.
-            op, args = "constant", {"value": source.item()}
-        elif name in _ALIASES:
+        # A number that the function made a tensor of itself, `torch.tensor(0.5)`.
+        wrapped = name.startswith("lift") and id(source) not in self.cells and source.dim() == 0
+        if name in _ALIASES and not wrapped:
             self.read(source, name)
             if result.shape == source.shape:
                 return self.cells[id(source)]
-            op, args = "cast", {"self": source}
-        elif name in _FACTORIES:
-            value = _FACTORIES[name]
-            op, args = "constant", {"value": bound[value] if isinstance(value, str) else value}
-        elif name in _COPIES:
-            op, args = "cast", {"self": bound[_COPIES[name]]}
-        elif dtype is torch.bool:  # of a comparison
-            operands: list[Any] = [v for v in bound.values() if isinstance(v, torch.Tensor | float) or type(v) is int]
-            compute = torch.result_type(*operands) if len(operands) == 2 else operands[0].dtype
+        op, args = ("constant", {"value": source.item()}) if wrapped else _find_meaning(name, bound)
         read = tuple((key, self.read(value, name)) for key, value in args.items())
         if result.dim() > 0 and tuple(result.shape) != self.shape:
             raise self.refuse(name, f"its result has the shape {tuple(result.shape)} instead of {self.shape}")
-        return _Cell(self.add(Node(op, read, dtype, compute, result.dim() > 0, func if op is name else None)))
+        compute = _find_compared(bound) if op is name and result.dtype is torch.bool else result.dtype
+        node = Node(op, read, result.dtype, compute, result.dim() > 0, func if op is name else None)
+        return _Cell(self.add(node))
+
+
+def _find_meaning(name: str, bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return an operation of torch and its arguments as the graph has them: a constant, a cast or itself."""
+    if name in _FACTORIES:
+        value = _FACTORIES[name]
+        return "constant", {"value": bound[value] if isinstance(value, str) else value}
+    if name in _ALIASES or name in _COPIES:
+        return "cast", {"self": bound[_COPIES.get(name, "self")]}
+    return name, bound
+
+
+def _find_compared(bound: dict[str, Any]) -> torch.dtype:
+    """Return the dtype in which a comparison compares its operands."""
+    operands: list[Any] = [v for v in bound.values() if isinstance(v, torch.Tensor | float) or type(v) is int]
+    return torch.result_type(*operands) if len(operands) == 2 else operands[0].dtype
+
+
+def fill_arguments(marks: Sequence[Any], roles: Iterable[Any], scalars: Iterable[Any]) -> list[Any]:
+    """Return the arguments of a function that is marked as `Fused.classify` does it."""
+    every_role, every_scalar = iter(roles), iter(scalars)
+    return [
+        next(every_role) if mark == "role" else next(every_scalar) if isinstance(mark, str) else mark[1]
+        for mark in marks
+    ]
+
+
+def list_results(result: Any) -> Any:
+    """Return what a function returned as a list or tuple: one value is a list of one, None is none."""
+    return [result] if isinstance(result, torch.Tensor) else [] if result is None else result
 
 
 def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import math
-import os
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +26,10 @@ from ._emit_triton import emit_reduction, emit_triton
 from ._foreach import ForeachForm
 from ._forms import Form, Outputs, Situation, Work
 from ._graph import COMPUTE, Graph
-from ._memory import Memory, take_result
+from ._memory import Memory, put_bounded, take_result
 from ._operations import NoFormError
 from ._scalars import ScalarPart, find_placed
+from ._triton_table import Table, choose_block
 
 if TYPE_CHECKING:
     from ._plan import PlanState
@@ -184,91 +184,6 @@ def _launch(name: str, kernel: Any, table: Table, programs: int, size: int, args
         watcher.append(Launch(name, table.device, programs, size))
 
 
-def choose_block(compute: torch.dtype, roles: int) -> tuple[int, int]:
-    """Elements of a chunk, and warps of a program, by two rules.
-
-    A thread holds eight elements of each role where values are computed in float32, so that accesses are 16 bytes wide and
-    two of them are under way; four in float64, whose values take two registers; half as many where there are more than
-    eight roles and outputs, which would leave too few registers. A program has four warps, so that several programs
-    share a processor and hide each other's waiting. `MODULI_TRITON_BLOCK` sets the number of elements.
-    """
-    given = os.environ.get("MODULI_TRITON_BLOCK")
-    if given is not None:
-        block = int(given) if given.isdecimal() else 0
-        if not 64 <= block <= 65536 or block & (block - 1):
-            raise ValueError(f"MODULI_TRITON_BLOCK is {given!r}; give a power of two from 64 to 65536, or unset it")
-        return block, 4 if block < 4096 else 8
-    each = 4 if compute is torch.float64 else 8
-    return 128 * (each if roles <= 8 else each // 2), 4
-
-
-class Table:
-    """Rows (size and addresses of each tensor) and chunks (tensor and first element), on a device.
-
-    Made again only for other sizes. Where addresses change the rows are copied again, from pinned memory, without waiting.
-    """
-
-    def __init__(self, device: torch.device, sizes: Sequence[int], columns: int, block: int) -> None:
-        self.device = device
-        self.block = block
-        self.sizes = np.asarray(sizes, np.int64)
-        self.elements = int(self.sizes.sum())
-        self.host = np.zeros((len(self.sizes), columns + 1), np.int64)
-        self.host[:, 0] = self.sizes
-        each = -(-self.sizes // block)
-        #: How many programs it takes.
-        self.programs = int(each.sum())
-        starts = (np.arange(self.programs) - np.repeat(np.cumsum(each) - each, each)) * block
-        self._chunks = np.stack([np.repeat(np.arange(len(self.sizes)), each), starts], 1)
-        self.rows: torch.Tensor | None = None
-        self.chunks: torch.Tensor | None = None
-        self.aligned = False
-        self.lock = threading.Lock()
-        self._stream: Any = None
-        self._addresses: Any = None
-        self._kept: list[torch.Tensor] = []
-
-    def point(self, addresses: Sequence[np.ndarray[Any, Any]] | None) -> None:
-        """Have the rows say where the tensors are now: an array for each column; None for tensors that are nowhere."""
-        if addresses is None:
-            if self.rows is None:
-                self.rows = torch.empty(self.host.shape, dtype=torch.int64, device=self.device)
-                self.chunks = torch.empty((self.programs, 2), dtype=torch.int64, device=self.device)
-            return
-        stream, capturing = None, False
-        if self.device.type != "cpu":
-            stream = torch.accelerator.current_stream(self.device).stream_id
-            capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        same = self.rows is not None and stream == self._stream
-        if same and addresses is self._addresses and not capturing:
-            return
-        self._addresses = addresses
-        now = np.stack([column.astype(np.uint64).view(np.int64) for column in addresses], 1)
-        if same and np.array_equal(now, self.host[:, 1:]):
-            return
-        self.host[:, 1:] = now
-        self.aligned = not bool((now[self.sizes > 0] & 15).any())
-        if not same or capturing:
-            # Another stream may still read the old rows, and a captured copy reads its source again at every replay.
-            self.rows = self.chunks = None
-        if self.chunks is None:
-            self.chunks = self._send(self._chunks, None, capturing)
-        self.rows = self._send(self.host, self.rows, capturing)
-        self._stream = stream
-
-    def _send(self, values: np.ndarray[Any, Any], over: torch.Tensor | None, capturing: bool) -> torch.Tensor:
-        source = torch.from_numpy(values.copy())
-        if self.device.type == "cpu":
-            return source
-        source = source.pin_memory()
-        if over is None:
-            over = torch.empty(source.shape, dtype=torch.int64, device=self.device)
-        over.copy_(source, non_blocking=True)
-        if capturing:
-            self._kept += [source, over]
-        return over
-
-
 class _Source(NamedTuple):
     """A kernel as text, the scalar nodes that the host computes for it, and the scalars given as tensors."""
 
@@ -371,10 +286,10 @@ class TritonForm(Form):
         if self.kernel.problem is not None:
             return False
         work.count_versions()
-        tables = work.plan.devices
-        if work.position not in tables:
-            tables[work.position] = self.kernel.make_table(work.piece.device, work.piece.sizes)
-        return self.kernel.run(tables[work.position], work.columns, work.scalars)
+        cache = work.piece.cache
+        if "table" not in cache:
+            cache["table"] = self.kernel.make_table(work.piece.device, work.piece.sizes)
+        return self.kernel.run(cache["table"], work.columns, work.scalars)
 
     def find_running(self, state: PlanState | None) -> tuple[Form, str]:
         """Return the foreach form where the kernel can't be compiled."""
@@ -387,7 +302,6 @@ class TritonForm(Form):
 # ---------------------------------------------------------------------- reductions
 
 _tables: dict[tuple[Any, ...], _Partial] = {}
-_KEPT = 16
 
 
 class _Partial:
@@ -434,19 +348,17 @@ def _reduce_checked(
     block, warps = choose_block(torch.float64, 2)
     key = (first.device, sizes.tobytes(), len(lists), block, id(getattr(first, "fake_mode", None)))
     with _lock:
-        found = _tables.get(key)
-        if found is None:
-            if len(_tables) >= _KEPT:
-                _tables.clear()
-            found = _tables[key] = _Partial(Table(first.device, sizes, len(lists), block))
-    table = found.table
+        reduction = _tables.get(key)
+        if reduction is None:
+            reduction = put_bounded(_tables, key, _Partial(Table(first.device, sizes, len(lists), block)))
+    table = reduction.table
     kernel = None if fake else build(emit_reduction(kind, dtypes, root))
     with table.lock:
         table.point(None if fake else [np.array([t.data_ptr() for t in tensors], np.uint64) for tensors in lists])
         programs = min(table.programs, _PROGRAMS)
         size = table.elements * sum(dtype.itemsize for dtype in dtypes)
-        _launch(kind, kernel, table, programs, size, [found.partial, table.programs, programs], warps)
-        result, partial = take_result(found.result, table.device), found.partial.narrow(0, 0, programs)
+        _launch(kind, kernel, table, programs, size, [reduction.partial, table.programs, programs], warps)
+        result, partial = take_result(reduction.result, table.device), reduction.partial.narrow(0, 0, programs)
         if kind in ("largest", "amax"):
             return torch.amax(partial, 0, out=result)
         return torch.linalg.vector_norm(partial, out=result) if root else torch.sum(partial, 0, out=result)

@@ -1,0 +1,85 @@
+"""How foreach operations go through lists: on the CPU in groups that stay in the cache, elsewhere all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ._memory import KeptMemory
+
+#: Elements in a block of a large tensor, or in a group of small ones: few enough to stay in the cache between operations.
+BLOCK = 1 << 18
+
+Lists = Sequence[Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Part of the lists that operations go through together: small tensors, or the blocks of a large one."""
+
+    indices: list[int] | None  # None for all of them
+    flat: list[bool] | None  # which of them have to be read as vectors; None where none has
+    blocks: bool = False
+    kept: KeptMemory = field(default_factory=KeptMemory)  # of values on a device
+
+    def follow(self, every: Lists) -> Iterator[Lists]:
+        """Yield the part of these lists, or its blocks one after the other."""
+        if self.blocks and self.indices is not None:
+            parts = [torch.split(_flat(tensors[self.indices[0]]), BLOCK) for tensors in every]
+            yield from ([[piece] for piece in pieces] for pieces in zip(*parts, strict=True))
+            return
+        chosen = every if self.indices is None else [[tensors[i] for i in self.indices] for tensors in every]
+        if self.flat is not None:
+            chosen = [[_flat(t) if flat else t for t, flat in zip(own, self.flat, strict=True)] for own in chosen]
+        yield chosen
+
+
+def is_on_host(device: torch.device) -> bool:
+    """Whether tensors on a device are gone through in groups that fit the caches, and not all at once."""
+    return device.type == "cpu"
+
+
+def cut_lists(every: Lists) -> tuple[Cut, ...]:
+    """On the CPU large tensors are cut into blocks and small ones share a group; elsewhere one launch takes all."""
+    first = every[0]
+    if not is_on_host(first[0].device):
+        return (_group(every, list(range(len(first)))),)
+    cuts: list[Cut] = []
+    waiting: list[int] = []
+    total = 0
+    for i, size in enumerate(map(torch.numel, first)):
+        if size * 4 > BLOCK and _is_dense([tensors[i] for tensors in every]):
+            cuts.append(Cut([i], [True], blocks=True))
+        elif size:
+            if total + size > BLOCK:
+                cuts.append(_group(every, waiting))
+                waiting, total = [], 0
+            waiting.append(i)
+            total += size
+    return (*cuts, _group(every, waiting)) if waiting else tuple(cuts)
+
+
+def _group(every: Lists, chosen: list[int]) -> Cut:
+    first = every[0]
+    flat = [any(tensors[i].shape != first[i].shape for tensors in every) for i in chosen]
+    return Cut(None if len(chosen) == len(first) else chosen, flat if any(flat) else None)
+
+
+def _is_dense(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors are laid out alike, with their elements side by side."""
+    layouts = {(tensor.is_contiguous() or tensor.stride()) for tensor in tensors}
+    return len(layouts) == 1 and preserve_strides(tensors[0]) == tensors[0].stride()
+
+
+def preserve_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that torch gives to the result of a pointwise operation: its own, if its elements lie side by side."""
+    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of a dense tensor in the order of their addresses."""
+    if tensor.dim() == 1:
+        return tensor
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))

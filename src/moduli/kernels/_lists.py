@@ -1,0 +1,107 @@
+"""Whether lists of tensors look as they did, and where they are now."""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._runtime import Runtime
+
+if TYPE_CHECKING:
+    from ._plan import PlanState
+
+Tensors = tuple[torch.Tensor, ...]
+_LOOKS = operator.attrgetter("__class__", "layout", "dtype", "device", "shape")
+
+
+class ListLayout:
+    """The types, dtypes, shapes and strides of lists of tensors, to be compared with those of the next call."""
+
+    def __init__(
+        self,
+        lists: Sequence[Tensors],
+        runtime: Runtime | None,
+        lazy: Sequence[int],
+        frozen: Sequence[int] = (),
+        *,
+        memory: bool = True,
+    ) -> None:
+        """Look at lists, as far as it takes to compare others with them.
+
+        Args:
+            lists: The lists.
+            runtime: The compiled reader, if there is one.
+            lazy: The lists in which a tensor may be a view that torch negates lazily.
+            frozen: The lists in which a tensor may be an inference tensor, which must not be written.
+            memory: Whether the tensors have addresses.
+        """
+        self._counts = [len(tensors) for tensors in lists]
+        self._lengths = array("q", self._counts)
+        self._lazy, self._frozen = lazy, frozen
+        self._runtime = runtime
+        self._memory = memory
+        self._facts = None if runtime is None or not memory else runtime.facts(lists)
+        self._looks = None if self._facts is not None else [_describe(tensors) for tensors in lists]
+        self._blank = array("Q", bytes(8 * sum(self._lengths)))
+
+    def find(self, lists: Sequence[Tensors], state: PlanState | None) -> tuple[int, array[int]] | None:
+        """(a bit for each list that moved, the addresses now), or None where a tensor is not what it was."""
+        if list(map(len, lists)) != self._counts:
+            return None
+        before = self._blank if state is None else state.addresses
+        match = self._compare(lists, before)
+        if match is None or any(True in map(torch.Tensor.is_neg, lists[i]) for i in self._lazy):
+            return None
+        moved, now = match
+        moved = -1 if state is None else moved
+        if moved and any(has_moved(moved, i) and not _are_writable(lists[i]) for i in self._frozen):
+            return None
+        return moved, now
+
+    def _compare(self, lists: Sequence[Tensors], before: array[int]) -> tuple[int, array[int]] | None:
+        if self._runtime is not None and self._facts is not None:
+            match = self._runtime.compare(lists, self._lengths, self._facts, before)
+            return None if match[0] < 0 else match
+        if self._looks is None or [_describe(tensors) for tensors in lists] != self._looks:
+            return None
+        if not self._memory:
+            return 0, before
+        now = array("Q", [tensor.data_ptr() for tensors in lists for tensor in tensors])
+        if now == before:
+            return 0, now
+        if any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
+            return None  # a tensor of zeros that was never written, or freed storage
+        return -1, now  # which of them moved is not worth finding out here
+
+
+def _are_writable(tensors: Tensors) -> bool:
+    return True not in map(torch.Tensor.is_inference, tensors) and all(map(has_memory, tensors))
+
+
+def count_reach(tensor: torch.Tensor) -> int:
+    """Return the number of elements in memory from the first to the last one of a tensor, with both."""
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return tensor.numel()
+    return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the storage of a tensor holds all of its elements; one that was resized may not, and torch reads on."""
+    end = (tensor.storage_offset() + count_reach(tensor)) * tensor.element_size()
+    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= end
+
+
+def _describe(tensors: Tensors) -> list[Any]:
+    try:
+        return [list(map(_LOOKS, tensors)), list(map(torch.Tensor.stride, tensors))]
+    except (AttributeError, TypeError, RuntimeError):
+        return [object()]  # something here is not a tensor, or has no strides: never the same
+
+
+def has_moved(moved: int, i: int) -> int:
+    """Whether a list is not where it was; lists beyond the 62nd share a bit."""
+    return moved >> min(i, 62) & 1
