@@ -56,12 +56,11 @@ if TYPE_CHECKING:
     from .nn import virtual as virtual
     from .optim import Optimizer as Optimizer
     from .optim import closure as closure
-    from .particles import NytoModule as _NytoModule
+    from .particles import Module as Module
     from .particles import adopt as adopt
     from .particles import differentiable as differentiable
     from .population import Population as Population
 
-    Module = _NytoModule
 
 # The command answers without torch what needs none; in a program torch is told about labelled tensors at once. While Python
 # imports this package for `python -m moduli`, the first argument is still "-m"; another package may import it then, too.
@@ -81,7 +80,7 @@ _PLACES = {
     "CheckpointError": "io",
     "Device": "device",
     "DeviceBounded": "device",
-    "Module": "particles.NytoModule",
+    "Module": "particles",
     "Optimizer": "optim",
     "Population": "population",
     "Result": "_minimize",

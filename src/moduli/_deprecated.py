@@ -38,13 +38,15 @@ def rename(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     return __getattr__
 
 
-def move(module: str, to: str, names: Collection[str]) -> Callable[[str], Any]:
+def move(module: str, to: str, names: Collection[str], since: str = "0.2", until: str = "0.3") -> Callable[[str], Any]:
     """A module's `__getattr__` that finds names where they are now.
 
     Args:
         module: `__name__` of the module.
         to: The name of the module that has them.
         names: The names.
+        since: The release that moved them.
+        until: The release in which the old place goes.
 
     Example:
         >>> import warnings
@@ -59,7 +61,8 @@ def move(module: str, to: str, names: Collection[str]) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(f"{module}.{name} is {to}.{name} since 0.2 and goes in 0.3", DeprecationWarning, stacklevel=2)
+        told = f"{module}.{name} is {to}.{name} since {since} and goes in {until}"
+        warnings.warn(told, DeprecationWarning, stacklevel=2)
         return getattr(importlib.import_module(to), name)
 
     return __getattr__

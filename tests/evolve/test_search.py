@@ -133,7 +133,7 @@ def test_what_is_wrong_is_said_and_nothing_moves():
     model = net()
     before = model.weight.clone()
     for options, error in [
-        ({"over": "head.*"}, "no parameter called 'head.*'; it has weight, bias"),
+        ({"over": "head.*"}, "no parameter called 'head.*'; there are weight, bias"),
         ({"method": "magic"}, "method='magic' is unknown; there are auto, pso"),
     ]:
         with pytest.raises(ValueError, match=error):

@@ -50,6 +50,13 @@ def test_the_reproducer():
     "combine",
     [
         lambda h: h + h.T,
+        lambda h: h + h.T.clone(),
+        lambda h: h + (2 * h).T,
+        lambda h: h / 2 + h.T / 2,
+        lambda h: h + operator(seed=1).T,
+        lambda h: mo.Tensor(h.data.to("meta"), h.dims) + mo.Tensor(h.data.to("meta"), h.dims).T,
+        lambda h: h.clone().add_(h.T),
+        lambda h: mo.stack([h, h], "k") * mo.stack([h, h], "k").permute("bra k orb"),
         lambda h: h.T - h,
         lambda h: h == h.transpose("orb", "bra"),
         lambda h: h * h.permute("bra orb"),
@@ -75,14 +82,20 @@ def test_the_conjugate_transpose_is_refused_too():
 
 def test_other_tensors_in_another_order_still_pair_by_name():
     h, other = operator(), operator(seed=1)
-    assert torch.equal((h + other.T).data, h.data + other.data)
-    assert torch.equal((h + (2 * h).T).data, 3 * h.data)
+    assert torch.equal((h + other.T.align_to(h.dims)).data, h.data + other.data)
+    # A batch axis may stand anywhere.
+    batch = mo.stack([h, other], "k")
+    assert torch.equal((batch + batch.permute("orb bra k")).data, 2 * batch.data)
+    # Axes with other labels, or with positions only, are told apart by their names.
+    table = mo.tensor(torch.arange(4.0).reshape(2, 2), x=["a", "b"], y=["c", "d"])
+    assert torch.equal((table + table.T).data, 2 * table.data)
+    square = mo.tensor(torch.arange(4.0).reshape(2, 2), "row column")
+    assert torch.equal((square + square.T.clone()).data, 2 * square.data)
+    assert torch.equal((square + square.T).data, 2 * square.data)
     # Without names there is nothing to pair by but position.
     plain = mo.Tensor(h.data, (Space(ORBITALS), Space(ORBITALS)))
     assert torch.equal((plain + plain.T).data, h.data + h.data.T)
     assert mo.zeros(mo.Space(1, "a"), mo.Space(1, "b")).T.names == ("b", "a")
-    meta = mo.Tensor(h.data.to("meta"), h.dims)
-    assert (meta + meta.T).shape == (3, 3)
 
 
 def test_adjoints_of_what_is_no_operator():

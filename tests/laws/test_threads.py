@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moduli import kernels
-from moduli.kernels import _plan
+from moduli.kernels import _lists
 
 _PATH = Path(__file__).resolve().parents[2] / "tools" / "endurance" / "threads.py"
 _SPEC = importlib.util.spec_from_file_location("endurance_threads", _PATH)
@@ -38,7 +38,7 @@ def test_what_was_compared_is_what_is_used(monkeypatch):
 
     mine, others = make_lists(), make_lists()
     add(*mine)
-    find = _plan.Lists.find
+    find = _lists.ListLayout.find
     intruding = []
 
     def find_and_be_interrupted(self, *args, **kwargs):
@@ -48,7 +48,7 @@ def test_what_was_compared_is_what_is_used(monkeypatch):
             add(*others)  # as another thread would, in this very moment
         return found
 
-    monkeypatch.setattr(_plan.Lists, "find", find_and_be_interrupted)
+    monkeypatch.setattr(_lists.ListLayout, "find", find_and_be_interrupted)
     add(*mine)
     assert mine[0][0].tolist() == [2.0] * 8
     assert others[0][0].tolist() == [1.0] * 8

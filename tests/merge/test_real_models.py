@@ -121,6 +121,8 @@ def test_modules_that_own_labelled_tensors_merge():
     assert mo.equal(found.twice, mo.tensor([4.0, 6.0], "channel", channel=["x", "y"]))
     assert mo.equal(merge.linear([a, c]).gain, mo.tensor([1.5, 1.5], "channel", channel=["x", "y"]))
     d = Net(["x", "z"], 1.0, 2.0)
-    for form in (lambda model: model, lambda model: model.state_dict()):
-        with pytest.raises(merge.MergeError, match=r"the labels of 'gain' are .* only the checkpoint has \['z'\]"):
-            merge.linear([form(a), form(d)])
+    with pytest.raises(merge.MergeError, match=r"models\[1\] \(right\): 'tensor:gain' .* only the right has \['z'\]"):
+        merge.linear([a, d])
+    with pytest.raises(merge.MergeError, match=r"the labels of 'gain' are .* only the checkpoint has \['z'\]"):
+        merge.linear([a.state_dict(), d.state_dict()])
+    assert mo.equal(merge.linear([a, c.state_dict()]).gain, mo.tensor([1.5, 1.5], "channel", channel=["x", "y"]))

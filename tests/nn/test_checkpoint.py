@@ -99,7 +99,7 @@ def test_nested_modules_carry_their_own_labels():
     assert torch.equal(other[0].coef.data, outer[0].coef.data[[2, 0, 1]])
     holder = Module()
     holder.inner, state = other[0], outer.state_dict()
-    holder.load_state_dict({name.replace("0.", "inner.", 1): value for name, value in state.items()})
+    holder.load_state_dict({name.replace("0.", "inner.", 1): value for name, value in state.items()}, labels="ignore")
     assert torch.equal(holder.inner.coef.data, outer[0].coef.data)
 
 
@@ -108,7 +108,8 @@ def test_different_labels_are_refused_by_name_and_nothing_is_loaded():
     target.coef = Tensor(torch.zeros(3), (Space(["r", "g", "k"], name="channel"),))
     before = picture(target)
     with pytest.raises(
-        RuntimeError, match=r"labels of coef: axis 'channel' differs: only the checkpoint has \['b'\], only the "
+        RuntimeError,
+        match=r"labels of coef: the labels of axis 'channel' differ: only the module has \['k'\], only the ch",
     ):
         target.load_state_dict(source.state_dict())
     same_picture(before, picture(target))
@@ -150,21 +151,49 @@ def test_labels_without_a_text_of_their_own_are_refused_when_saving():
         module.state_dict()
 
 
-def test_a_state_dict_without_labels_loads_by_position():
+@pytest.mark.parametrize("lose", [dict, lambda sd: sd.copy(), lambda sd: {k: v.cpu() for k, v in sd.items()}])
+@pytest.mark.parametrize("wrap", [lambda fit: fit, nn.Sequential])
+def test_a_state_dict_that_lost_its_labels_loads_by_position_with_one_warning(lose, wrap):
     source, target = Fit(), Fit(1)
-    target.load_state_dict(dict(source.state_dict()))
+    outer, state = wrap(target), lose(wrap(source).state_dict())
+    with pytest.warns(
+        UserWarning, match=r"no labels for '(0\.)?coef' and 1 more, which is loaded by position"
+    ) as caught:
+        outer.load_state_dict(state)
+    assert len(caught) == 1
     assert torch.equal(target.coef.data, source.coef.data)
+
+
+def test_labels_may_be_ignored_or_required():
+    source, target = Fit(), Fit(1)
+    before, state = picture(target), dict(source.state_dict())
+    with pytest.raises(RuntimeError, match="no labels for 'coef'"):
+        target.load_state_dict(state, labels="require")
+    with pytest.raises(ValueError, match="labels='never'; give 'warn', 'ignore', 'require'"):
+        target.load_state_dict(state, labels="never")
+    same_picture(before, picture(target))
+    target.load_state_dict(source.state_dict(), labels="require")
+    target.load_state_dict(state, labels="ignore")
+    assert torch.equal(target.coef.data, source.coef.data)
+
+
+def test_a_warning_that_is_an_error_leaves_the_module_as_it_was():
+    source, target = Fit(), Fit(1)
+    before = picture(target)
+    with pytest.raises(UserWarning, match="loaded by position"):
+        target.load_state_dict(dict(source.state_dict()))
+    same_picture(before, picture(target))
 
 
 def test_plain_names_load_unless_both_are_given():
     target = Fit()
     state = dict(Fit(1).state_dict())
     state["coef"] = state.pop("tensor:coef") + 1
-    target.load_state_dict(state)
+    target.load_state_dict(state, labels="ignore")
     assert torch.equal(target.coef.data, state["coef"])
     state["tensor:coef"] = torch.zeros(3)
     with pytest.raises(RuntimeError, match=r'Unexpected key.*"coef"'):
-        target.load_state_dict(state)
+        target.load_state_dict(state, labels="ignore")
 
 
 def test_exports_load_back_aligned():
@@ -206,15 +235,15 @@ def test_a_failed_load_leaves_the_module_bit_identical(failure, assign, swap):
 
 def test_loading_what_fits_makes_no_second_copy(monkeypatch):
     copies = []
-    monkeypatch.setattr("moduli.nn._state._protect", lambda module: copies.append(module))
+    monkeypatch.setattr("moduli.nn._load._protect", lambda module: copies.append(module))
     target, source = Fit(), Fit(1)
     target.head.register_buffer("scratch", torch.zeros(1), persistent=False)
     target.load_state_dict(source.state_dict())
-    target.load_state_dict(dict(source.state_dict()))
+    target.load_state_dict(dict(source.state_dict()), labels="ignore")
     target.load_state_dict(through_a_file(source.state_dict()), assign=True)
     assert not copies
     opaque = one(torch.zeros(2), Space([Opaque(), Opaque()]))
-    opaque.load_state_dict({"tensor:w": torch.ones(2)})
+    opaque.load_state_dict({"tensor:w": torch.ones(2)}, labels="ignore")
     assert not copies
     assert opaque.w.data.tolist() == [1.0, 1.0]
 

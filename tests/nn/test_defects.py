@@ -25,7 +25,7 @@ def loss(module):
 def test_d1_buffer_wrappers_follow_conversions_and_loading():
     module = Fit().double()
     state = {name: torch.full_like(value, 3.0) for name, value in module.state_dict().items()}
-    module.load_state_dict(state)
+    module.load_state_dict(state, labels="ignore")
     assert module.basis.dtype == torch.float64
     assert (module.basis.data == 3.0).all()
     assert (module.export("basis").data == 3.0).all()
@@ -33,7 +33,9 @@ def test_d1_buffer_wrappers_follow_conversions_and_loading():
 
 def test_d2_after_an_assigning_load_gradients_land_on_the_live_parameter():
     module = Fit()
-    module.load_state_dict({name: value.clone() for name, value in module.state_dict().items()}, assign=True)
+    module.load_state_dict(
+        {name: value.clone() for name, value in module.state_dict().items()}, assign=True, labels="ignore"
+    )
     loss(module).backward()
     assert dict(module.named_parameters())["tensor:coef"].grad is not None
     wrappers_are_storage(module)
@@ -44,7 +46,7 @@ def test_d3_functional_calls_substitute_what_public_attributes_read():
     parameters = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     other = {name: torch.randn_like(value) for name, value in parameters.items()}
     twin = Fit()
-    twin.load_state_dict(other)
+    twin.load_state_dict(other, labels="ignore")
     assert torch.equal(functional_call(module, other, (x,)), twin(x))
     gradient = grad(lambda p: functional_call(module, p, (x,)).sum())(other)
     twin(x).sum().backward()
@@ -215,7 +217,7 @@ def test_d11_parameters_are_found_shown_and_loaded_by_their_public_names():
             self.head = nn.Linear(4, 2)
 
     fit = Fit()
-    fit.load_state_dict(Plain().state_dict())
+    fit.load_state_dict(Plain().state_dict(), labels="ignore")
     assert (fit.coef.data == 1).all()
     assert (fit.basis.data == 1).all()
 

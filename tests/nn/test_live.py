@@ -48,9 +48,14 @@ class Live(RuleBasedStateMachine):
     @rule(name=names, seed=st.integers(0, 9), trained=st.booleans(), shape=st.lists(st.integers(0, 3), max_size=2))
     def assign(self, name, seed, trained, shape):
         value = labelled(tuple(shape), requires_grad=trained, seed=seed)
+        before = getattr(self.part, name) if name in self.expected else None
         setattr(self.part, name, value)
         self.expected[name] = value.data.detach().clone()
-        assert getattr(self.part, name).requires_grad == (trained and name != "state")
+        after = getattr(self.part, name)
+        if before is not None and (before.dims, before.dtype) == (value.dims, value.dtype):
+            assert after.data is before.data
+        else:
+            assert after.requires_grad == (trained and name != "state")
 
     @rule(name=names)
     def delete(self, name):

@@ -153,7 +153,7 @@ class Reuse(RuleBasedStateMachine):
     @rule(assign=st.booleans())
     def load(self, assign):
         state = {name: value * 0.5 for name, value in self.module.state_dict().items()}
-        self.module.load_state_dict(state, assign=assign)
+        self.module.load_state_dict(state, assign=assign, labels="ignore")
 
     @rule(frozen=st.booleans())
     def freeze(self, frozen):

@@ -61,7 +61,8 @@ def replace_buffer(net, k):
 
 
 def replace_labelled(net, k):
-    net.gain = mo.tensor([float(k), 2.0], c=["r", "g"]).attach()
+    # In another order every time: the same axes would be an update of the values, which is no edit.
+    net.gain = mo.tensor([float(k), 2.0], c=["r", "g"] if k % 2 else ["g", "r"]).attach()
 
 
 def replace_inner(net, k):
@@ -224,7 +225,7 @@ def test_attributes_hooks_and_labels_of_joined_edits_are_those_of_both():
 
     labelled = Net()
     (asleep,) = make_relatives(labelled, 1)
-    labelled.gain = mo.tensor([3.0, 4.0], c=["r", "g"]).attach()
+    labelled.gain = mo.tensor([4.0, 3.0], c=["g", "r"]).attach()
     labelled.more = mo.tensor([5.0, 6.0], d=["x", "y"]).attach()
     for k in range(3):
         replace_inner(labelled, k)

@@ -17,7 +17,7 @@ OPERATIONS = [operator.add, operator.sub, operator.mul, operator.truediv]
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(_arithmetic, "_LARGE", 1)
+    monkeypatch.setattr(_arithmetic, "LARGE", 1)
 
 
 def make(dtype=torch.float32):
@@ -81,3 +81,41 @@ def uncollected():
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.mark.parametrize("large", [1, 1 << 30])
+def test_a_factor_that_waits_is_applied_once_and_to_nothing_else(monkeypatch, large):
+    monkeypatch.setattr(_arithmetic, "LARGE", large)
+    a, b, c = (adopt(nn.Linear(3, 2)) for _ in range(3))
+    with torch.no_grad():
+        x, y, z = (net.weight.clone() for net in (a, b, c))
+    difference = b - c
+    half = 0.5 * difference
+    quarter = half * 0.5
+    total = a + half
+    other = half - quarter
+    difference *= 10  # what was derived from it before stays what it was
+    assert torch.equal(difference.weight, 10 * (y - z))
+    assert torch.equal(half.weight, 0.5 * (y - z))
+    with torch.no_grad():
+        half.weight.fill_(7.0)
+    assert torch.equal(quarter.weight, 0.25 * (y - z))
+    torch.testing.assert_close(total.weight, x + 0.5 * (y - z))
+    torch.testing.assert_close(other.weight, 0.25 * (y - z))
+    torch.testing.assert_close((a + 0.5 * (b - c)).weight, x + 0.5 * (y - z))
+    torch.testing.assert_close((2 * (a - b) - 0.5 * (b - c)).weight, 2 * (x - y) - 0.5 * (y - z))
+    torch.testing.assert_close((0.5 * (b - c) + a).weight, x + 0.5 * (y - z))
+    assert torch.equal(a.weight, x)
+    assert torch.equal(b.weight, y)
+    assert torch.equal(c.weight, z)
+
+
+def test_a_factor_waits_without_a_copy():
+    a, b = adopt(nn.Linear(3, 2)), adopt(nn.Linear(3, 2))
+    difference = a - b
+    half = 0.5 * difference
+    pending = vars(difference)["_pending"], vars(half)["_pending"]
+    assert pending[0].tensors is pending[1].tensors
+    address = pending[0].tensors[0].data_ptr()
+    del pending
+    assert half.weight.data_ptr() != address

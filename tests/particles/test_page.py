@@ -1,12 +1,14 @@
 """The page that the interface comes from: every name imports, and every example on it that is right runs."""
 
 import inspect
+import warnings
 from collections import OrderedDict
 
 import pytest
 import torch
 from torch import nn
 
+import moduli as mo
 from moduli import particles
 from moduli.compat import nytorch
 from moduli.compat.nytorch import (
@@ -295,13 +297,13 @@ def test_the_updaters_of_the_page_replay_on_siblings():
     assert not hasattr(twin.touch(), "child")
     before = net._version_kernel
     for wrong in (v.DelParamVersionUpdater(0, "absent"), v.DelModuleVersionUpdater(7, "absent")):
-        with pytest.raises((AttributeError, StructureError)):
+        with pytest.raises((KeyError, StructureError)):
             kernel.version_update(wrong)
     assert net._version_kernel is before
 
 
 def test_the_kernel_without_torch():
-    from moduli.particles.kernel import ParticleData, ParticleUpdater, VersionData, VersionUpdater
+    from moduli.compat.nytorch import ParticleData, ParticleUpdater, VersionData, VersionUpdater
 
     class Names(VersionData):
         def __init__(self, names):
@@ -455,7 +457,7 @@ def test_configurations_travel_in_checkpoints(tmp_path):
 
 
 def test_particles_and_products_of_ones_own():
-    from moduli.particles.kernel import Particle, Product
+    from moduli.compat.nytorch import Particle, Product
 
     class Number(Product):
         def __init__(self, value):
@@ -601,3 +603,67 @@ def test_every_operation_on_every_kind_of_operand():
     torch.testing.assert_close(c.c, ((a.c % 1.5) // 0.25) ** 2)
     c += torch.ones(1)
     torch.testing.assert_close(c.c, ((a.c % 1.5) // 0.25) ** 2 + 1)
+
+
+def test_a_product_has_the_kernel_of_its_particle():
+    net = NytoModule()
+    net.w = nn.Parameter(torch.ones(2))
+    net.child = NytoModule()
+    net.child.v = nn.Parameter(torch.ones(3))
+    product = net.product()
+    assert product.kernel is net._particle_kernel
+    assert (2 * product + product).kernel is net._particle_kernel
+    assert net.child.product().kernel is net._particle_kernel
+    assert product.pdata.params[0] is net.w
+    wrapper = ParticleModule(net.clone())
+    inside = (2 * wrapper.product()).product
+    assert type(inside) is ParamProduct
+    assert inside.kernel is wrapper.particle_kernel
+    assert torch.equal(inside.module().w, 2 * net.w)
+
+
+def test_a_product_stays_what_it_was_when_it_was_made():
+    net = NytoModule()
+    net.w = mo.tensor([1.0, 2.0], ch=["r", "g"]).attach()
+    product = net.product()
+    net.w = mo.tensor([1.0, 2.0], ch=["g", "r"]).attach()
+    if net._version_kernel is product._version:
+        assert product.module().w.sel(ch="r").item() == 1.0
+    else:
+        with pytest.raises(StructureError, match="edited since"):
+            product.module()
+
+
+def test_wrapped_functions_give_parameters_outside_of_operations_too():
+    from moduli.compat.nytorch import binary_lambda_wrapper, unary_lambda_wrapper
+
+    param, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
+    for given in (param, frozen):
+        for made in (
+            unary_lambda_wrapper(lambda p: 2 * p)(given, ParamConfig()),
+            binary_lambda_wrapper(lambda p, q: p + q)(given, given, ParamConfig()),
+        ):
+            assert type(made) is nn.Parameter
+            assert made.is_leaf
+            assert made.requires_grad is given.requires_grad
+
+
+def test_packed_weights_are_not_left_out_of_operations():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2)), {nn.Linear}, torch.qint8)
+    net = mo.adopt(quantized)
+    with pytest.raises(StructureError, match="packed weights of a quantized layer"):
+        _ = 2 * net
+
+
+def test_the_class_has_the_name_that_users_write():
+    assert mo.Module is NytoModule
+    assert (mo.Module.__name__, mo.Module.__qualname__) == ("Module", "Module")
+    net = NytoModule()
+    for name in ("VersionData", "ParticleData", "Particle", "Product"):
+        assert inspect.isabstract(getattr(nytorch, name))
+    assert isinstance(net, nytorch.Particle)
+    assert isinstance(net.product(), nytorch.Product)
+    assert isinstance(net._version_kernel.data, nytorch.VersionData)
+    assert isinstance(net._particle_kernel.data, nytorch.ParticleData)

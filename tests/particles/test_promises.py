@@ -12,11 +12,10 @@ from torch.nn.utils import prune
 
 import moduli as mo
 from moduli import particles as P
-from moduli.compat.nytorch import ParticleModule
+from moduli.compat.nytorch import Particle, ParticleModule, Product
 from moduli.particles import NytoModule, StructureError, adopt
 from moduli.particles._record import ParticleRecord
 from moduli.particles._species import version_of
-from moduli.particles.kernel import Particle, Product
 
 
 class Labelled(mo.Module):
@@ -347,7 +346,7 @@ def test_public_names_are_accepted_where_registered_ones_are():
     inner = Fit()
     inner.set_param_config(operational=False, name="coef")
     assert (2 * inner).coef.data.tolist() == [1, 2]
-    with pytest.raises(ValueError, match=r"no parameters called 'cof'; it has coef"):
+    with pytest.raises(ValueError, match=r"no parameters called 'cof'; did you mean 'coef'"):
         inner.set_param_config(operational=False, name="cof")
 
 
@@ -521,6 +520,7 @@ def test_an_edit_has_its_version_before_the_new_tree_is_known(monkeypatch):
     assert version_of(relative) is first
     monkeypatch.setattr(ParticleRecord, "saw", look)
     relative.late = nn.Parameter(torch.zeros(2))
+    version_of(relative)
     assert [version for version, late in seen if late]
     assert all(version is first.next_version for version, late in seen if late)
 

@@ -1,6 +1,9 @@
 """Edits and versions: random edits on random siblings, with failures injected at every step of an edit."""
 
 import contextlib
+import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -9,11 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import nn
 
+from moduli import particles
 from moduli.layout import layout_of
 from moduli.particles import (
     NytoModule,
     StructureError,
     _compare,
+    _editing,
     _record,
     _species,
     adopt,
@@ -34,7 +39,11 @@ STEPS = [
     (_species, "locate"),
     (_record, "capture"),
     (_species, "read"),
-    (_species, "_recall"),
+    (_species, "recall"),
+    (_editing, "compare"),
+    (_editing, "adopt_children"),
+    (_editing, "read"),
+    (_editing, "recall"),
     (edits, "_copy_to"),
     (edits, "restore"),
     (edits.ParticleEdit, "settle"),
@@ -442,3 +451,87 @@ def test_an_edit_of_what_a_relative_removed_is_refused():
     new = migrate({}, one) if not list(one.parameters()) else None
     assert new is not None
     assert len(independent(two) + two) == 2
+
+
+def count_reads(monkeypatch, act):
+    count, read = [0], _species.read
+    monkeypatch.setattr(_species, "read", lambda module: (count.__setitem__(0, count[0] + 1), read(module))[1])
+    act()
+    return count[0]
+
+
+def test_additions_to_a_model_with_a_relative_read_it_once(monkeypatch):
+    net = NytoModule()
+    net.first = nn.Linear(2, 2)
+    relative = net.clone()
+    assert relative.first is not net.first
+
+    def build():
+        for place in range(50):
+            setattr(net, f"layer{place}", nn.Linear(2, 2))
+
+    assert count_reads(monkeypatch, build) == 0
+    values = {name: param.detach().clone() for name, param in net.named_parameters()}
+    with torch.no_grad():
+        net.layer3.weight.fill_(7.0)
+    relative.touch()
+    assert dict(relative.named_parameters()).keys() == values.keys()
+    assert torch.equal(relative.layer3.weight, values["layer3.weight"])
+    assert particles.species(net).version == 50
+    assert particles.history(net)[7] == "version 8: module 'layer7' was assigned a Linear"
+    assert particles.events_of(net)[7].added == {"layer7.weight", "layer7.bias"}
+
+
+def test_additions_are_followed_when_the_particle_they_were_made_on_is_gone():
+    net = NytoModule()
+    relative = net.clone()
+    relative.touch()
+    net.layer = nn.Linear(2, 2)
+    gone = weakref.ref(net)
+    gc.disable()
+    try:
+        del net
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert hasattr(relative.touch(), "layer")
+
+
+def test_additions_have_a_version_as_soon_as_something_asks():
+    net = NytoModule()
+    relative, kernel, first = net.clone(), net._particle_kernel, net._version_kernel
+    net.a = nn.Parameter(torch.zeros(1))
+    assert not first.is_newest
+    second = kernel.version
+    net.b = nn.Parameter(torch.zeros(1))
+    assert kernel.version is second.next_version
+    net.c = nn.Parameter(torch.zeros(1))
+    assert set(dict(copy.deepcopy(net).named_parameters())) == {"a", "b", "c"}
+    net.d = nn.Parameter(torch.zeros(1))
+    assert set(dict((2 * relative).named_parameters())) == {"a", "b", "c", "d"}
+
+
+def test_an_addition_that_fails_changes_nothing():
+    net = NytoModule()
+    relative = net.clone()
+    net.first = nn.Parameter(torch.zeros(1))
+    net.plain = 3
+    with pytest.raises(KeyError):
+        net.add_module("a.b", nn.Linear(1, 1))
+    with pytest.raises(KeyError):
+        net.register_parameter("plain", nn.Parameter(torch.zeros(1)))
+    assert net.plain == 3
+    assert particles.history(relative) == ["version 1: parameter 'first' was assigned of shape (1,)"]
+
+
+def test_additions_whose_version_fails_are_followed_at_the_next_look():
+    net = NytoModule()
+    relative = net.clone()
+    relative.touch()
+    net.a = nn.Parameter(torch.zeros(1))
+    for where, name in ((_species, "compare"), (edits.ParticleEdit, "settle"), (VersionDataImp, "event")):
+        with failing(where, name, 1), pytest.raises(Injected):
+            _ = 2 * relative
+        assert not hasattr(relative, "a")
+    assert hasattr(2 * relative, "a")
+    assert history(net) == ["version 1: parameter 'a' was assigned of shape (1,)"]

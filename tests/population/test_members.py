@@ -1,6 +1,7 @@
 """Members are modules that live in the population's storage."""
 
 import copy
+import functools
 import gc
 import io
 import pickle
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import prune
 
 from moduli.particles import StructureError
 from moduli.population import Population
@@ -93,7 +95,7 @@ def test_edits_of_members_are_refused():
     assert pop[0] is not member
     pop(torch.randn(5, 3))
     member = pop[0]
-    member.double()
+    member[0].double()
     with pytest.raises(StructureError, match=r"moved out of its population.*pop\.to"):
         pop + 1
     del member
@@ -274,3 +276,52 @@ def test_configured_parameters_and_buffer_policies():
     same_members(3 * pop, [3 * each for each in nets])
     same_members(pop + pop, [each + each for each in nets])
     same_members(torch.tensor([1.0, 2.0, 3.0]) * (pop - base), [r * (each - base) for r, each in enumerate(nets, 1)])
+
+
+def test_parameters_of_a_member_are_the_same_while_something_holds_them() -> None:
+    pop, x = Population.of(nn.Linear(2, 1), 4), torch.ones(3, 2)
+    before = pop.matrix.clone()
+    optimizer = torch.optim.SGD(pop[2].parameters(), 0.1)
+    pop[2](x).sum().backward()
+    optimizer.step()
+    moved = (pop.matrix != before).any(dim=1)
+    assert moved.tolist() == [False, False, True, False]
+    weight = optimizer.param_groups[0]["params"][0]
+    pop.to(torch.float64)
+    assert weight is pop[2].weight
+    assert weight.dtype is torch.float64
+    pop *= 2
+    assert torch.equal(weight, pop[2].weight)
+    version = weight._version
+    pop += 1
+    assert weight._version > version
+    pop.requires_grad_(False)
+    assert not weight.requires_grad
+
+
+def test_a_member_is_not_converted_out_of_its_population() -> None:
+    pop = Population.of(nn.Sequential(nn.Linear(2, 1)), 3)
+    member = pop[1]
+    before = member[0].weight.data_ptr()
+    for convert in (member.double, member.half, functools.partial(member.to, "meta")):
+        with pytest.raises(StructureError, match=r"member 1 of a population; convert the whole population"):
+            convert()
+    assert member.float().cpu()[0].weight.data_ptr() == before
+    assert copy.deepcopy(member).double()[0].weight.dtype is torch.float64
+    assert (2 * member).double()[0].weight.dtype is torch.float64
+    assert pop[1] is member
+    kept = member[0].weight
+    del member
+    kept.data = kept.data.clone()
+    with pytest.raises(StructureError, match="moved out of its population"):
+        _ = pop[1]
+
+
+def test_a_pruned_model_is_refused_in_a_sentence() -> None:
+    pruned = nn.Sequential(nn.Linear(4, 4))
+    prune.l1_unstructured(pruned[0], "weight", 0.5)
+    for make in (lambda: Population.of(pruned, 3), lambda: Population.from_modules([pruned, pruned])):
+        with pytest.raises(StructureError, match=r"'0\.weight' is computed from other parameters .*prune\.remove"):
+            make()
+    prune.remove(pruned[0], "weight")
+    assert len(Population.of(pruned, 3)) == 3

@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from inspect import signature
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..layout import Entry, layout_and_tensors
+from ..layout import Entry, layout_and_tensors, select
 from . import ars, cem, cmaes, de, ga, guided_es, open_es, pgpe, pso, snes, xnes
 from ._base import Search
 from ._distribution import choose_population
@@ -234,11 +233,8 @@ class Chosen:
     def __init__(self, net: nn.Module, over: str | Sequence[str]) -> None:
         patterns = (over,) if isinstance(over, str) else tuple(over)
         layout, _ = layout_and_tensors(net)
-        every = [name for entry in layout for name in entry.names]
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in every):
-                raise ValueError(f"there is no parameter called {pattern!r}; it has {', '.join(every) or 'none'}")
-        self.entries: list[Entry] = [e for e in layout if any(fnmatchcase(n, p) for n in e.names for p in patterns)]
+        chosen = select(patterns, [entry.names for entry in layout], owner=type(net).__name__)
+        self.entries: list[Entry] = [layout.entries[place] for place in chosen]
         for entry in self.entries:
             if not entry.dtype.is_floating_point:
                 raise TypeError(f"{entry.name!r} is {entry.dtype}; a search moves real floating-point parameters")

@@ -25,6 +25,7 @@ A file that does not fit or is damaged raises `CheckpointError`; `DamagedFileErr
 
 import typing as _typing
 
+from ..layout import NameMap as NameMap
 from ._basics import CheckpointError as CheckpointError
 from ._basics import DamagedFileError as DamagedFileError
 from ._checkpointer import Checkpointer as Checkpointer
@@ -43,7 +44,6 @@ from ._merge import merge_files as merge_files
 from ._mergekit import MergeRecipe as MergeRecipe
 from ._mergekit import merge_recipe as merge_recipe
 from ._mergekit import read_recipe as read_recipe
-from ._module import NameMap as NameMap
 from ._open import read_bytes as read_bytes
 from ._read import TensorFile as TensorFile
 from ._replace import make_directory as make_directory

@@ -11,10 +11,9 @@ from typing import Any
 from torch import nn
 
 from .._texts import shorten
-from ..layout import any_sharded
+from ..layout import NameMap, any_sharded
 from ._basics import CheckpointError, DamagedFileError, PathLike, has_form
 from ._load import Loaded, load
-from ._module import NameMap
 from ._replace import make_directory
 from ._save import save
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..layout import list_names, public_name
 from ..particles import CONFIG_KEY as CONFIG
-from ..particles import public_name
 from ._basics import PathLike, name_file
 from ._load import TorchFile, open_file
-from ._module import list_names
 from ._read import PARTS, SavedFile
 from ._safetensors import dtype_name
 from ._tree import tensor_names

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from .._loading import allow_labels
 from .._texts import cut, shorten
-from ..layout import Guard
+from ..layout import Guard, NameMap
 from ._basics import CheckpointError, DamagedFileError, PathLike, name_file
-from ._module import Match, NameMap, collect, make_rename, plan
+from ._module import Match, collect, make_rename, plan
 from ._open import read_regular
 from ._optimizer import StateFitter, parameter_names
-from ._read import PARTS, SavedFile
+from ._read import LABELS, PARTS, SavedFile, is_label_table
 from ._tree import Tensors, class_name, collect_random, is_stateful, restore_random, tensor_names
 
 # Neither can be the length of a header: they would stand for more than 2**40 bytes.
@@ -145,7 +145,7 @@ def load(
         steps: list[tuple[Any, Any, dict[str, Any]]] = []
         for part, value in wanted.items():
             for one, node in _pairs(saved, part, value, strict):
-                state = saved.decode(node.get("state"))
+                state = _decode_state(saved, node)
                 if part == "optimizer" and hasattr(one, "param_groups"):
                     state, new, old = fitter.fit(one, node, state)
                     fresh += [name for name in new if name not in fresh]
@@ -195,9 +195,21 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
             state._metadata = OrderedDict(saved.metadata)  # type: ignore[attr-defined]
         parts: dict[str, Any] = {}
         for part in PARTS:
-            states = {name: saved.decode(node.get("state")) for name, node in saved.objects(part).items()}
+            states = {name: _decode_state(saved, node) for name, node in saved.objects(part).items()}
             parts[part] = states.get(None, states or None)
         return Contents(state, **parts, **{part: saved.decode(saved.content.get(part)) for part in ("extra", "rng")})
+
+
+def _decode_state(saved: SavedFile, node: Mapping[str, Any]) -> Any:
+    """Return the state of an object in a file, with the labels that were saved beside it where a state dict has them."""
+    state, labels = saved.decode(node.get("state")), node.get("labels")
+    if labels is None:
+        return state
+    if not isinstance(state, dict) or not is_label_table(labels):
+        raise DamagedFileError("the labels of a population in it are malformed")
+    labelled = OrderedDict(state)
+    labelled._metadata = {path: {LABELS: axes} for path, axes in labels.items()}  # type: ignore[attr-defined]
+    return labelled
 
 
 def open_file(path: PathLike) -> SavedFile:

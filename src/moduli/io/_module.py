@@ -1,77 +1,49 @@
 """Modules in checkpoints: what a file holds of one, and how it gets into another."""
 
 import copy
-import fnmatch
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .. import layout
 from .._encoding import encode
 from .._texts import cut, shorten
-from ..layout import cut_like, memory_of
-from ..nn import VirtualTensor, load_all_or_nothing, virtual
+from ..layout import (
+    AxesError,
+    NameMap,
+    Rename,
+    Reorder,
+    cut_like,
+    list_names,
+    match_name,
+    memory_of,
+    public_name,
+)
+from ..nn import VirtualTensor, align_saved, find_saved_axes, load_all_or_nothing, read_saved_axes, virtual
 from ..particles import CONFIG_KEY as CONFIG
-from ..particles import POLICY, Event, buffer_policy, events_of, public_name
+from ..particles import POLICY, Event, buffer_policy, events_of
 from ._basics import CheckpointError
 from ._read import EXTRA, LABELS, SavedFile
 from ._tree import Tensors, class_name
 
-NameMap: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None]
-"""From names in a checkpoint to names here: of tensors, or of modules with everything below them. None leaves it out."""
-
-Rename: TypeAlias = Callable[[str], str | None]
-
 _MOST_SHOWN: Final = 6
 
 
-def list_names(names: Iterable[str]) -> str:
-    """Names for an error, the first few of them."""
-    every = list(names)
-    more = len(every) - _MOST_SHOWN
-    return ", ".join(map(shorten, every[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
-
-
 def make_rename(mapping: NameMap | None, names: list[str]) -> Rename:
-    """The function that a mapping stands for.
+    """Return the function that a mapping of names represents.
 
     Raises:
         CheckpointError: If part of it is about nothing in the checkpoint, or two names become one.
-        TypeError: If it is no mapping.
     """
-    if mapping is None:
-        return lambda name: name
-    table = dict(mapping) if isinstance(mapping, Mapping) else {}
-    used: set[str] = set()
-
-    def rename(name: str) -> str | None:
-        if not isinstance(mapping, Mapping):
-            return mapping(name)
-        path = name
-        while path not in table:
-            if "." not in path:
-                return name
-            path = path.rpartition(".")[0]
-        used.add(path)
-        new = table[path]
-        return None if new is None else (new + name[len(path) :]).removeprefix("." if new == "" else "")
-
-    seen: dict[str, str] = {}
-    for name in names:
-        new = rename(name)
-        if new is not None and seen.setdefault(new, name) != name:
-            raise CheckpointError(
-                f"mapping gives {shorten(seen[new])} and {shorten(name)} the same name {shorten(new)}"
-            )
-    unused = table.keys() - used
-    if unused:
-        told = f"which the checkpoint does not; it has {list_names(names)}"
-        raise CheckpointError(f"mapping has {list_names(sorted(unused))}, {told}")
-    return rename
+    try:
+        return layout.make_rename(mapping, names)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
 
 
 # -- into a file -------------------------------------------------------------------------------------------------------
@@ -155,6 +127,7 @@ class Match:
         fresh: Names here that keep what they have.
         dropped: Names of the checkpoint that are not used.
         converted: Names whose dtypes differ.
+        reorders: How labelled tensors get the order of labels that they have here, by name here.
         apply: Does it, all or nothing.
     """
 
@@ -162,6 +135,7 @@ class Match:
     fresh: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     converted: list[str] = field(default_factory=list)
+    reorders: dict[str, Reorder] = field(default_factory=dict)
     apply: Callable[[], None] = lambda: None
 
 
@@ -206,7 +180,28 @@ def plan(saved: SavedFile, module: nn.Module, mapping: NameMap | None, strict: b
             "Say what has another name with mapping=, or load what fits with strict=False"
         )
     found.apply = lambda: _apply(saved, module, held, found, rename)
+    found.reorders = _find_reorders(saved, held, found.taken)
     return found
+
+
+def _find_reorders(saved: SavedFile, held: Mapping[str, Any], taken: Mapping[str, str]) -> dict[str, Reorder]:
+    """Return how labelled tensors of a checkpoint get the order that they have in a module, for what belongs to them.
+
+    Labels that differ are left to the module, which refuses them when it is loaded.
+    """
+    here = read_saved_axes(held)
+    reorders: dict[str, Reorder] = {}
+    for name, source in taken.items() if here and saved.labels else ():
+        ours, theirs = find_saved_axes(name, here), find_saved_axes(source, saved.labels)
+        if ours is None or theirs is None or source in saved.extra:
+            continue
+        try:
+            reorder = align_saved(name, ours, theirs, saved.shape(source))
+        except AxesError:
+            continue
+        if reorder is not None:
+            reorders[name] = reorder
+    return reorders
 
 
 def _explain(saved: list[Event], here: list[Event]) -> tuple[frozenset[str], frozenset[str], str]:
@@ -273,7 +268,7 @@ def _apply(saved: SavedFile, module: nn.Module, held: Mapping[str, Any], found: 
     for path, each in module.named_modules():
         names = [name for name, _ in each.named_buffers()]
         for pattern, policy in [] if POLICY in vars(each) else saved.part.get("policies", {}).get(path, []):
-            if fnmatch.filter(names, pattern):
+            if any(match_name(name, pattern) for name in names):
                 buffer_policy(each, policy, pattern)
 
 

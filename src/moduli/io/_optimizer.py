@@ -12,8 +12,9 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from .._encoding import encode
+from ..layout import Reorder, list_names, reorder_state
 from ._basics import CheckpointError, DamagedFileError, has_form
-from ._module import Match, list_names
+from ._module import Match
 from ._read import SavedFile
 from ._tree import Tensors, class_name
 
@@ -132,14 +133,28 @@ class StateFitter:
         params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         live = {each[0]: (each, p.shape) for each, p in zip(chain.from_iterable(called), params, strict=True)}
         found, fresh, dropped = self._pair(optimizer, dict(zip(names, shapes, strict=True)), live)
+        sizes = dict(zip(origins, shapes, strict=True))
+        names_here = {
+            at: each
+            for group, aliases in zip(groups, called, strict=True)
+            for at, each in zip(group["params"], aliases, strict=True)
+        }
         states: dict[int, Any] = {}
         made: list[dict[str, Any]] = []
         for group, each in zip(groups, called, strict=True):
             taken = {at: where[found[a[0]]] for at, a in zip(group["params"], each, strict=True) if a[0] in found}
-            states |= {at: state["state"][old] for at, old in taken.items() if old in state["state"]}
+            for (at, old), row in (
+                (pair, state["state"][pair[1]]) for pair in taken.items() if pair[1] in state["state"]
+            ):
+                reorder = self._find_reorder(names_here[at])
+                states[at] = row if reorder is None else reorder_state(row, reorder, sizes[old])
             options = _options(group, [origins[old] for old in taken.values()], saved)
             made.append({**options, **{key: group[key] for key in _OWN if key in group}})
         return {**state, "state": states, "param_groups": made}, fresh, dropped
+
+    def _find_reorder(self, aliases: list[str]) -> Reorder | None:
+        """Return how a parameter that is called so here was reordered, which its state has to follow."""
+        return next((self.match.reorders[name] for name in aliases if name in self.match.reorders), None)
 
     def _pair(self, optimizer: Any, shapes: Any, here: Any) -> tuple[dict[str, str], list[str], list[str]]:
         """The names in the checkpoint by names here, of parameters of the same shape, and those that are left on either side.
@@ -153,7 +168,9 @@ class StateFitter:
             # What is not in the module has the same name in both.
             same = None if name in match.fresh or name in every else name
             source = next((self.saved.source(match.taken[each]) for each in aliases if each in match.taken), same)
-            if source is not None and list(shapes.get(source, [-1])) == list(shape):
+            reorder = self._find_reorder(aliases)
+            size = list(shapes.get(source, [-1]))
+            if source is not None and (size if reorder is None else list(reorder.permute_shape(size))) == list(shape):
                 found[name] = source
         used = set(found.values())
         fresh, dropped = [name for name in here if name not in found], [name for name in shapes if name not in used]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .._texts import cut, shorten
+from ..layout import public_name
 from ..particles import CONFIG_KEY as CONFIG
-from ..particles import POLICIES, Event, public_name
+from ..particles import POLICIES, Event
 from ._basics import CheckpointError, DamagedFileError, PathLike, find_twice, has_form, name_file, parse_json
 from ._checksum import checksums_of
 from ._open import read_regular
@@ -360,6 +361,11 @@ class TensorFile(SavedFile):
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors in {self.path!r}>"
+
+
+def is_label_table(labels: Any) -> bool:
+    """Whether something has the form of labels in a file: axes by public name, by the path of the module."""
+    return has_form(labels, {str: {str: [_is_axis]}})
 
 
 def _count_labels(axis: dict[str, Any]) -> int | None:

@@ -129,6 +129,9 @@ def _part(part: str, value: Any, names: Mapping[int, list[str]], tensors: Tensor
 def _one(path: tuple[str, ...], value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
     state = getattr(value, "named_state_dict", value.state_dict)()
     found = {"class": class_name(value), "state": encode(state, path, tensors)}
+    labels = {name: entry["labels"] for name, entry in getattr(state, "_metadata", {}).items() if entry.get("labels")}
+    if path[0] == "population" and labels:
+        found["labels"] = labels
     if path[0] == "optimizer" and hasattr(value, "param_groups"):
         found |= describe(value, state, names)
     return found

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from .. import io
 from .._minimize import minimize
 from .._texts import shorten
+from ..layout import public_name
 from ._grammar import ParsedChain
 from ._run import IDLE, Meter, RunEnd, RunReason, seed_all, take_steps
 from .catalogue import Contender, Entrant, contender
@@ -244,5 +245,5 @@ def _to_numbers(values: dict[str, torch.Tensor]) -> dict[str, Any]:
     for name, value in values.items():
         path, dot, last = name.rpartition(".")
         real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
-        found[path + dot + last.removeprefix("arg_").removeprefix("tensor:")] = real.double().tolist()
+        found[public_name(path + dot + last.removeprefix("arg_"))] = real.double().tolist()
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from ._axes import Axes, DimLike, as_pair, cache_by_axes, intern_pairs
 from ._elementwise import as_number
 from ._index import get
 from ._matrix import order_of
-from ._pairing import Gather, align_to_fixed, gather
+from ._pairing import Gather, align_to_fixed, current_plan, gather, refuse_transpose
 from ._space import Space, freeze
 from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
@@ -36,6 +37,132 @@ def _fit_value(value: Any, target: Tensor) -> Any:
 
 Tensor.__getitem__ = get  # type: ignore[method-assign,assignment]
 Tensor.__setitem__ = _setitem  # type: ignore[method-assign,assignment]
+
+
+def _in_place(name: str) -> Callable[..., Tensor]:
+    function = getattr(torch.Tensor, name)
+
+    def write(self: Tensor, other: Any, **options: Any) -> Tensor:
+        if isinstance(other, Tensor) and (plan := current_plan(self._axes, (other._axes,))).transposes:
+            refuse_transpose(plan)
+        function(self._data, _fit_value(other, self), **options)
+        return self
+
+    return write
+
+
+_add, _sub, _mul, _div, _pow, _copy = map(_in_place, ("add_", "sub_", "mul_", "div_", "pow_", "copy_"))
+
+
+@method
+def add_(t: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    """Add to the tensor in place, as ``t += alpha * other``: the axes and labels of the other are aligned to those of ``t``.
+
+    Args:
+        t: The tensor, whose axes, labels and dtype stay.
+        other: A number, or a tensor whose axes ``t`` has.
+        alpha: A factor for the other.
+
+    Returns:
+        The tensor itself.
+
+    Raises:
+        ValueError: If axes or labels do not fit.
+        RuntimeError: If it is a leaf that requires gradients, as in torch; write ``with torch.no_grad()`` around it.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([1.0, 2.0], x=["a", "b"])
+        >>> t.add_(mo.tensor([10.0, 20.0], x=["b", "a"]))
+        Tensor(x: a=21., b=12.)
+    """
+    return _add(t, other, alpha=alpha)
+
+
+@method
+def sub_(t: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    """Subtract from the tensor in place; see `add_`.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0], "x").sub_(1.0)
+        Tensor(x: [0., 1.])
+    """
+    return _sub(t, other, alpha=alpha)
+
+
+@method
+def mul_(t: Tensor, other: Any) -> Tensor:
+    """Multiply the tensor in place; see `add_`.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0], "x").mul_(0.5)
+        Tensor(x: [0.5000, 1.0000])
+    """
+    return _mul(t, other)
+
+
+@method
+def div_(t: Tensor, other: Any) -> Tensor:
+    """Divide the tensor in place; see `add_`.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0], "x").div_(2.0)
+        Tensor(x: [0.5000, 1.0000])
+    """
+    return _div(t, other)
+
+
+@method
+def copy_(t: Tensor, other: Any) -> Tensor:
+    """Write other values into the tensor, which keeps its axes, labels and dtype; see `add_`.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(x=["a", "b"]).copy_(mo.tensor([1.0, 2.0], x=["b", "a"]))
+        Tensor(x: a=2., b=1.)
+    """
+    return _copy(t, torch.as_tensor(other) if not isinstance(other, Tensor) else other)
+
+
+@method
+def fill_(t: Tensor, value: Any) -> Tensor:
+    """Write one number everywhere.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(x=["a", "b"]).fill_(3.0)
+        Tensor(x: a=3., b=3.)
+    """
+    t._data.fill_(value._data if isinstance(value, Tensor) else value)
+    return t
+
+
+@method
+def zero_(t: Tensor) -> Tensor:
+    """Write zeros everywhere.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.ones(x=["a", "b"]).zero_()
+        Tensor(x: a=0., b=0.)
+    """
+    t._data.zero_()
+    return t
+
+
+def _augment(write: Callable[..., Tensor], name: str) -> Callable[[Tensor, Any], Tensor]:
+    def apply(self: Tensor, other: Any) -> Tensor:
+        return write(self, other)
+
+    apply.__name__ = apply.__qualname__ = name
+    return apply
+
+
+for _name, _write in {"iadd": _add, "isub": _sub, "imul": _mul, "itruediv": _div, "ipow": _pow}.items():
+    setattr(Tensor, f"__{_name}__", _augment(_write, f"__{_name}__"))
 
 
 @method

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ._axes import SCALAR, Axes, make_unnamed
-from ._pairing import align, align_all, current_plan, refuse_itself
+from ._pairing import align, align_all, current_plan, refuse_transpose
 from ._tensor import RULES, Tensor, finish, refuse_out
 
 Function = Callable[..., torch.Tensor]
@@ -60,8 +60,8 @@ def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
         return finish(function(*values, **options), every[0] if every else SCALAR)
     plan = current_plan(every[0], tuple(every[1:]))
     tensors = [values[at] for at in placed]
-    if plan.permutes:
-        refuse_itself(plan, tensors)
+    if plan.transposes:
+        refuse_transpose(plan)
     for at, aligned in zip(placed, align_all(plan, tensors), strict=True):
         values[at] = aligned
     return finish(function(*values, **options), plan.axes)

@@ -24,11 +24,11 @@ class UnknownLabelError(KeyError, IndexError, ValueError):
 
 
 class OwnTransposeError(ValueError):
-    """A tensor was combined with its own transpose, which pairs every entry with itself.
+    """Tensors were combined whose axes have the same labels and stand in another order: one of them may be a transpose.
 
     Example:
         >>> import moduli as mo
-        >>> t = mo.tensor([[0.0, 1.0], [3.0, 0.0]], "row column")
+        >>> t = mo.tensor([[0.0, 1.0], [3.0, 0.0]], row=["a", "b"], column=["a", "b"])
         >>> try:
         ...     t + t.T
         ... except ValueError as error:

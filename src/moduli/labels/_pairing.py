@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .._torch import has_dispatch_mode, in_transform, is_wrapped, mark_constant, run_outside
+from .._torch import mark_constant, run_outside
 from ._axes import Axes, Pair, cache_by_axes, intern, intern_pairs
 from ._constant import constant
 from ._errors import OwnTransposeError, UnknownLabelError
@@ -41,8 +41,8 @@ class PairingPlan(NamedTuple):
     steps: tuple[Step | None, ...]
     checks: tuple[Check, ...]
     fill: complex
-    permutes: bool
-    """Whether the axes of an operand come in another order."""
+    transposes: bool
+    """Whether two axes that have the same labels come in another order in one operand than in another."""
     reorder: tuple[int, Gather] | None
     """Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan."""
 
@@ -62,8 +62,8 @@ def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[
             check_sizes(plan.checks, (x, y))
         axis, order = reorder
         return plan.axes, x, y.index_select(axis, index_of(order, y))
-    if plan.permutes:
-        refuse_itself(plan, (x, y))
+    if plan.transposes:
+        refuse_transpose(plan)
     return plan.axes, *align_all(plan, (x, y))  # type: ignore[return-value]
 
 
@@ -90,8 +90,27 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Pairi
         ((what, source),) = told.items()
         if (made.names, made.spaces) == (source.names, source.spaces):
             made = intern(made.names, made.spaces, what)
-    permutes = any(step is not None and step[1] is not None for step in steps)
-    return PairingPlan(made, steps, checks, fill, permutes, reorder)
+    transposes = any(step is not None and step[1] is not None for step in steps) and _transposes(operands, meetings)
+    return PairingPlan(made, steps, checks, fill, transposes, reorder)
+
+
+def _transposes(operands: Sequence[Axes], meetings: Sequence[Meeting]) -> bool:
+    """Whether two axes that have the same labels come in another order in one operand than in another."""
+    for (_, first), (_, second) in itertools.combinations(meetings, 2):
+        places, others = dict(first), dict(second)
+        common = places.keys() & others.keys()
+        orders = {places[number] < others[number] for number in common}
+        if len(orders) > 1 and any(_is_square(operands[n], places[n], others[n]) for n in common):
+            return True
+    return False
+
+
+def _is_square(axes: Axes, first: int, second: int) -> bool:
+    """Whether two axes have the same labels, more than one; positional axes have nothing in common but their sizes."""
+    row, column = axes.spaces[first], axes.spaces[second]
+    if row is None or column is None or not (row.labelled and column.labelled) or len(row) < 2:
+        return False
+    return row.has_labels_of(column)
 
 
 def pair_axes(operands: Sequence[Axes]) -> list[Meeting]:
@@ -243,45 +262,18 @@ def apply_step(data: torch.Tensor, step: Step, fill: complex) -> torch.Tensor:
     return data
 
 
-def reorder(data: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The data with its axes in another order."""
-    made = data.permute(tuple(order))
-    if not torch.compiler.is_compiling() and in_transform():
-        # For `refuse_itself`: where a transform is active, memory can't always be compared.
-        made._moduli_order_of = data  # type: ignore[attr-defined]
-    return made
+def refuse_transpose(plan: PairingPlan) -> None:
+    """Raise OwnTransposeError for operands whose axes of the same labels come in another order.
 
-
-def refuse_itself(plan: PairingPlan, operands: Sequence[torch.Tensor]) -> None:
-    """Refuse a tensor together with a reordering of its own axes: paired by name, every entry would meet itself.
-
-    ``h + h.T`` is a symmetrisation to all who write it, but as a sum of named tensors it is ``2 * h``.
+    ``h + h.T`` is a symmetrisation to all who write it, but as a sum of named tensors it is ``2 * h``. Only the axes decide:
+    a copy of the transpose, and the transpose of another operator, are refused as well.
     """
-    if torch.compiler.is_compiling():
-        return
-    permutes = [None if step is None else step[1] for step in plan.steps]
-    for i, x in enumerate(operands):
-        for j, y in enumerate(operands[:i]):
-            if permutes[i] == permutes[j] or x.ndim != y.ndim:
-                continue
-            same = getattr(x, "_moduli_order_of", None) is y or getattr(y, "_moduli_order_of", None) is x
-            if not same and _has_memory(x) and _has_memory(y):
-                # A conjugate is a mark on the same memory.
-                first, second = (t.conj() if t.is_conj() else t for t in (x, y))
-                a, b = (t if p is None else t.permute(p) for t, p in ((first, permutes[i]), (second, permutes[j])))
-                same = a.is_set_to(b)
-            if same:
-                raise OwnTransposeError(
-                    "a tensor is combined with its own transpose, but axes pair by name, whatever their order, so every "
-                    f"entry would meet itself (the axes are {', '.join(map(repr, plan.axes.names))}). For entry (a, b) to "
-                    "meet entry (b, a) write t.mH, or t.mT without conjugation, as in (t + t.mH) / 2; they need the same "
-                    "labels on both axes"
-                )
-
-
-def _has_memory(data: torch.Tensor) -> bool:
-    usual = data.layout is torch.strided and (data.is_cpu or data.is_cuda)
-    return usual and data.numel() > 1 and not is_wrapped(data) and not has_dispatch_mode()
+    raise OwnTransposeError(
+        "a tensor is combined with its own transpose, or with one of another operator: the axes "
+        f"{', '.join(map(repr, plan.axes.names))} come in another order and have the same labels, so that a transpose can't be "
+        "told from axes in another order. For entry (a, b) to meet entry (b, a) write t.mH, or t.mT without conjugation, as in "
+        "(t + t.mH) / 2; to pair by name write t.align_to(other.dims) first"
+    )
 
 
 # -- entries of an axis, rearranged to other labels --------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, axes_of, cache_by_axes, intern, intern_pairs, split_names
-from ._pairing import PairingPlan, apply_step, pair, reorder
+from ._pairing import PairingPlan, apply_step, pair
 from ._space import BROADCAST, Space, freeze
 from ._tensor import Tensor, finish, method, wrap
 
@@ -179,7 +179,7 @@ def permute(t: Tensor, *dims: DimsLike) -> Tensor:
         torch.Size([4, 2, 3])
     """
     order = _order(t._axes, dims[0] if len(dims) == 1 else dims)
-    return wrap(reorder(t._data, order[0]), order[1])
+    return wrap(t._data.permute(order[0]), order[1])
 
 
 @cache_by_axes

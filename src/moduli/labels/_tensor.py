@@ -207,6 +207,18 @@ class Tensor(Methods):
         return self._data.requires_grad
 
     @property
+    def _is_param(self) -> bool:
+        """Whether torch takes it for a parameter; `nn.Parameter(tensor)` sets it."""
+        return False
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        raise TypeError(
+            "torch.nn.Parameter takes plain tensors; a labelled tensor that requires gradients becomes a parameter when it is "
+            "assigned to an attribute of a moduli.Module, or put into a moduli.nn.TensorList or TensorDict"
+        )
+
+    @property
     def grad(self) -> Tensor | None:
         """The gradient with the same axes, or None.
 

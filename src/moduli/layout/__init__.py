@@ -6,6 +6,11 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `Entry`: one parameter: name, shape, dtype, device, position, and the other names it is tied to;
 * `BufferEntry`: the same for a buffer, with its persistence instead of a position;
 * `Group`: the parameters that share a dtype and a device, hence one flat vector;
+* `Axis`: the name and labels of one axis of an entry, where it has any;
+* `align`: the gate where two models meet: their labels are equal, or this `Reorder` makes them so, or they are refused
+  (`AxesError`); `align_axes` asks for one tensor, `reorder_state` has the state of an optimizer follow its parameter;
+* names: `select` and `match_name` by patterns, `public_name`, `unwrapped_name`, `make_rename`; a pattern that matches nothing
+  is an error (`UnknownNameError`);
 * `Layout.fingerprint`: equal for equal structures, in any process on any machine;
 * `diff`: the first difference between two structures, as a sentence;
 * `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
@@ -31,15 +36,43 @@ Example:
 
 import typing as _typing
 
+from ._axes import AxesError as AxesError
+from ._axes import Reorder as Reorder
+from ._axes import align_axes as align_axes
+from ._axes import align_tensor as align_tensor
+from ._axes import find_labelled_name as find_labelled_name
+from ._axes import list_bases as list_bases
 from ._difference import Difference as Difference
 from ._difference import diff as diff
+from ._entries import read_axes as read_axes
+from ._gate import Alignment as Alignment
+from ._gate import align as align
+from ._gate import reorder_state as reorder_state
 from ._guard import Guard as Guard
 from ._guard import allow_interrupts as allow_interrupts
+from ._layout import Axes as Axes
+from ._layout import Axis as Axis
 from ._layout import BufferEntry as BufferEntry
 from ._layout import Entry as Entry
 from ._layout import Group as Group
 from ._layout import Layout as Layout
 from ._layout import LayoutError as LayoutError
+from ._names import TENSOR_BUFFER_PREFIX as TENSOR_BUFFER_PREFIX
+from ._names import TENSOR_PARAM_PREFIX as TENSOR_PARAM_PREFIX
+from ._names import NameMap as NameMap
+from ._names import Rename as Rename
+from ._names import UnknownNameError as UnknownNameError
+from ._names import check_pattern as check_pattern
+from ._names import compile_pattern as compile_pattern
+from ._names import list_forms as list_forms
+from ._names import list_names as list_names
+from ._names import make_rename as make_rename
+from ._names import match_name as match_name
+from ._names import public_name as public_name
+from ._names import refuse_pattern as refuse_pattern
+from ._names import select as select
+from ._names import suggest_name as suggest_name
+from ._names import unwrapped_name as unwrapped_name
 from ._pieces import Box as Box
 from ._pieces import any_sharded as any_sharded
 from ._pieces import cut as cut

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -23,6 +23,27 @@ class LayoutError(ValueError):
     """
 
 
+class Axis(NamedTuple):
+    """The name and the labels of one axis of a stored tensor.
+
+    Attributes:
+        name: The name, or None.
+        labels: The labels in order, as a tuple or a range; None if the axis has positions only.
+
+    Example:
+        >>> from moduli.layout import Axis
+        >>> Axis("channel", ("r", "g")).labels
+        ('r', 'g')
+    """
+
+    name: str | None
+    labels: Sequence[Hashable] | None
+
+
+Axes = tuple[Axis, ...]
+"""The axes of one tensor."""
+
+
 class Entry(NamedTuple):
     """One parameter of a layout. A parameter with several names has one entry, under the first.
 
@@ -36,6 +57,7 @@ class Entry(NamedTuple):
         offset: Position of its first element in the vector of its group.
         start: Position of its first element in all parameters laid end to end.
         ties: The other names of the same parameter, in order.
+        axes: The names and labels of its axes, where it is a labelled tensor or one is computed from it; None otherwise.
 
     Example:
         >>> from moduli.layout import layout_of
@@ -53,6 +75,7 @@ class Entry(NamedTuple):
     offset: int
     start: int
     ties: tuple[str, ...] = ()
+    axes: Axes | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,6 +94,7 @@ class BufferEntry(NamedTuple):
         numel: How many elements it has.
         persistent: Whether `state_dict()` holds it.
         ties: The other names of the same buffer, in order.
+        axes: The names and labels of its axes, as of a parameter.
 
     Example:
         >>> from moduli.layout import layout_of
@@ -85,6 +109,7 @@ class BufferEntry(NamedTuple):
     numel: int
     persistent: bool
     ties: tuple[str, ...] = ()
+    axes: Axes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +149,15 @@ class Layout:
     """The immutable layout of a model's parameters, and a list of its buffers. Made by `layout_of`.
 
     A layout is a sequence of its entries, which can also be looked up by any of their names. Equal layouts are one
-    object, so `is` is a sufficient test for "same structure on the same devices"; `fingerprint` is the test that does
-    not mind devices.
+    object, so `is` is a sufficient test for "same structure, labels and devices"; `fingerprint` is the test that does
+    not mind labels and devices.
 
     Attributes:
         entries: One `Entry` per distinct parameter, in the order of `named_parameters()`.
         buffers: One `BufferEntry` per distinct buffer, in the order of `named_buffers()`.
         groups: One `Group` per dtype and device among the parameters, in order of appearance.
         numel: How many elements all parameters have together.
+        labelled: Whether any of the parameters or buffers has axes.
 
     Example:
         >>> from moduli.layout import layout_of
@@ -144,12 +170,13 @@ class Layout:
         ('0.weight', False)
     """
 
-    __slots__ = ("__weakref__", "_fingerprint", "_index", "buffers", "entries", "groups", "numel")
+    __slots__ = ("__weakref__", "_fingerprint", "_index", "buffers", "entries", "groups", "labelled", "numel")
 
     entries: tuple[Entry, ...]
     buffers: tuple[BufferEntry, ...]
     groups: tuple[Group, ...]
     numel: int
+    labelled: bool
     _index: dict[str, Entry]
     _fingerprint: str | None
 
@@ -166,6 +193,7 @@ class Layout:
         firsts = [entries[indices[0]] for indices in members]
         self.entries, self.buffers, self._fingerprint = entries, buffers, None
         self.numel = sum(entry.numel for entry in entries)
+        self.labelled = any(e.axes is not None for e in entries) or any(b.axes is not None for b in buffers)
         self.groups = tuple(
             Group(first.dtype, first.device, sum(entries[i].numel for i in indices), tuple(indices))
             for first, indices in zip(firsts, members, strict=True)
@@ -189,7 +217,7 @@ class Layout:
     def fingerprint(self) -> str:
         """A digest of the parameters' names, shapes, dtypes, order and ties.
 
-        It does not depend on values, devices, buffers, trainability, the process, or the machine.
+        It does not depend on values, labels, devices, buffers, trainability, the process, or the machine.
 
         Example:
             >>> from moduli.layout import layout_of

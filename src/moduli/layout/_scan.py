@@ -8,8 +8,9 @@ import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ._entries import lay_out
 from ._layout import Layout, LayoutError
-from ._structure import lay_out, read
+from ._structure import read
 
 Source: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 """What has a layout: a module, a dict of tensors, a list of tensors, or pairs such as `named_parameters()` gives."""
@@ -58,7 +59,7 @@ def layout_and_tensors(source: Source) -> tuple[Layout, list[Tensor]]:
         seen = read(source)
         return seen.structure.layout, seen.parameters
     pairs = _name_tensors(source)
-    layout, chosen, _ = lay_out(pairs, [])
+    layout, chosen, _ = lay_out(pairs, [], {})
     return layout, [pairs[i][1] for i in chosen]
 
 

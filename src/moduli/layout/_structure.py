@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ._layout import BufferEntry, Entry, Layout, LayoutError
+from ._entries import lay_out
+from ._layout import Layout, LayoutError
 
 _OWNED = attrgetter("_parameters", "_buffers", "_modules")
 _SIZES = attrgetter("dtype", "shape", "device")
 _NONE = id(None)
 # Between the names of a scan, so that names of different kinds cannot run together.
 _PARAMETERS, _BUFFERS, _CHILDREN = 1, 2, 3
+# What classes have whose modules own labelled tensors; others may call anything `_labelled`.
+_OWNS_LABELS = "__nograd_tensors__"
 # A module inside itself has no end of names; no model has this many modules.
 _MOST_MODULES = 200_000
 
@@ -134,7 +136,7 @@ _KNOWN: weakref.WeakValueDictionary[_Key, Structure] = weakref.WeakValueDictiona
 def read(root: nn.Module) -> Reading:
     """Read a live module tree: names, classes, identities, dtypes, shapes and devices, as they are now.
 
-    Two readings have the same `structure` object exactly if nothing in the tree looks different: this is the one
+    Two readings have the same `structure` object exactly if nothing in the tree, labels included, looks different: this is the one
     answer to "is this module what it was?". Values, `requires_grad` and plain attributes are no part of it.
 
     Args:
@@ -204,6 +206,8 @@ def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key]:
             queue += children.values()
             if len(queue) > limit:
                 raise AttributeError
+        if "_labelled" in own and own["_labelled"] and hasattr(module.__class__, _OWNS_LABELS):
+            names.append(tuple(own["_labelled"].values()))
         names.append(module.__class__)
     sizes, ties = _sizes(parameters), _find_first_places(parameters)
     buffer_sizes, buffer_ties = (_sizes(buffers), _find_first_places(buffers)) if buffers else ([], [])
@@ -256,7 +260,7 @@ def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure | None:
 
 def _make(scan: _Scan, key: _Key) -> Structure | None:
     """The structure of what was scanned, whatever another thread edits since; None if one edited it during the scan."""
-    rows, slots, buffer_slots, paths = _unfold(key.names)
+    rows, slots, buffer_slots, paths, labelled = _unfold(key.names)
     if [len(slots), len(buffer_slots), len(paths)] != list(map(len, scan)):
         return None
     # `named_parameters()` goes depth first: sort by the position of each module among its siblings, from the root on.
@@ -267,6 +271,7 @@ def _make(scan: _Scan, key: _Key) -> Structure | None:
     layout, chosen, kept = lay_out(
         [(slots[p][1], scan.parameters[p]) for p in order],
         [(buffer_slots[p][1], scan.buffers[p], buffer_slots[p][2]) for p in buffer_order],
+        labelled,
     )
     parameters, buffers = [order[i] for i in chosen], [buffer_order[i] for i in kept]
     firsts = key.module_ties or range(len(scan.modules))
@@ -287,7 +292,7 @@ def _unfold(marks: list[Any]) -> Any:
 
     Returns:
         The names that each module has of its own; each parameter's path of sibling positions and dotted name; each
-        buffer's, and whether `state_dict()` holds it; each module's.
+        buffer's, and whether `state_dict()` holds it; each module's; the axes of labelled tensors by dotted name.
     """
     rows: list[Any] = []
     slots: list[tuple[Any, str]] = []
@@ -295,11 +300,15 @@ def _unfold(marks: list[Any]) -> Any:
     paths: list[tuple[tuple[int, ...], str]] = [((), "")]
     run, transient = list[str](), frozenset[str]()
     owned: dict[int, list[str]] = {}
+    labelled: dict[str, Any] = {}
+    labels: tuple[tuple[str, Any], ...] = ()
     for mark in marks:
         if isinstance(mark, str):
             run.append(mark)
         elif isinstance(mark, frozenset):
             transient = mark
+        elif isinstance(mark, tuple):
+            labels = mark
         elif isinstance(mark, int):
             owned[mark], run = run, []
         elif len(rows) < len(paths):  # the class, after all else of a module, or None in an empty place
@@ -310,8 +319,9 @@ def _unfold(marks: list[Any]) -> Any:
             buffer_slots += [(path, prefix + each, each not in transient) for each in own[1]]
             paths += [((*path, position), prefix + each) for position, each in enumerate(own[2])]
             rows.append((*own, transient))
-            owned, transient = {}, frozenset()
-    return rows, slots, buffer_slots, paths
+            labelled |= {prefix + key: axes for key, axes in labels}
+            owned, transient, labels = {}, frozenset(), ()
+    return rows, slots, buffer_slots, paths, labelled
 
 
 def _refuse_unreadable(root: nn.Module) -> None:
@@ -343,51 +353,6 @@ def _refuse_unreadable(root: nn.Module) -> None:
                     "run one forward pass first"
                 )
         queue += [(child, f"{prefix}{name}.", (*lineage, id(module))) for name, child in children.items()]
-
-
-def lay_out(
-    parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor, bool]]
-) -> tuple[Layout, list[int], list[int]]:
-    """Lay out named tensors.
-
-    Returns:
-        The layout, and the positions in `parameters` and in `buffers` of the tensors that its entries stand for.
-    """
-    names, chosen = _group_names([name for name, _ in parameters], [tensor for _, tensor in parameters])
-    entries: list[Entry] = []
-    groups: dict[tuple[torch.dtype, torch.device], int] = {}
-    filled: list[int] = []
-    start = 0
-    for position in chosen:
-        name, tensor = parameters[position]
-        shape, dtype, device, numel = tuple(tensor.shape), tensor.dtype, tensor.device, tensor.numel()
-        group = groups.setdefault((dtype, device), len(groups))
-        if group == len(filled):
-            filled.append(0)
-        ties = tuple(names[id(tensor)][1:])
-        entries.append(Entry(name, shape, dtype, device, numel, group, filled[group], start, ties))
-        filled[group] += numel
-        start += numel
-    names, kept = _group_names([name for name, _, _ in buffers], [tensor for _, tensor, _ in buffers])
-    buffer_entries = tuple(
-        BufferEntry(name, tuple(t.shape), t.dtype, t.device, t.numel(), persistent, tuple(names[id(t)][1:]))
-        for name, t, persistent in (buffers[position] for position in kept)
-    )
-    return Layout(tuple(entries), buffer_entries), chosen, kept
-
-
-def _group_names(names: list[str], tensors: list[Tensor]) -> tuple[dict[int, list[str]], list[int]]:
-    """The names of each distinct tensor, by its id, and the position of its first name."""
-    grouped: dict[int, list[str]] = {}
-    firsts: list[int] = []
-    for position, tensor in enumerate(tensors):
-        known = grouped.get(id(tensor))
-        if known is None:
-            grouped[id(tensor)] = [names[position]]
-            firsts.append(position)
-        else:
-            known.append(names[position])
-    return grouped, firsts
 
 
 def _picker(places: list[int], count: int) -> Callable[[list[Any]], list[Any]]:

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import translate
-from functools import cache
 from math import inf, isfinite
 from numbers import Real
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .._texts import shorten
+from ..layout import match_name, suggest_name
 from ._models import MergeError
 
 Coefficient: TypeAlias = float | Mapping[str, float] | Callable[[str], float]
@@ -19,9 +18,6 @@ In a pattern `<0-15>` stands for a whole number from 0 to 15: ``{"*.layers.<0-15
 """
 
 T = TypeVar("T")
-
-_RANGE: Final = "<([0-9]+)-([0-9]+)>"
-_MARK: Final = "\ue000"  # stands for a range while a pattern is translated; no name has it
 
 
 class Coefficients:
@@ -132,20 +128,9 @@ def layered(text: str) -> dict[str, float]:
     return found
 
 
-@cache
-def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A glob pattern as a regular expression; in it, `<0-15>` stands for a whole number from 0 to 15."""
-    text = translate(re.sub(_RANGE, _MARK, pattern))
-    for low, high in re.findall(_RANGE, pattern):
-        numbers = "|".join(map(str, range(int(low), int(high) + 1)))
-        # A number is whole: no digit stands before or after it.
-        text = text.replace(_MARK, rf"(?<![0-9])0*(?:{numbers})(?![0-9])", 1)
-    return re.compile(text)
-
-
 def find_by_pattern(table: Mapping[str, T], name: str) -> T | None:
     """The value of the first pattern that matches a name; None if there is none."""
-    return next((value for pattern, value in table.items() if compile_pattern(pattern).match(name)), None)
+    return next((value for pattern, value in table.items() if match_name(name, pattern)), None)
 
 
 def check_patterns(table: Iterable[str], names: Sequence[str], what: str) -> None:
@@ -155,9 +140,10 @@ def check_patterns(table: Iterable[str], names: Sequence[str], what: str) -> Non
         MergeError: If there is one.
     """
     for pattern in table:
-        if pattern != "*" and not any(compile_pattern(pattern).match(name) for name in names):
+        if pattern != "*" and not any(match_name(name, pattern) for name in names):
             shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
-            told = f"matches none of the {len(names)} names that are merged ({shown}); correct or remove it"
+            hint = suggest_name(pattern, names)
+            told = f"matches none of the {len(names)} names that are merged ({shown});{hint} correct or remove it"
             raise MergeError(f"the pattern {shorten(pattern)} of {what} {told}")
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .._texts import shorten
-from ..layout import layout_of, memory_of, show_pieces
-from ..nn import align_labels, labels_of
-from ..particles import public_name
+from ..layout import AxesError, Reorder, align, layout_of, memory_of, public_name, show_pieces
+from ..nn import align_saved, find_saved_axes, read_saved_axes
 
 
 class MergeError(ValueError):
@@ -58,7 +57,7 @@ class View:
         tensors: Every tensor by every one of its names, in order.
         keys: The names. Asking a mapping on a file whether it has one may read the tensor.
         buffers: The names that are known to be buffers.
-        moved: Labels of tensors that come in another order here than in the model that decides, and those there.
+        reorders: How tensors whose labels come in another order here get the order of the model that decides.
     """
 
     model: Model
@@ -66,7 +65,7 @@ class View:
     tensors: Mapping[str, Any]
     keys: frozenset[str]
     buffers: frozenset[str]
-    moved: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    reorders: dict[str, Reorder] = field(default_factory=dict)
 
     @property
     def held(self) -> bool:
@@ -95,9 +94,8 @@ class View:
         if tensor.is_meta or tensor.layout is not torch.strided:
             what = "has no data (device 'meta')" if tensor.is_meta else f"has layout {tensor.layout}"
             raise MergeError(f"{shorten(name)} of {self.label} {what}; only dense tensors with data are merged")
-        if name in self.moved:
-            return align_labels(tensor.detach(), *self.moved[name])
-        return tensor.detach()
+        reorder = self.reorders.get(name)
+        return tensor.detach() if reorder is None else reorder(tensor.detach())
 
     def names(self) -> Iterator[str]:
         """Every name that stands for a tensor: all but the extra state that modules may keep."""
@@ -172,18 +170,37 @@ def _align(first: View, other: View) -> None:
     Raises:
         MergeError: If they have other labels.
     """
-    ours, theirs = _labels(first.model), _labels(other.model)
-    for name in first.names() if ours and theirs else ():
-        public = public_name(name)
-        here, there = ours.get(public), theirs.get(public)
-        if name not in other.keys or here is None or there is None or here == there:
+    if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
+        layout = layout_of(other.model)
+        try:
+            alignment = align(layout_of(first.model), layout)
+        except AxesError as error:
+            raise MergeError(f"{first.label} (left) and {other.label} (right): {error}") from error
+        if alignment is not None:
+            entries: list[Any] = [*layout.entries, *layout.buffers]
+            for entry, reorder in zip(entries, (*alignment.parameters, *alignment.buffers), strict=True):
+                if reorder is not None:
+                    other.reorders.update(dict.fromkeys((entry.name, *entry.ties), reorder))
+        return
+    ours, theirs = _read_axes(first.model), _read_axes(other.model)
+    for name in other.names() if ours and theirs else ():
+        here, there = find_saved_axes(name, ours), find_saved_axes(name, theirs)
+        if here is None or there is None or here == there:
             continue
         try:
-            align_labels(other.read(name), there, here)
-        except ValueError as error:
-            told = f"the labels of {shorten(public)} are {here} in {first.label} and {there} in {other.label}: {error}"
-            raise MergeError(told) from error
-        other.moved[name] = there, here
+            reorder = align_saved(name, here, there, other.look(name).shape)
+        except AxesError as error:
+            sides = f"{here} in {first.label} (the module) and {there} in {other.label} (the checkpoint)"
+            raise MergeError(f"the labels of {shorten(public_name(name))} are {sides}: {error}") from error
+        if reorder is not None:
+            other.reorders[name] = reorder
+
+
+def _read_axes(model: Model) -> dict[str, Any]:
+    """Return the axes of labelled tensors as a state dict has them, by dotted public name."""
+    if isinstance(model, nn.Module):
+        model = model.state_dict() if layout_of(model).labelled else {}
+    return read_saved_axes(model)
 
 
 def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) -> None:
@@ -204,18 +221,6 @@ def has_averages(tensor: Tensor) -> bool:
 
 def _kind(tensor: Tensor) -> object:
     return "real" if tensor.is_floating_point() else "complex" if tensor.is_complex() else tensor.dtype
-
-
-def _labels(model: Model) -> dict[str, Any]:
-    """The labels of the axes of owned tensors, by public name, as a state dict tells them."""
-    if isinstance(model, nn.Module):
-        model = model.state_dict() if any(labels_of(each) for each in model.modules()) else {}
-    metadata: Mapping[str, Any] = getattr(model, "_metadata", {})
-    return {
-        f"{path}.{name}" if path else name: axes
-        for path, entry in metadata.items()
-        for name, axes in entry.get("labels", {}).items()
-    }
 
 
 def ties(views: Sequence[View]) -> list[tuple[str, ...]]:

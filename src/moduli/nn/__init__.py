@@ -18,6 +18,8 @@ import typing as _typing
 
 from moduli.device import Device as Device
 from moduli.device import DeviceBounded as DeviceBounded
+from moduli.layout import TENSOR_BUFFER_PREFIX as TENSOR_BUFFER_PREFIX
+from moduli.layout import TENSOR_PARAM_PREFIX as TENSOR_PARAM_PREFIX
 
 from ._containers import TensorDict as TensorDict
 from ._containers import TensorList as TensorList
@@ -25,15 +27,18 @@ from ._declarations import nograd_tensors as nograd_tensors
 from ._declarations import tie as tie
 from ._frozen import FrozenDict as FrozenDict
 from ._functional import Functional as Functional
+from ._load import align_state_dict as align_state_dict
+from ._load import load_all_or_nothing as load_all_or_nothing
 from ._module import Module as Module
 from ._module import ModuleType as ModuleType
-from ._ownership import TENSOR_BUFFER_PREFIX as TENSOR_BUFFER_PREFIX
-from ._ownership import TENSOR_PARAM_PREFIX as TENSOR_PARAM_PREFIX
+from ._ownership import updates_value as updates_value
 from ._scope import cached as cached
 from ._scope import invalidate as invalidate
-from ._state import align_labels as align_labels
+from ._state import align_saved as align_saved
+from ._state import encode_axes as encode_axes
+from ._state import find_saved_axes as find_saved_axes
 from ._state import labels_of as labels_of
-from ._state import load_all_or_nothing as load_all_or_nothing
+from ._state import read_saved_axes as read_saved_axes
 from ._virtual import virtual as virtual
 from ._virtual_tensor import VirtualTensor as VirtualTensor
 from ._virtual_tensor import VirtualTensorAttributes as VirtualTensorAttributes

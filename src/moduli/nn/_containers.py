@@ -22,7 +22,7 @@ class _Container(Module):
 
     def _put(self, key: str, value: Any) -> None:
         # Not by attribute: a key may well be the name of a method.
-        keep(self, key, _check_value(self, value), self._nograd)
+        keep(self, key, _check_value(self, value), self._nograd, fresh=True)
 
     def _get(self, key: str) -> Tensor:
         return self.__getattr__(key)  # type: ignore[no-any-return]

@@ -96,7 +96,9 @@ def tie(module: nn.Module, name: str, to: str) -> None:
                 f"{to!r} is a {'parameter' if trained else 'buffer'}, but {name!r} is {'' if declared else 'not '}declared "
                 "by nograd_tensors: they cannot be one tensor"
             )
-        own(holder, public, getattr(target, source))
+        own(holder, public, getattr(target, source), fresh=True)
+        for each, tied in ((holder, public), (target, source)):
+            each.__dict__["_tied"] = each.__dict__.get("_tied", frozenset()) | {tied}
         public = holder._labelled[public][0]
     elif trained:
         setattr(holder, public, tensor)

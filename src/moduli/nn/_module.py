@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from moduli.device import Device, DeviceBounded, DeviceLike
-from moduli.labels import Axes, Tensor, wrap, wrap_like
+from moduli.labels import Axes, Tensor
 
 from . import _ownership as ownership
 from ._frozen import FrozenDict
 from ._functional import Functional, describe_unregistered, install
-from ._state import align_state, encode, find_tied_entries, load_all_or_nothing, reunite
+from ._load import find_tied_entries, load_all_or_nothing, note_unlabelled, reunite
+from ._state import align_state, encode
 from ._virtual_tensor import VirtualTensor, replicate
 
 ModuleType = TypeVar("ModuleType", bound=type["Module"])
@@ -21,6 +22,7 @@ ModuleType = TypeVar("ModuleType", bound=type["Module"])
 _NOTHING: Final[dict[str, Any]] = {}
 _LABELS: Final = "labels"
 _CPU: Final = Device("cpu")
+_new: Final = object.__new__
 
 
 class Module(Functional, nn.Module, DeviceBounded):
@@ -94,21 +96,19 @@ class Module(Functional, nn.Module, DeviceBounded):
     def __getattr__(self, name: str) -> Any:
         state = self.__dict__
         record = state.get("_labelled", _NOTHING).get(name)
-        if record is None:
-            return nn.Module.__getattr__(self, name)
-        key, axes = record
-        data = state["_parameters"].get(key)
-        if data is None:
-            data = state["_buffers"].get(key)
-            if data is None:
-                # Parametrizations and pruning turn the registered name into an attribute that computes the tensor.
-                data = getattr(self, key, None)
-                if data is None:
-                    raise AttributeError(
-                        f"{type(self).__name__!r} object has no attribute {name!r}: its storage {key!r} was removed"
-                    )
-        models = state.get("_models")
-        return wrap(data, axes) if models is None or name not in models else wrap_like(models[name], data, axes)
+        if record is not None:
+            data = state.get("_parameters", _NOTHING).get(record[0])
+            if data is not None and "_models" not in state:
+                made = _new(Tensor)  # `wrap` without the call
+                made._data = data
+                made._axes = record[1]
+                return made
+        return self._read_other(name)
+
+    def _read_other(self, name: str) -> Any:
+        """Return an attribute that is no labelled parameter, or one of a user's class."""
+        record = self.__dict__.get("_labelled", _NOTHING).get(name)
+        return nn.Module.__getattr__(self, name) if record is None else ownership.read(self, name, *record)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -134,6 +134,32 @@ class Module(Functional, nn.Module, DeviceBounded):
             ownership.drop(self, name)
         else:
             nn.Module.__delattr__(self, name)
+
+    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+        """Register a plain buffer, as in torch.
+
+        Args:
+            name: The name.
+            tensor: The buffer, or None.
+            persistent: Whether `state_dict()` holds it.
+
+        Raises:
+            TypeError: If it is a labelled tensor, which is assigned to an attribute instead.
+
+        Example:
+            >>> import torch
+            >>> from moduli.nn import Module
+            >>> m = Module()
+            >>> m.register_buffer("count", torch.zeros(1))
+            >>> m.count
+            tensor([0.])
+        """
+        if isinstance(tensor, Tensor):
+            raise TypeError(
+                f"cannot register the labelled tensor {name!r} as a buffer of {type(self).__name__}: declare the name with "
+                f"@nograd_tensors({name!r}) and assign it, self.{name} = tensor"
+            )
+        nn.Module.register_buffer(self, name, tensor, persistent)
 
     # -- what is owned -----------------------------------------------------------------------------------------------
 
@@ -289,7 +315,9 @@ class Module(Functional, nn.Module, DeviceBounded):
         """The buffer of a dotted name; an owned tensor is found under its public and its registered name."""
         return nn.Module.get_buffer(self, ownership.find_registered_target(self, target))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, *, labels: str = "warn"
+    ) -> Any:
         """Load a state dict, all of it or nothing.
 
         As in torch, and besides: labels saved with the tensors are compared with those of this module, put in its
@@ -301,6 +329,9 @@ class Module(Functional, nn.Module, DeviceBounded):
             state_dict: What `state_dict` returned, or a plain mapping of names to tensors.
             strict: Whether missing and unexpected names are errors.
             assign: Whether to take the tensors of the state dict themselves instead of copying their values.
+            labels: What becomes of labelled tensors whose labels the state dict has lost, as copies of one have (`dict(sd)`,
+                safetensors' `load_file`): `"warn"` loads them by position with one warning, `"ignore"` without,
+                `"require"` raises.
 
         Returns:
             The missing and the unexpected keys.
@@ -321,7 +352,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             [2.0, 1.0]
         """
         return load_all_or_nothing(
-            self, state_dict, lambda: nn.Module.load_state_dict(self, state_dict, strict=strict, assign=assign)
+            self, state_dict, lambda: nn.Module.load_state_dict(self, state_dict, strict=strict, assign=assign), labels
         )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -336,10 +367,12 @@ class Module(Functional, nn.Module, DeviceBounded):
             }
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
-        errors = align_state(self.__dict__["_labelled"], state_dict, prefix, local_metadata.get(_LABELS, {}))
+        saved = local_metadata.get(_LABELS, {})
+        errors, unlabelled = align_state(self.__dict__["_labelled"], state_dict, prefix, saved)
         if errors:
             rest[-1].extend(errors)
             return
+        note_unlabelled(unlabelled)
         shared = find_tied_entries(self)
         nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, *rest)
         reunite(shared)

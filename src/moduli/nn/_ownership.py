@@ -7,16 +7,16 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from moduli.labels import Tensor, wrap_like
-from moduli.layout import Guard
+from moduli.labels import Axes, Tensor, wrap, wrap_like
+from moduli.layout import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, Guard, is_sharded
 
 from ._virtual import virtual
 
 _MISSING: Final = object()
 
 
-def own(module: nn.Module, name: str, value: Tensor) -> None:
-    """Copy a labelled tensor into a module under the name of an attribute."""
+def own(module: nn.Module, name: str, value: Tensor, fresh: bool = False) -> None:
+    """Copy a labelled tensor into a module under the name of an attribute; arguments as of `keep`."""
     cls = type(module)
     check_initialised(module, name)
     declared = getattr(cls, name, _MISSING)
@@ -25,20 +25,35 @@ def own(module: nn.Module, name: str, value: Tensor) -> None:
         object.__setattr__(module, name, value)
     else:
         buffer = name in cls.__nograd_tensors__  # type: ignore[attr-defined]
-        keep(module, name, value, buffer)
+        keep(module, name, value, buffer, fresh)
         if buffer:
             cls._assigned_nograd.add(name)  # type: ignore[attr-defined]
 
 
-def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
-    """Register a copy of a labelled tensor, in place of anything that had the name."""
+def keep(module: nn.Module, name: str, value: Tensor, buffer: bool, fresh: bool = False) -> None:
+    """Copy a labelled tensor into the tensor that has the name, or register a copy in place of anything that had the name.
+
+    Args:
+        module: The module.
+        name: The public name.
+        value: The labelled tensor.
+        buffer: Whether to register it as a buffer.
+        fresh: Whether to register a new tensor even where the values of the old one could be updated.
+    """
     check_name(name)
+    key = (TENSOR_BUFFER_PREFIX if buffer else TENSOR_PARAM_PREFIX) + name
+    held = _find_updatable(module, name, key, value)
+    if held is not None and held is value.data:
+        return  # written in place already
+    if held is not None and not fresh:
+        with torch.no_grad():
+            held.copy_(value.data)
+        return
     state = module.__dict__
     source, target = value.data, device_of(module)
     # A tensor without storage has nothing to move.
     same = source.device == target or source.is_meta
     data = source.detach().clone() if same else source.detach().to(target)
-    key = (TENSOR_BUFFER_PREFIX if buffer else TENSOR_PARAM_PREFIX) + name
     record = state["_labelled"].get(name)
     if record is not None and not is_stored(module, record[0]) and hasattr(module, record[0]):
         _check_computed(module, name, record[0], key)
@@ -52,14 +67,81 @@ def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
         nn.Module.__delattr__(module, record[0])
     # What another library told of the tensor does not tell apart the tensors of two modules.
     state["_labelled"][name] = (key, value._axes.drop_marks())
+    if name in state.get("_tied", ()):
+        state["_tied"] = state["_tied"] - {name}
     _remember_class(state, name, value)
     for registry in (state["_parameters"], state["_buffers"], state["_modules"], state):
         registry.pop(name, None)
     state["_non_persistent_buffers_set"].discard(name)
 
 
+def read(module: nn.Module, name: str, key: str, axes: Axes) -> Tensor:
+    """Return a labelled view of an owned tensor that is a buffer, is computed, or is of a user's class.
+
+    Raises:
+        AttributeError: If its storage was removed.
+    """
+    state = module.__dict__
+    data = state["_parameters"].get(key)
+    if data is None:
+        data = state["_buffers"].get(key)
+    if data is None:
+        # Parametrizations and pruning turn the registered name into an attribute that computes the tensor.
+        data = getattr(module, key, None)
+    if data is None:
+        raise AttributeError(
+            f"{type(module).__name__!r} object has no attribute {name!r}: its storage {key!r} was removed"
+        )
+    model = state.get("_models", {}).get(name)
+    return wrap(data, axes) if model is None else wrap_like(model, data, axes)
+
+
+def updates_value(module: nn.Module, name: str, value: Tensor) -> bool:
+    """Return whether assigning a labelled tensor changes the values of the tensor that has the name, and nothing else.
+
+    Args:
+        module: The module.
+        name: The public name of the attribute.
+        value: What is assigned.
+
+    Example:
+        >>> import moduli as mo
+        >>> net = mo.Module()
+        >>> net.w = mo.tensor([1.0, 2.0], c=["r", "g"])
+        >>> [mo.nn.updates_value(net, "w", mo.tensor([3.0, 4.0], c=labels)) for labels in (["r", "g"], ["g", "r"])]
+        [True, False]
+    """
+    buffer = name in type(module).__nograd_tensors__  # type: ignore[attr-defined]
+    key = (TENSOR_BUFFER_PREFIX if buffer else TENSOR_PARAM_PREFIX) + name
+    return _find_updatable(module, name, key, value) is not None
+
+
+def _find_updatable(module: nn.Module, name: str, key: str, value: Tensor) -> torch.Tensor | None:
+    """Return the stored tensor that a value is written into: one of the same axes, shape, dtype and class; else None.
+
+    A name that `tie` shares gets a tensor of its own instead, which ends the tie.
+    """
+    state = module.__dict__
+    record = state.get("_labelled", {}).get(name)
+    if record is None or record[0] != key or record[1] is not value._axes.drop_marks():
+        return None
+    held = state["_parameters"].get(key)
+    if held is None:
+        held = state["_buffers"].get(key)
+    data = value.data
+    if held is None or (held.shape, held.dtype, held.is_meta) != (data.shape, data.dtype, data.is_meta):
+        return None
+    if data is not held and name in state.get("_tied", ()):
+        return None
+    model = state.get("_models", {}).get(name)
+    # What a user's class holds beside the data is registered with a new tensor.
+    same_class = type(value) is Tensor if model is None else type(value) is type(model) and data is held
+    return held if same_class and (data is held or not (is_sharded(held) or is_sharded(data))) else None
+
+
 def register(module: nn.Module, name: str, value: nn.Module | nn.Parameter) -> None:
     """Assign a child or a plain parameter."""
+    _refuse_labelled_entries(name, value)
     declared = getattr(type(module), name, _MISSING)
     if isinstance(declared, virtual):
         object.__setattr__(module, name, value)
@@ -71,6 +153,18 @@ def register(module: nn.Module, name: str, value: nn.Module | nn.Parameter) -> N
         if any(tensor.device != device and not tensor.is_meta for tensor in tensors_of(value)):
             value.to(device)
     replace(module, name, value)
+
+
+def _refuse_labelled_entries(name: str, value: Any) -> None:
+    """Raise TypeError if one of torch's containers holds labelled tensors, which it would not register."""
+    if isinstance(value, nn.ParameterDict | nn.ParameterList):
+        ours = "TensorDict" if isinstance(value, nn.ParameterDict) else "TensorList"
+        for entry in value.values() if isinstance(value, nn.ParameterDict) else value:
+            if isinstance(entry, Tensor):
+                raise TypeError(
+                    f"{name!r} is a {type(value).__name__} with a labelled tensor, which torch does not make a parameter; use "
+                    f"moduli.nn.{ours}"
+                )
 
 
 def replace(module: nn.Module, name: str, value: Any) -> None:
@@ -140,13 +234,6 @@ def _check_computed(module: nn.Module, name: str, key: str, replacement: str | N
 
 
 # -- what a module holds ----------------------------------------------------------------------------------------------
-
-
-TENSOR_PARAM_PREFIX: Final = "tensor:"
-"""Prefix of the names under which owned tensors are registered as parameters."""
-
-TENSOR_BUFFER_PREFIX: Final = "buffer:"
-"""Prefix of the names under which owned tensors declared by `nograd_tensors` are registered as buffers."""
 
 
 def is_stored(module: nn.Module, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""State dicts of modules: labels as plain data, the alignment of what is loaded, and loading all or nothing.
+"""State dicts of modules: labels as plain data, and the alignment of what is loaded.
 
 Only numbers, strings, None, lists and dicts are used, so that a state dict still loads with `weights_only=True`. One
 axis is a dict with its `name` and, if it is labelled, its `labels`:
@@ -13,21 +13,25 @@ Labels are never rebuilt from this: those of the module being loaded are encoded
 """
 
 import enum
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, TypeAlias
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from moduli.labels import Axes, Tensor
-from moduli.layout import Guard
+from moduli.layout import Axis, Reorder, align_tensor, find_labelled_name, list_bases, public_name, read_axes
 
-_MOST_SHOWN: Final = 6
+T = TypeVar("T")
 
 
 def encode(axes: Axes, where: str) -> list[dict[str, Any]]:
-    """The axes of a tensor as plain data.
+    """Return the axes of a labelled tensor as plain data; see `encode_axes`."""
+    return encode_axes(read_axes(axes), where)
+
+
+def encode_axes(axes: Sequence[Axis], where: str) -> list[dict[str, Any]]:
+    """Return the axes of a tensor as plain data, as `align_saved` compares them.
 
     Args:
         axes: The axes.
@@ -35,16 +39,20 @@ def encode(axes: Axes, where: str) -> list[dict[str, Any]]:
 
     Raises:
         TypeError: If a label has no text that would tell it apart in another process.
+
+    Example:
+        >>> from moduli.layout import Axis
+        >>> from moduli.nn import encode_axes
+        >>> encode_axes([Axis("c", ("r", "g")), Axis(None, None)], "w")
+        [{'name': 'c', 'labels': ['r', 'g']}, {'name': None}]
     """
     encoded = []
-    for name, space in zip(axes.names, axes.spaces, strict=True):
+    for name, labels in axes:
         axis: dict[str, Any] = {"name": name}
-        if space is not None and space.labelled:
-            labels = space.labels
-            if isinstance(labels, range):
-                axis["range"] = [labels.start, labels.stop, labels.step]
-            else:
-                axis["labels"] = [_encode_label(label, where) for label in labels]
+        if isinstance(labels, range):
+            axis["range"] = [labels.start, labels.stop, labels.step]
+        elif labels is not None:
+            axis["labels"] = [_encode_label(label, where) for label in labels]
         encoded.append(axis)
     return encoded
 
@@ -72,8 +80,12 @@ def _class_name(label: object) -> str:
 
 
 def align_state(
-    labelled: Mapping[str, tuple[str, Axes]], state_dict: dict[str, Any], prefix: str, saved: Mapping[str, Any]
-) -> list[str]:
+    labelled: Mapping[str, tuple[str, Axes]],
+    state_dict: MutableMapping[str, Any],
+    prefix: str,
+    saved: Mapping[str, Any],
+    lead: int = 0,
+) -> tuple[list[str], list[str]]:
     """Give the owned tensors of a state dict their registered names and the order of labels that the module has.
 
     Args:
@@ -81,81 +93,126 @@ def align_state(
         state_dict: The state dict; changed in place, the tensors in it are not.
         prefix: The path of the module in the state dict.
         saved: The labels that were saved with it, by public name.
+        lead: The number of axes before those of a module, such as the members of a population.
 
     Returns:
-        What does not fit, as sentences.
+        What does not fit, as sentences; and the names of tensors whose order the state dict does not tell.
     """
-    errors = []
-    for name, (key, axes) in labelled.items():
-        full = prefix + key
-        if full not in state_dict:
-            if prefix + name not in state_dict:
-                continue
-            state_dict[full] = state_dict.pop(prefix + name)
-        value = state_dict[full]
+    errors, unlabelled = [], []
+    for name, (key, _) in labelled.items():
+        if prefix + key not in state_dict and prefix + name in state_dict:
+            state_dict[prefix + key] = state_dict.pop(prefix + name)
+    owned = {prefix + key: (name, axes) for name, (key, axes) in labelled.items()}
+    for full in list(state_dict) if owned else ():
+        base = find_labelled_name(full, owned)
+        if base is None:
+            continue
+        name, axes = owned[base]
+        value, axes_saved = state_dict[full], saved.get(name)
         if isinstance(value, Tensor):
-            given: Any = encode(value._axes, prefix + name)
-            value = value.data
-        else:
-            given = saved.get(name)
-        if given is not None and isinstance(value, torch.Tensor):
-            try:
-                value = align_labels(value, given, encode(axes, prefix + name))
-            except ValueError as error:
-                errors.append(f"labels of {prefix}{name}: {error}")
-                continue
-        state_dict[full] = value
-    return errors
+            axes_saved = encode(value._axes, prefix + name)
+            state_dict[full] = value = value.data
+        if not isinstance(value, torch.Tensor):
+            continue
+        if axes_saved is None:
+            if _has_order(axes) and prefix + name not in unlabelled:
+                unlabelled.append(prefix + name)
+            continue
+        try:
+            reorder = align_saved(full, encode(axes, prefix + name), axes_saved, value.shape[lead:])
+        except ValueError as error:
+            errors.append(f"labels of {prefix}{name}: {error}")
+            continue
+        if reorder is not None:
+            state_dict[full] = reorder(value, lead)
+    return errors, unlabelled
 
 
-def align_labels(
-    data: torch.Tensor, saved: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]]
-) -> torch.Tensor:
-    """Data with its axes and labels in the order of another encoding.
+def align_saved(
+    name: str, here: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]], shape: Sequence[int]
+) -> Reorder | None:
+    """Find how a saved tensor gets the order of labels that a module has; None if it has it.
+
+    Args:
+        name: The tensor, for errors.
+        here: Its axes in the module, as `state_dict()._metadata` has them.
+        saved: Its axes in the checkpoint.
+        shape: The shape of the saved tensor.
 
     Raises:
-        ValueError: If the axes or labels are not the same ones.
+        AxesError: If the axes or labels are not the same ones.
+
+    Example:
+        >>> from moduli.nn import align_saved
+        >>> axes = [{"name": "c", "labels": ["r", "g"]}], [{"name": "c", "labels": ["g", "r"]}]
+        >>> align_saved("w", *axes, (2,)).index
+        ((1, 0),)
     """
-    if data.ndim != len(saved) or len(saved) != len(here):
-        # Not a matter of labels; torch compares the shapes.
-        return data
-    names, wanted = [axis["name"] for axis in saved], [axis["name"] for axis in here]
-    if None not in names and None not in wanted and names != wanted and sorted(names) == sorted(wanted):
-        order = [names.index(name) for name in wanted]
-        data, saved = data.permute(order), [saved[at] for at in order]
-    for at, (old, new) in enumerate(zip(saved, here, strict=True)):
-        axis = f"axis {at}" if new["name"] is None else f"axis {new['name']!r}"
-        if old["name"] is not None and new["name"] is not None and old["name"] != new["name"]:
-            raise ValueError(f"{axis} of the module is axis {old['name']!r} in the checkpoint; rename one of them")
-        before, after = _labels(old), _labels(new)
-        if before is None or after is None or before == after:
-            continue
-        positions = {label: position for position, label in enumerate(before)}
-        if positions.keys() != set(after):
-            raise ValueError(
-                f"{axis} differs: only the checkpoint has {_show(before, after)}, "
-                f"only the module has {_show(after, before)}"
-            )
-        index = torch.tensor([positions[label] for label in after], device=data.device)
-        data = data.index_select(at, index)
-    return data
+    if here == saved:
+        return None
+    return align_tensor(name, _decode_axes(here), _decode_axes(saved), shape, ("the module", "the checkpoint"))
 
 
-def _labels(axis: Mapping[str, Any]) -> Sequence[Hashable] | None:
-    if "range" in axis:
-        return range(*axis["range"])
-    return [_hashable(label) for label in axis["labels"]] if "labels" in axis else None
+def read_saved_axes(state_dict: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the axes of labelled tensors that the metadata of a state dict holds, by dotted public name.
+
+    Example:
+        >>> import moduli as mo
+        >>> net = mo.Module()
+        >>> net.w = mo.tensor([1.0, 2.0], c=["r", "g"])
+        >>> mo.nn.read_saved_axes(net.state_dict())
+        {'w': [{'name': 'c', 'labels': ['r', 'g']}]}
+    """
+    return {
+        f"{path}.{name}" if path else name: axes
+        for path, entry in getattr(state_dict, "_metadata", {}).items()
+        for name, axes in entry.get("labels", {}).items()
+    }
+
+
+def find_saved_axes(name: str, axes: Mapping[str, T]) -> T | None:
+    """Return the axes of the labelled tensor that a tensor of a state dict is, or is computed into; None if there are none.
+
+    Args:
+        name: The dotted name in the state dict.
+        axes: Axes by dotted public name.
+
+    Example:
+        >>> from moduli.nn import find_saved_axes
+        >>> [find_saved_axes(name, {"a.w": "axes"}) for name in ("a.w", "a.tensor:w", "a.tensor:w_orig", "a.w_orig")]
+        ['axes', 'axes', 'axes', None]
+    """
+    for base in list_bases(name):
+        public = public_name(base)
+        # Only registered names are computed from others: a plain parameter may be called as it likes.
+        if public in axes and (base == name or public != base):
+            return axes[public]
+    return None
+
+
+def _decode_axes(encoded: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
+    """Return encoded axes as the gate compares them; their labels stay encoded."""
+    return tuple(
+        Axis(
+            axis["name"],
+            range(*axis["range"])
+            if "range" in axis
+            else tuple(map(_hashable, axis["labels"]))
+            if "labels" in axis
+            else None,
+        )
+        for axis in encoded
+    )
 
 
 def _hashable(label: Any) -> Hashable:
     return tuple(map(_hashable, label)) if isinstance(label, (list, tuple)) else label
 
 
-def _show(labels: Sequence[Hashable], others: Sequence[Hashable]) -> str:
-    """The labels, as they are encoded, that only one side has."""
-    known = set(others)
-    extra = [label for label in labels if label not in known]
-    return f"{extra}" if len(extra) <= _MOST_SHOWN else f"{extra[:_MOST_SHOWN]} and {len(extra) - _MOST_SHOWN} more"
+def _has_order(axes: Axes) -> bool:
+    """Whether the axes of a tensor could come in another order: some have labels, or several have names."""
+    labelled = any(space is not None and space.labelled and len(space) > 1 for space in axes.spaces)
+    return labelled or sum(name is not None for name in axes.names) > 1
 
 
 def labels_of(module: nn.Module) -> dict[str, Axes]:
@@ -175,101 +232,3 @@ def labels_of(module: nn.Module) -> dict[str, Axes]:
         (['gain'], {})
     """
     return {name: axes for name, (_, axes) in vars(module).get("_labelled", {}).items()}
-
-
-# -- loading all or nothing, and tensors that several names share -----------------------------------------------------
-
-Place: TypeAlias = tuple[dict[str, Any], str]
-"""A registry of a module and the name of a tensor in it."""
-
-
-def places(module: nn.Module) -> dict[str, Place]:
-    """Where every parameter and buffer of a module tree is registered, by dotted name."""
-    found: dict[str, Place] = {}
-    for prefix, each in module.named_modules(remove_duplicate=False):
-        for registry in (each._parameters, each._buffers):
-            for key, tensor in registry.items():
-                if tensor is not None:
-                    found[f"{prefix}.{key}" if prefix else key] = (registry, key)
-    return found
-
-
-def find_tied_entries(module: nn.Module) -> list[dict[str, Place]]:
-    """The groups of names under which one and the same tensor is registered."""
-    groups: dict[int, dict[str, Place]] = {}
-    for name, (registry, key) in places(module).items():
-        groups.setdefault(id(registry[key]), {})[name] = (registry, key)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def reunite(groups: list[dict[str, Place]]) -> None:
-    """Make the names of each group share one tensor again: that of the first name."""
-    for group in groups:
-        (registry, key), *others = group.values()
-        tensor = registry.get(key)
-        for other, other_key in others:
-            if other.get(other_key) is not tensor:
-                other[other_key] = tensor
-
-
-def load_all_or_nothing(module: nn.Module, state_dict: Mapping[str, Any], load: Callable[[], Any]) -> Any:
-    """Run a load of a state dict into a module, and undo it if it fails.
-
-    Raises:
-        RuntimeError: If names that are tied in the module have different values in the state dict.
-    """
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(f"a state dict is a mapping from names to tensors, not a {type(state_dict).__name__}")
-    groups = find_tied_entries(module)
-    _check_ties(module, groups, state_dict)
-    with Guard(deferred=True) as guard:
-        if not _is_certain(module, state_dict):
-            _protect(module, guard)
-        result = load()
-        reunite(groups)
-        return result
-
-
-def _is_certain(module: nn.Module, state_dict: Mapping[str, Any]) -> bool:
-    """Whether nothing can go wrong, so that the copy which a failed load is undone from need not be made.
-
-    That is: exactly the module's names, each with a tensor of the same shape and device, the same labels, and no code of
-    others that could fail half way.
-    """
-    metadata = getattr(state_dict, "_metadata", {})
-    transient: set[str] = set()
-    for prefix, each in module.named_modules():
-        if each._load_state_dict_pre_hooks or each._load_state_dict_post_hooks:
-            return False
-        saved = metadata.get(prefix, {}).get("labels", {})
-        for name, (_, axes) in each.__dict__.get("_labelled", {}).items():
-            if name in saved and saved[name] != encode(axes, f"{prefix}.{name}"):
-                return False
-        transient.update(f"{prefix}.{name}" if prefix else name for name in each._non_persistent_buffers_set)
-    held = {name: registry[key] for name, (registry, key) in places(module).items() if name not in transient}
-    return held.keys() == state_dict.keys() and all(
-        isinstance(value, torch.Tensor) and value.shape == held[name].shape and value.device == held[name].device
-        for name, value in state_dict.items()
-    )
-
-
-def _check_ties(module: nn.Module, groups: list[dict[str, Place]], state_dict: Mapping[str, Any]) -> None:
-    for group in groups:
-        given = {name: state_dict[name] for name in group if isinstance(state_dict.get(name), torch.Tensor)}
-        first = next(iter(given), "")
-        for name, value in given.items():
-            if value is not given[first] and not torch.equal(value, given[first]):
-                raise RuntimeError(
-                    f"{type(module).__name__} has one tensor for {first!r} and {name!r}, but the state dict has "
-                    "different values for them; untie them by assigning one of them, or remove one from the state dict"
-                )
-
-
-def _protect(module: nn.Module, guard: Guard) -> None:
-    """Register what a module tree holds with a guard."""
-    for each in module.modules():
-        if type(each).get_extra_state is not nn.Module.get_extra_state:
-            guard.add(partial(each.set_extra_state, each.get_extra_state()))
-    registries = [registry for each in module.modules() for registry in (each._parameters, each._buffers)]
-    guard.tensors(tensor for registry in registries for tensor in registry.values() if tensor is not None)
-    guard.mappings(*registries)

@@ -25,6 +25,7 @@ from . import schedules as schedules
 from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
+from ._label_order import Follows
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
 from ._settings import Schedule
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
@@ -70,6 +71,7 @@ __all__ = [
     "Closure",
     "ClosureError",
     "Evaluator",
+    "Follows",
     "FusedRun",
     "HESSIAN_METHODS",
     "MemberValues",

@@ -20,6 +20,7 @@ from .._torch import is_flat_shard
 from ..layout import Guard, make_whole, map_tensors
 from . import _groups
 from ._checks import HALVES
+from ._label_order import find_reorders, follow, list_axes
 from ._portable import REST, read_portable
 from ._settings import same
 from ._torch_states import read_torch
@@ -66,6 +67,7 @@ def describe(optimizer: Optimizer) -> dict[str, Any]:
             for path, link in optimizer._links
         },
         "shapes": list_shapes(optimizer),
+        "axes": list_axes(optimizer),
         "dtypes": {name(param): str(param.dtype) for param in params},
         "order": [name(param) for param in params if param.requires_grad],
         **{key: copy.copy(getattr(optimizer, key)) for key in _KEPT},
@@ -208,6 +210,7 @@ class _StateReader:
         if optimizer.rows is not None:
             optimizer.rows.dissolve()
         self.params.update((name, self.slots.params[slot]) for slot, name in _name_stand_ins(optimizer).items())
+        self.reorders = find_reorders(optimizer, saved, self.params)
         self.vectors = dict(self._find_vectors())
         self._unused: set[str] = set()
 
@@ -218,19 +221,22 @@ class _StateReader:
             # That of stand-ins has no names: who shows them to it keeps their order.
             named = not any(part.startswith("?:") for part in parts or ())
             if link.vector_state and path in self.saved["links"] and named:
-                yield path, Vector(parts, self.saved["order"], self.params, self.active, stacked)
+                yield path, Vector(parts, self.saved, self.params, self.active, stacked, self.reorders)
 
     def read_rows(self) -> dict[str, Rows]:
         """Return the state of each link (by path) for each parameter (by slot)."""
         rows: dict[str, Rows] = {path: {} for path in self.links}
         for name, entries in self.saved["state"].items():
-            for entry, value in entries.items():
+            read: dict[tuple[str, int], dict[str, Any]] = {}
+            for entry, saved in entries.items():
                 path, key = split_key(entry, self.saved["links"])
                 if path not in rows:
                     continue
-                slot, read = self._read_value(name, path, key, value)
+                slot, value = self._read_value(name, path, key, saved)
                 if slot is not None:
-                    rows[path].setdefault(slot, {})[key] = read
+                    read.setdefault((path, slot), {})[key] = value
+            for (path, slot), row in read.items():
+                rows[path].setdefault(slot, {}).update(self._follow_labels(name, path, row))
         return rows
 
     def _read_value(self, name: str, path: str, key: str, value: Any) -> tuple[int | None, Any]:
@@ -251,6 +257,18 @@ class _StateReader:
         slot = self.slots.number(param) if stored else None
         return slot, value if vector is None else vector.permute(value)
 
+    def _follow_labels(self, name: str, path: str, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of a link for a parameter in the order of labels that the parameter has here."""
+        maker = _find_maker(name, self.links) if self.reorders else None
+        if maker is not None:
+            what = f"{path} has state of tensors that {maker} makes of parameters"
+            raise ValueError(f"labels have another order here, but {what}. Load it into the saved order of labels")
+        if name not in self.reorders:
+            return row
+        lead = int(self.optimizer.binding.members is not None)
+        shape = self.saved["shapes"][name][lead:]
+        return follow(self.links[path], f"{path} for {name}", row, self.reorders[name], shape, lead)
+
     def read_shared(self) -> dict[str, tuple[dict[str, Any], Any]]:
         """Return what each link (by path) keeps for all parameters, and what it packs itself."""
         device = self.active[0].device if self.active else None
@@ -258,6 +276,9 @@ class _StateReader:
         for path in self.links.keys() & self.saved["links"].keys():
             kept = self.saved["links"][path]
             where = f"state of {path}"
+            if self.reorders and kept["extra"] and self.links[path].keeps_outside:
+                what = f"{path} has state that only {type(self.links[path]).__name__} can read"
+                raise ValueError(f"labels have another order here, but {what}. Load it into the saved order of labels")
             state = {key: decode_value(value, device, where) for key, value in kept["global"].items()}
             if path in self.vectors:
                 state = self.vectors[path].keep_shared(state, self.slots)
@@ -307,12 +328,19 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], by_name: Mapping[str,
 
 
 def _make_stand_ins(links: Mapping[str, Module], saved: Mapping[str, Any]) -> None:
+    """Make the tensors that links make for those inside them, where saved state is of some that are not there yet."""
     for name in saved["state"]:
-        path, key, position = name[1:].rsplit(":", 2) if name.startswith("@") and name.count(":") > 1 else ("", "", "")
-        if path in links and not name.startswith(ALL):
+        path = _find_maker(name, links)
+        if path is not None:
+            key, _, position = name[len(path) + 2 :].rpartition(":")
             stand_ins = links[path]._stand_ins.setdefault(key, StandIns())
             while len(stand_ins.tensors) <= int(position):
                 stand_ins.tensors.append(torch.empty(0))
+
+
+def _find_maker(name: str, paths: Iterable[str]) -> str | None:
+    """Return the path of the link that made the tensor with this name ("@path:key:position"); None for a parameter."""
+    return max((path for path in paths if name.startswith(f"@{path}:")), key=len, default=None)
 
 
 def _read_options(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..layout import map_tensors
+from ..layout import Reorder, map_tensors
 from .slots import Slots
 from .state_encoding import MemberValues
 
@@ -21,10 +23,11 @@ class Vector:
 
     Args:
         parts: The parameters that the vector was made of, as `slots.describe_params` has them; None where the link had not stepped.
-        saved: The names of all that were trained.
+        saved: The saved state.
         by_name: The parameters here by the names that they were saved with.
         active: Those that are trained.
         stacked: Whether they are stacked over members; each member then has a vector.
+        reorders: How parameters that have another order of labels here are reordered, by saved name.
 
     Attributes:
         order: The parameters of the vector, as they are ordered here.
@@ -32,7 +35,13 @@ class Vector:
     """
 
     def __init__(
-        self, parts: list[str] | None, saved: list[str], by_name: dict[str, Tensor], active: list[Tensor], stacked: bool
+        self,
+        parts: list[str] | None,
+        saved: Mapping[str, Any],
+        by_name: dict[str, Tensor],
+        active: list[Tensor],
+        stacked: bool,
+        reorders: Mapping[str, Reorder],
     ) -> None:
         self.stacked = int(stacked)
         split = [part.rpartition(":") for part in parts or ()]
@@ -41,8 +50,11 @@ class Vector:
         self.order = [param for param in active if any(param is known for known in self.params)]
         numels = [-1 if param is None else param.shape[self.stacked :].numel() for param in self.params]
         # A link in one branch of a chain has a vector of its own parameters, which others do not change.
-        grown = sorted(names) == sorted(saved) and len(active) != len(names)
+        grown = sorted(names) == sorted(saved["order"]) and len(active) != len(names)
         self.fresh = numels != self.sizes or len(self.order) != len(names) or (grown and parts is not None)
+        shapes = {name: saved["shapes"][name][self.stacked :] for name in names if name in reorders}
+        self.inside = {name: reorders[name](torch.arange(prod(s)).view(*s)).reshape(-1) for name, s in shapes.items()}
+        self.names = names
 
     def keep_shared(self, state: dict[str, Any], slots: Slots) -> dict[str, Any]:
         """The link's global state for the new order; what belongs to no parameter survives a fresh start."""
@@ -53,9 +65,12 @@ class Vector:
 
     def permute(self, value: Any) -> Any:
         """A value with every axis as long as the vector in the new order."""
-        if all(a is b for a, b in zip(self.order, self.params, strict=True)):
+        if not self.inside and all(a is b for a, b in zip(self.order, self.params, strict=True)):
             return value
         pieces = dict(zip(self.params, torch.split(torch.arange(sum(self.sizes)), self.sizes), strict=True))
+        for name, param in zip(self.names, self.params, strict=True):
+            if name in self.inside:
+                pieces[param] = pieces[param][self.inside[name]]
         index = torch.cat([pieces[param] for param in self.order])
 
         def permute_axes(tensor: Tensor, stacked: int) -> Tensor:

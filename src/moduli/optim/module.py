@@ -7,7 +7,7 @@ import warnings
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,6 +24,7 @@ from .state_encoding import encode_row, encode_value
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
     from . import Objective, Optimizer
+    from ._label_order import Follows
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
@@ -60,6 +61,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
             Without a word all parameters are gathered whole, which is right for every link.
         decides_on_host: Whether it reads numbers back from the parameters' device by its nature, because Python decides what
             comes next (a line search compares losses, a termination stops). Every other link leaves them where they are.
+        follows: How states with other shapes than their parameter follow it into another order of labels (see `Follows`); those
+            with its shape do so by themselves.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
         differentiable: Whether gradients flow through it, from the update, the parameters and its settings.
@@ -87,6 +90,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     replicated: ClassVar[bool] = False
     across: Across = Across.EVERYTHING
     decides_on_host: bool = False
+    follows: ClassVar[Mapping[str, Follows]] = {}
     keeps_outside: ClassVar[bool] = False
     differentiable: bool = False
 
@@ -228,6 +232,10 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         stand_ins = self._stand_ins.setdefault(key, StandIns())
         with stand_ins.point_at(given, self.settings.binding, None if objective is None else objective.params) as fakes:
             return step_tensors(child, given, fakes, grads, loss, closure, objective, clone=False)
+
+    def find_follows(self, row: Mapping[str, Any]) -> Mapping[str, Follows]:
+        """Return how states of a row follow their parameter into another order of labels: `follows`, or by what is in it."""
+        return self.follows
 
     def get_child_projected_buffers(
         self, key: str, buff: ProjectedBuffer | Sequence[ProjectedBuffer], params: Sequence[Tensor] | None = None

@@ -2,7 +2,7 @@
 
 The nouns, and what is built from them:
 
-* A **particle** is a module seen as one point of its species' parameter space: `NytoModule` (which users import as
+* A **particle** is a module seen as one point of its species' parameter space: `Module` (which users import as
   `moduli.Module`), or any module after `adopt`. Particles are added, scaled and combined with operators and with the
   functions here (`norm`, `dot`, `lerp`, `where`, `map`, `randn`, ...); `only` scopes an operation to some names, and
   inside `differentiable` it keeps the graph.
@@ -20,6 +20,8 @@ Two particles can be combined when their structures agree, whether or not they s
 import types as _types
 import typing as _typing
 
+from moduli.layout import public_name as public_name
+
 from .._deprecated import move as _move
 from ._adopt import adopt as adopt
 from ._arithmetic import Only as Only
@@ -27,7 +29,6 @@ from ._config import CONFIG_KEY as CONFIG_KEY
 from ._config import POLICIES as POLICIES
 from ._config import buffer_policy as buffer_policy
 from ._config import keep_buffer as keep_buffer
-from ._config import public_name as public_name
 from ._functions import axpy_ as axpy_
 from ._functions import clamp as clamp
 from ._functions import exp as exp
@@ -59,15 +60,18 @@ from ._operand import inert_parameters as inert_parameters
 from ._operand import matching_values as matching_values
 from ._operand import read_number as read_number
 from ._operators import InPlaceOperators as InPlaceOperators
+from ._operators import Operators as Operators
 from ._operators import count_operand as count_operand
 from ._operators import is_temporary as is_temporary
 from ._record import Event as Event
 from ._record import differentiable as differentiable
 from ._record import is_differentiable as is_differentiable
+from ._record import pin as pin
 from ._record import refuse_graph as refuse_graph
 from ._skeleton import POLICY as POLICY
 from ._skeleton import copy_unwrapped as copy_unwrapped
 from .errors import StructureError as StructureError
+from .module import Module as Module
 from .module import NytoModule as NytoModule
 from .mtype import ParamConfig as ParamConfig
 

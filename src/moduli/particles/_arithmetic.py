@@ -22,7 +22,6 @@ from ._species import require
 from .base import NytoModuleBase
 from .edits import clone_param
 from .errors import StructureError
-from .kernel import Particle
 
 # Functions that torch applies to all tensors by one call, `torch._foreach_add` and the like (clone: since 2.13).
 _FOREACH: dict[Any, str] = {
@@ -41,8 +40,9 @@ _SIGNS = {operator.add: 1, operator.sub: -1}
 # Fresh memory costs more than the arithmetic on it: the system hands it out in pages of 4 KB, each at the price of a fault. An
 # allocator keeps what was freed for the next result, but not where a whole model was freed at once. One mapping in huge pages
 # has a five-hundredth of the faults.
-# From this many elements on results have memory of their own.
-_LARGE = 1 << 23
+# From this many elements on results have memory of their own, and are written over operands that exist only inside the
+# expression.
+LARGE = 1 << 20
 
 _ALIGNMENT = 64
 _PAGE = 1 << 21
@@ -54,7 +54,7 @@ def binary(
     x: Any,
     other: Any,
     reflected: bool = False,
-    temporary: tuple[bool, bool] = (False, False),
+    spare: tuple[bool, bool] = (False, False),
 ) -> Any:
     """A function of the values of a particle and of another particle, a number or a tensor.
 
@@ -63,12 +63,12 @@ def binary(
         x: The particle, or a part of one.
         other: The other operand.
         reflected: Whether the other operand is the left one.
-        temporary: Which of the two exist only inside the expression.
+        spare: Whether the values of either may be written over.
     """
     with record_nothing():
-        left = Operand(x, spare=temporary[0])
+        left = Operand(x, spare=spare[0])
         if isinstance(other, NytoModuleBase):
-            left, right = pair(left, Operand(other, spare=temporary[1]))
+            left, right = pair(left, Operand(other, spare=spare[1]))
             first, second = (right, left) if reflected else (left, right)
             if fn in _SIGNS and not is_composing() and not left.sharded:
                 # A sum has the dtypes and shapes of its operands.
@@ -77,8 +77,9 @@ def binary(
         value = _read_given(left, other)
         if value is None:
             return NotImplemented
-        if left.spare and fn is operator.mul and type(value) in (int, float) and not (left.acting or left.inert):
-            # The number waits for a sum, into which it can be multiplied.
+        if left.is_scalable and fn is operator.mul and type(value) in (int, float):
+            # The factor waits for a sum, which applies it as `alpha`.
+            left.held.lent = True  # type: ignore[union-attr]
             return derive(left, left.tensors, closed=True, scale=left.scale * value)
         return derive(left, apply(fn, value, left.values()) if reflected else apply(fn, left.values(), value))
 
@@ -92,7 +93,7 @@ def unary(fn: Callable[[Any], Any], x: Any) -> Any:
 
 def _read_given(left: Operand, other: Any) -> Any:
     """A number, or a tensor in the shape of everything that takes part; None for what is neither."""
-    if isinstance(other, nn.Module) and not isinstance(other, Particle):
+    if isinstance(other, nn.Module) and not isinstance(other, InPlaceOperators):
         require(other)
     value = read_number(other)
     return broadcast(left, value) if isinstance(value, Tensor) and value.dim() > 0 else value
@@ -133,34 +134,25 @@ def _find_foreach(fn: Any, given: Any, suffix: str = "") -> Any:
 
 
 def _add(x: Operand, y: Operand, sign: int) -> Sequence[Tensor]:
-    """The sum x + sign y, with the numbers that are still to be multiplied in, over an operand that is not needed again."""
-    first, second = x.unscaled(), y.unscaled()
-    a, b = x.scale, sign * y.scale
+    """Return x + sign y, with the factors that are still to be applied to either."""
+    first, second, a, b = x.unscaled(), y.unscaled(), x.scale, sign * y.scale
     if not first:
         return []
-    if x.spare and a == 1:
-        torch._foreach_add_(first, second, alpha=b)
-        return first
-    if y.spare and b == 1:
-        torch._foreach_add_(second, first, alpha=a)
-        return second
-    if a != 1:
-        if b != 1:
-            made = list(torch._foreach_mul(first, a))
-            torch._foreach_add_(made, second, alpha=b)
-            return made
+    if a != 1 and b != 1:
+        first, a = list(torch._foreach_mul(first, a)), 1
+    elif a != 1:
         x, y, a, b, first, second = y, x, b, a, second, first
-    if y.layout.numel >= _LARGE and _is_large(second):
-        outs = second if y.spare else _allocate_like(first)
-        return [torch.add(p, q, alpha=b, out=made) for p, q, made in zip(first, second, outs, strict=True)]
-    return torch._foreach_add(first, second, alpha=b)
+    if x.layout.numel < LARGE or not _is_large(second):
+        return torch._foreach_add(first, second, alpha=b)
+    outs = second if y.spare else first if x.spare else _allocate_like(first)
+    return [torch.add(p, q, alpha=b, out=out) for p, q, out in zip(first, second, outs, strict=True)]
 
 
 def _is_large(tensors: Sequence[Tensor]) -> bool:
     """Whether copies of tensors are better in a mapping of their own: many bytes of plain numbers on the CPU."""
     return (
         _HUGE > 0
-        and sum(map(Tensor.numel, tensors)) >= _LARGE
+        and sum(map(Tensor.numel, tensors)) >= LARGE
         and all(t.device.type == "cpu" and t.is_floating_point() and t.layout is torch.strided for t in tensors)
     )
 
@@ -198,7 +190,8 @@ def derive(left: Operand, values: Sequence[Tensor], closed: bool = False, scale:
         closed: Whether the values have the shapes and dtypes of the operand for sure.
         scale: A number that they are still to be multiplied with.
     """
-    tensors, shared = list(values), False
+    # Results that share tensors share the list, by which Python counts them.
+    tensors, shared = values if type(values) is list else list(values), False
     if left.sharded:
         # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
         tensors = [cut_like(made, held) for made, held in zip(tensors, left.unscaled(), strict=True)]
@@ -215,20 +208,25 @@ def derive(left: Operand, values: Sequence[Tensor], closed: bool = False, scale:
         tensors = [given[place] for place in range(len(given))]
     count = len(left.layout)
     buffers = result_buffers(left, tensors[count:]) if left.buffers else []
-    return _make_shell(left, tensors[:count], buffers, scale, shared, is_composing())
+    tensors = tensors if len(tensors) == count else tensors[:count]
+    return make_shell(_make_pending(left, tensors, buffers, scale, shared, is_composing(), scale != 1))
 
 
-def _make_shell(left: Operand, tensors: list[Any], buffers: list[Any], *facts: Any) -> nn.Module:
-    """The module of a result, to be built when it is looked into.
+def _make_pending(left: Operand, tensors: list[Any], buffers: list[Any], *facts: Any) -> Pending:
+    version = left.version()
+    return Pending(left.structure, left.states, tensors, left.flags, buffers, version, *facts)
+
+
+def make_shell(pending: Pending) -> nn.Module:
+    """Return the module of a result, to be built when it is looked into.
 
     Plain attributes are there at once, because those of the class would be found in their place.
     """
-    version = left.version()
-    kind = unwrap_kind(left.structure.modules[0].kind)
+    kind = unwrap_kind(pending.structure.modules[0].kind)
     shell: nn.Module = object.__new__(kind)
-    plain, linked = select_plain_attributes(left.states[0])
+    plain, linked = select_plain_attributes(pending.states[0])
     shell.__dict__.update(plain)
-    shell.__dict__[PENDING] = Pending(left.structure, left.states, tensors, left.flags, buffers, version, *facts)
+    shell.__dict__[PENDING] = pending
     if linked and any(hasattr(kind, name) for name in linked):
         build(shell)
     return shell
@@ -375,6 +373,7 @@ def rebuild(
         own: list[Any] = [clone_param(t) for t in left.tensors] if copies else left.tensors  # type: ignore[arg-type]
     for place, entry in enumerate(left.layout.buffers):
         held[place] = (buffers or {}).get(entry.name, held[place])
-    made = _make_shell(left, [(exchanged or {}).get(id(tensor), tensor) for tensor in own], held, 1, False, True)
+    tensors = [(exchanged or {}).get(id(tensor), tensor) for tensor in own]
+    made = make_shell(_make_pending(left, tensors, held, 1, False, True))
     build(made)
     return made

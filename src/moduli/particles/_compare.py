@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ._config import is_selected, public_name
-from ._skeleton import HOOKS, POLICY, RECORD, ModelPlace, State, capture, unwrap_kind
+from moduli.layout import public_name
+
+from ._config import is_selected
+from ._references import ModelPlace
+from ._skeleton import HOOKS, POLICY, RECORD, SLOTS, State, capture, unwrap_kind
 from .base import NytoModuleBase, VersionDataImp, grow, inherit_configs, number_parameter
 from .edits import ParticleEdit
 from .mtype import ModuleID, ModuleMeta, ParamID
@@ -18,6 +21,7 @@ from .mtype import ModuleID, ModuleMeta, ParamID
 # What an edit of a plain module does not carry over: registries, and what belongs to one particle.
 _NEVER = frozenset((
     *HOOKS, "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled", "training", RECORD, POLICY,
+    SLOTS,
 ))  # fmt: skip
 
 
@@ -118,6 +122,7 @@ class _Comparison:
         def tell(name: str, before: str, what: str) -> None:
             edit.touched.add(key)
             told.append(f"{before}{path + name!r} {what}")
+            edit.names.append(path + name)
 
         def add_child(child: nn.Module) -> ModuleID:
             place = grow(following, child, self.modules, self.params, edit.add_modules, edit.add_params)
@@ -151,6 +156,7 @@ class _Comparison:
         if not told and (old.sub_modules, old.sub_params) != (meta.sub_modules, meta.sub_params):
             edit.touched.add(key)
             told.append(f"the order of {path or 'the names'!r} changed")
+            edit.names.append(path)
         edit.text += told
         if key in edit.touched and "_labelled" in module.__dict__:
             edit.labels[key] = dict(module.__dict__["_labelled"])
@@ -184,7 +190,7 @@ class _Comparison:
         }
         places = {key: ModelPlace(0, place) for key, place in self.modules.items()}
         places |= {key: ModelPlace(1, place) for key, place in self.params.items()}
-        for (key, module), state in zip(live.items(), capture(live.values(), places), strict=True):
+        for key, state in zip(live, capture(live.values(), places, strict=False), strict=True):
             was = self.before.states[key]
             edit.attributes[key] = {
                 name: copy.copy(held) if type(held) in (dict, list, set) else held
@@ -192,10 +198,7 @@ class _Comparison:
                 if name not in _NEVER and (name not in was or was[name] is not held or type(held) in (dict, list, set))
             }
             for name in HOOKS:
-                old: Any = getattr(was.get(name), "value", None) or {}
-                new = module.__dict__[name]
-                changes = {hook: held for hook, held in new.items() if hook not in old} | dict.fromkeys(
-                    old.keys() - new
-                )
+                old, new = ({} if name not in each else each[name].value for each in (was, state))
+                changes = {key: hook for key, hook in new.items() if key not in old} | dict.fromkeys(old.keys() - new)
                 if changes:
                     edit.hooks.setdefault(key, {})[name] = changes

@@ -5,15 +5,13 @@ A parameter or buffer is chosen by a registered name, the public name of a label
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import Structure
-from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
+from moduli.layout import Structure, check_pattern, match_name
 
 from ._skeleton import POLICY, State
 
@@ -27,40 +25,9 @@ CONFIG_KEY = "param_config"
 """Where the metadata of a state dict holds configurations."""
 
 
-# -- names -----------------------------------------------------------------------------------------------------------
-
-
-def public_name(name: str) -> str:
-    """The name under which a labelled tensor is assigned and read; other names are their own.
-
-    Example:
-        >>> from moduli.particles import public_name
-        >>> public_name("head.weight")
-        'head.weight'
-    """
-    path, dot, last = name.rpartition(".")
-    return path + dot + last.removeprefix(TENSOR_PARAM_PREFIX).removeprefix(TENSOR_BUFFER_PREFIX)
-
-
-def fits(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name, or its public form, matches one of the patterns."""
-    public = public_name(name)
-    return any(fnmatchcase(name, pattern) or fnmatchcase(public, pattern) for pattern in patterns)
-
-
 def is_selected(path: str, name: str | None) -> bool:
     """Whether a dotted name is that of an attribute, is below it, or matches it as a pattern."""
-    return name is None or path.startswith(f"{name}.") or fits(path, [name])
-
-
-def refuse(kind: str, what: str, pattern: str, names: Iterable[str]) -> NoReturn:
-    """Say that nothing has a name.
-
-    Raises:
-        ValueError: Always.
-    """
-    listed = ", ".join(map(public_name, names)) or "none"
-    raise ValueError(f"{kind} has no {what} called {pattern!r}; it has {listed}")
+    return name is None or path.startswith(f"{name}.") or match_name(path, name)
 
 
 # -- buffers -------------------------------------------------------------------------------------------------------------
@@ -100,8 +67,7 @@ def buffer_policy(module: T, policy: str, *patterns: str) -> T:
     names = [name for name, _ in module.named_buffers()]
     chosen = patterns or ("*",)
     for pattern in chosen:
-        if not any(fits(name, [pattern]) for name in names):
-            refuse(type(module).__name__, "buffer", pattern, names)
+        check_pattern(pattern, names, "buffer", type(module).__name__)
     before: tuple[tuple[str, str], ...] = module.__dict__.get(POLICY, ())
     module.__dict__[POLICY] = (*before, *((pattern, policy) for pattern in chosen))
     return module
@@ -118,7 +84,7 @@ def policies_of(structure: Structure, states: Sequence[State]) -> list[str]:
             if not path or buffer.name.startswith(path + "."):
                 local = buffer.name[len(path) + 1 :] if path else buffer.name
                 for pattern, policy in rules:
-                    if fits(local, [pattern]):
+                    if match_name(local, pattern):
                         found[place] = policy
     return found
 

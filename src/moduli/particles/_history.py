@@ -11,11 +11,12 @@ from weakref import WeakValueDictionary
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
+from moduli.layout import public_name
+
 from . import _arithmetic
-from ._config import public_name
 from ._record import Event, ParticleRecord, Species, record_of
 from ._skeleton import PENDING
-from ._species import bring_up, require, version_of
+from ._species import bring_up, require, settle_journal, version_of
 from .base import NytoModuleBase, VersionDataImp
 from .errors import StructureError
 from .kernel import VersionKernel
@@ -48,12 +49,17 @@ class SpeciesView:
             >>> species(twin).history()
             ["version 1: module '1' was assigned a Linear"]
         """
-        return [f"version {event.number}: {event.sentence}" for event in self._inner.events]
+        return [f"version {event.number}: {event.sentence}" for event in self._list_events()]
 
     @property
     def version(self) -> int:
         """How many edits there were."""
-        return len(self._inner.events)
+        return len(self._list_events())
+
+    def _list_events(self) -> list[Event]:
+        for member in list(self._inner.members):
+            settle_journal(member)
+        return self._inner.events
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SpeciesView) and self._inner is other._inner

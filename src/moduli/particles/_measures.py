@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn  # noqa: F401 - for the examples
 
 from moduli._torch import keep_from_tracing
-from moduli.layout import any_sharded, is_sharded, make_whole
+from moduli.layout import any_sharded, check_pattern, is_sharded, make_whole
 
 from ._arithmetic import Only, derive
-from ._config import fits, refuse
 from ._operand import Operand, pair
 from ._product import take_products
 from ._species import require
@@ -49,8 +48,7 @@ def only(module: Any, *patterns: str) -> Only:
     names = [name for name, _ in particle.named_parameters(remove_duplicate=False)]
     buffers = [name for name, _ in particle.named_buffers(remove_duplicate=False)]
     for pattern in patterns:
-        if not any(fits(name, [pattern]) for name in (*names, *buffers)):
-            refuse(type(module).__name__, "parameter", pattern, names)
+        check_pattern(pattern, [*names, *buffers], "parameter", type(module).__name__)
     return Only(particle, patterns)
 
 

@@ -11,12 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moduli.labels import Tensor as LabelledTensor
-from moduli.layout import Layout, Reading, any_sharded, cut_like, diff, is_sharded, layout_of, read, show_pieces
+from moduli.layout import (
+    AxesError,
+    Layout,
+    Reading,
+    align,
+    any_sharded,
+    cut_like,
+    diff,
+    is_sharded,
+    match_name,
+    read,
+    show_pieces,
+)
 
-from ._config import find_acting, fits, policies_of
+from ._config import find_acting, policies_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
-from ._skeleton import PENDING, RECORD, State, capture, facts_of
+from ._skeleton import PENDING, RECORD, State, capture
 from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
@@ -47,7 +58,7 @@ class Operand:
     held: Pending | Reading
 
     def __init__(
-        self, source: Any, wrapped: bool = False, live: bool = False, spare: bool = False, whole: bool = False
+        self, source: Any, wrapped: bool = False, live: bool = False, whole: bool = False, spare: bool = False
     ) -> None:
         self.source, self.spare = source, spare
         # Patterns of names, if the operation is to act on those only.
@@ -63,9 +74,7 @@ class Operand:
             pending = None
         if pending is not None:
             self.at = pending.version
-            # Another thread may multiply the number in, unless the result exists only inside this expression.
-            self.tensors = pending.tensors if spare else pending.values()
-            self.scale = pending.scale
+            self.tensors, self.scale = pending.terms
             self.held = pending
         else:
             if not wrapped:
@@ -106,7 +115,7 @@ class Operand:
             found = {place: configs[e.name] for place, e in enumerate(self.layout) if e.name in configs}
         if self.scope is not None:
             for place, entry in enumerate(self.layout):
-                if not any(fits(name, self.scope) for name in entry.names):
+                if not any(match_name(name, self.scope) for name in entry.names):
                     found[place] = ParamConfig(operational=False)
         return found
 
@@ -119,6 +128,13 @@ class Operand:
     def lags(self) -> bool:
         """Whether an edit was made since the operand was read, from which it would differ."""
         return self.at is not None and self.at.next_version is not None
+
+    @property
+    def is_scalable(self) -> bool:
+        """Whether a factor can wait: the values are those of a result that was not looked into."""
+        if not isinstance(self.held, Pending) or self.held.graph or self.held.shared or self.acting or self.inert:
+            return False
+        return len(self.tensors) > 0 and all(group.dtype.is_floating_point for group in self.layout.groups)
 
     def pick(self, things: list[Any]) -> list[Any]:
         """Those of things that belong to what takes part in the operation."""
@@ -151,8 +167,8 @@ class Operand:
 
     def parameters(self) -> list[Tensor]:
         """The values of all parameters, one per entry of the layout."""
-        if self.scale != 1 and isinstance(self.held, Pending):
-            self.tensors, self.scale = self.held.values(), 1
+        if self.scale != 1:
+            self.tensors, self.scale = list(torch._foreach_mul(self.tensors, self.scale)), 1
         return self.tensors
 
     def unscaled(self) -> list[Tensor]:
@@ -166,24 +182,12 @@ class Operand:
         self.parameters()
         return self.unscaled()
 
-    def find_labelled(self) -> dict[str, Any]:
-        """The axes of labelled tensors, by dotted name."""
-        found: dict[str, Any] = {}
-        attributes = self.attributes
-        for place in facts_of(self.structure).labelling:
-            labels = attributes[place].get("_labelled")
-            labels = getattr(labels, "value", labels)
-            if labels:
-                path = self.structure.modules[place].path
-                found |= {f"{path}.{key}" if path else key: axes for key, axes in labels.values()}
-        return found
-
     def policies(self, scoped: bool = True) -> list[str]:
         """What becomes of each buffer."""
         found = policies_of(self.structure, self.attributes)
         if scoped and self.scope is not None:
             for place, entry in enumerate(self.layout.buffers):
-                if found[place] == "operate" and not fits(entry.name, self.scope):
+                if found[place] == "operate" and not match_name(entry.name, self.scope):
                     found[place] = "copy"
         return found
 
@@ -244,15 +248,11 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
     while left.lags or right.lags:
         # To bring up one side may have noticed an edit that the other side has to follow.
         left, right = (Operand(each.source, wrapped=True) if each.lags else each for each in (left, right))
-    ours, theirs = left.layout, right.layout
     refused = f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}"
-    moved = _align(left, right)
+    ours, theirs = left.layout, _align(left, right, refused)
     if left.buffers or right.buffers:
         _pair_buffers(left, right)
     if ours is not theirs and ours.entries != theirs.entries:
-        if moved:
-            pairs = zip(theirs, right.tensors, strict=True)
-            theirs = layout_of((name, tensor) for entry, tensor in pairs for name in entry.names)
         if ours.fingerprint != theirs.fingerprint:
             numbers = [0 if each.at is None else each.at.data.number for each in (left, right)]
             raise StructureError(
@@ -312,34 +312,17 @@ def _check_pieces(left: Operand, right: Operand) -> None:
             )
 
 
-def _align(left: Operand, right: Operand) -> bool:
-    """Put the axes and labels of the right operand in the order that the left one has; whether any moved."""
-    ours = left.find_labelled()
-    theirs = right.find_labelled() if ours else ours
-    if ours == theirs or not theirs:
-        return False
-    shapes = {name: entry.shape for entry in left.layout for name in entry.names}
-    shapes |= {entry.name: entry.shape for entry in left.layout.buffers}
-    tensors, buffers, moved = list(right.parameters()), list(right.buffers), False
-    tables: list[Any] = [(right.layout.entries, tensors), (right.layout.buffers, buffers)]
-    for entries, held in tables:
-        for place, entry in enumerate(entries):
-            axes, wanted = theirs.get(entry.name), ours.get(entry.name)
-            if axes is None or wanted is None or axes == wanted:
-                continue
-            source, shape = held[place], shapes[entry.name]
-            try:
-                if len(shape) != source.dim():
-                    raise ValueError(f"can't align {source.dim()} axes to {len(shape)}")
-                held[place] = LabelledTensor(source, axes.dims(tuple(source.shape))).align_to(wanted.dims(shape)).data
-            except ValueError as error:
-                raise StructureError(
-                    f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {entry.name!r} is "
-                    f"labelled differently on the left and on the right: {error}"
-                ) from error
-            moved = True
-    right.tensors, right.buffers, right.spare = tensors, buffers, False
-    return moved
+def _align(left: Operand, right: Operand, refused: str) -> Layout:
+    """Put the axes and labels of the right operand in the order that the left one has; return the layout it has then."""
+    try:
+        alignment = align(left.layout, right.layout)
+    except AxesError as error:
+        raise StructureError(f"{refused}: {error}") from error
+    if alignment is None:
+        return right.layout
+    right.tensors = alignment.reorder_parameters(right.parameters())
+    right.buffers, right.spare = alignment.reorder_buffers(right.buffers), False
+    return alignment.layout
 
 
 def read_number(other: Any) -> Any:

@@ -13,23 +13,26 @@ from torch import Tensor, nn
 from moduli import particles
 from moduli._torch import keep_from_tracing
 from moduli.labels import Tensor as LabelledTensor
+from moduli.layout import refuse_pattern
+from moduli.nn import updates_value
 
 from . import _arithmetic
-from ._config import CONFIG_KEY, is_selected, refuse
+from ._anatomy import read_slots
+from ._config import CONFIG_KEY, is_selected
+from ._editing import edit
 from ._history import begin_here, independent
 from ._operators import InPlaceOperators, Operators, count_operand, is_temporary
 from ._product import ParamProduct, module_to_product, product_assign_to_module
-from ._record import Pending, build, record_of, refuse_wrapped
-from ._skeleton import PENDING, RECORD
-from ._species import adopt_children, bring_up, edit, kernel_of, touch, version_of
+from ._record import build, record_of, refuse_pinned, refuse_wrapped
+from ._skeleton import PENDING, RECORD, SLOTS
+from ._species import adopt_children, bring_up, kernel_of, settle_journal, touch, version_of
 from .base import NytoModuleBase
-from .kernel import Particle
-from .mtype import ParamConfig, ParamID
+from .mtype import ParamConfig, ParamDict, ParamID
 
 _MISSING = object()
 
 
-class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
+class ParticleMethods(NytoModuleBase, InPlaceOperators):
     """The methods of a module that is a particle. `NytoModule` and adopted modules have them."""
 
     # -- shells ------------------------------------------------------------------------------------------------------
@@ -50,17 +53,33 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     def __getstate__(self) -> dict[str, Any]:
         build(self)
         state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[no-untyped-call]
+        slots = read_slots(self)
+        if slots:
+            state[SLOTS] = slots
+        settle_journal(self)
         # A copy of the module must not take the original's memory for its own.
         state[RECORD] = copy.deepcopy(record_of(self))
         return state
 
+    def __del__(self) -> None:
+        # Relatives follow the edits of a particle that is gone.
+        settle_journal(self)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.pop(SLOTS, {}).items():
+            object.__setattr__(self, name, value)
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         adopt_children(self)
         record = record_of(self)
         begin_here(self, record)
         if record.version is not None:
             record.version.data.species.members.add(self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        build(self)
+        refuse_pinned(self, fn)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -89,7 +108,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         if PENDING in self.__dict__:
             build(self)
         if "_parameters" in self.__dict__ and self._structural(name, value):
-            self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value))
+            self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value), value)
         else:
             super().__setattr__(name, value)
 
@@ -111,7 +130,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             name: The name.
             param: The parameter, or None.
         """
-        self._edit(name, lambda: super(ParticleMethods, self).register_parameter(name, param))
+        self._edit(name, lambda: super(ParticleMethods, self).register_parameter(name, param), param)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add a child, or an empty place for one; siblings get a copy when they are touched.
@@ -120,7 +139,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             name: The name.
             module: The child, or None.
         """
-        self._edit(name, lambda: super(ParticleMethods, self).add_module(name, module))
+        self._edit(name, lambda: super(ParticleMethods, self).add_module(name, module), module)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Add a buffer; siblings get a copy when they are touched.
@@ -134,7 +153,9 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
 
     def _structural(self, name: str, value: Any) -> bool:
         """Whether assigning a value to a name edits the structure, rather than setting a value."""
-        if isinstance(value, nn.Parameter | nn.Module | LabelledTensor | nn.Buffer):
+        if isinstance(value, LabelledTensor):
+            return not updates_value(self, name, value)
+        if isinstance(value, nn.Parameter | nn.Module | nn.Buffer):
             return True
         state = self.__dict__
         if name in state["_parameters"] or name in state["_modules"] or name in state.get("_labelled", ()):
@@ -142,7 +163,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         held = state["_buffers"].get(name, _MISSING)
         return held is not _MISSING and (held is None) != (value is None)
 
-    def _edit(self, name: str, act: Callable[[], None]) -> None:
+    def _edit(self, name: str, act: Callable[[], None], value: Any = None) -> None:
         build(self)
         if "_parameters" not in self.__dict__ or record_of(self).busy:
             act()
@@ -159,7 +180,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
                 if child is not None:
                     adopt_children(root, child)
             else:
-                edit(self, root, name, act)
+                edit(self, root, name, act, value)
         finally:
             record.busy = False
 
@@ -188,8 +209,8 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         Example:
             >>> from moduli.particles import adopt
             >>> net = adopt(nn.Linear(2, 1))
-            >>> net.product_(0 * net.product()) is net, net.bias.item()
-            (True, 0.0)
+            >>> net.product_(0 * net.product() + 1) is net, net.bias.item()
+            (True, 1.0)
         """
         product_assign_to_module(product, self)
         return self
@@ -330,7 +351,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         named = list(self.named_parameters(remove_duplicate=False))
         chosen = {own[id(param)] for path, param in named if id(param) in own and is_selected(path, name)}
         if not chosen and name is not None:
-            refuse(type(self).__name__, "parameters", name, [path for path, _ in named])
+            refuse_pattern(name, [path for path, _ in named], "parameters", type(self).__name__)
         kernel.version.data.species.configured = True
         for pid in sorted(chosen):
             fn(pid, kernel.version.data.config[pid])
@@ -348,7 +369,8 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             1
         """
         self._open()
-        for pid, param in kernel_of(self._particle_root).data.params.items():
+        params: ParamDict = kernel_of(self._particle_root).data.params
+        for pid, param in params.items():
             if param is target_param:
                 return pid
         raise ValueError(
@@ -362,11 +384,12 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        pending: Pending | None = self.__dict__.get(PENDING)
-        spare = pending is not None and is_temporary(count_operand(self), 0, reflected) and pending.fresh
-        pending = other.__dict__.get(PENDING) if isinstance(other, NytoModuleBase) else None
-        right = pending is not None and is_temporary(count_operand(other), 1) and pending.fresh
-        return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, right))
+        spare = [False, False]
+        for which, pending in enumerate((self.__dict__.get(PENDING), getattr(other, "__dict__", {}).get(PENDING))):
+            if pending is not None and pending.structure.layout.numel >= _arithmetic.LARGE and pending.is_sole:
+                count = count_operand(other) if which else count_operand(self)
+                spare[which] = is_temporary(count, which, reflected and not which)
+        return _arithmetic.binary(fn, self, other, reflected, (spare[0], spare[1]))
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return _arithmetic.unary(fn, self)

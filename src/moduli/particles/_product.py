@@ -8,29 +8,31 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from moduli import particles
 from moduli._torch import keep_from_tracing
-from moduli.layout import Guard, read
+from moduli.layout import Guard, Structure, read
 
 from . import _arithmetic
+from ._arithmetic import make_shell
+from ._config import find_acting, keep_buffer, policies_of
 from ._operand import Operand, pair
-from ._record import build, is_composing, record_nothing, refuse_wrapped
-from ._species import bring_up, version_of
-from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, locate
-from .edits import clone_param
+from ._operators import InPlaceOperators, Operators
+from ._record import Pending, build, is_composing, record_nothing, refuse_wrapped, take_result
+from ._skeleton import State, capture
+from ._species import bring_up, kernel_of
+from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp
 from .errors import StructureError
-from .kernel import ParticleKernel, Product
 from .mtype import ModuleID, ParamConfig, ParamDict
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class ParamProduct(Product[Any]):
+class ParamProduct(Operators):
     """The light form of a module: its parameters by identifier. Products of one version can be combined.
 
     The functions of `moduli.particles` are methods of it: `x.norm()`, `x.lerp(y, 0.5)`, `x.map(fn)`.
@@ -62,6 +64,7 @@ class ParamProduct(Product[Any]):
         self.buffers: dict[str, Tensor] = {}
         # The kernel may move on; a product belongs to the version it was made at.
         self._version = kernel.version
+        self._blueprint: _Blueprint | None = None
 
     def __reduce__(self) -> Any:
         # A copy belongs to a copy of the particle, which is of the same species.
@@ -71,12 +74,14 @@ class ParamProduct(Product[Any]):
     @property
     def vdata(self) -> VersionDataImp:
         """The metadata of the version."""
-        return self._version.data
+        data: VersionDataImp = self._version.data
+        return data
 
     @property
     def pdata(self) -> ParticleDataImp:
         """The data of the particle it was made from."""
-        return self.kernel.data
+        data: ParticleDataImp = self.kernel.data
+        return data
 
     def module(self) -> Any:
         """The module with these parameters."""
@@ -123,23 +128,25 @@ class ParamProduct(Product[Any]):
             0.0
         """
         self._check_version(other)
-        return self._operate(fn, product_to_module(other))
+        return self._operate(fn, other)
 
-    def _operate(self, fn: Callable[..., Any], *others: nn.Module) -> ParamProduct:
+    def _operate(self, fn: Callable[..., Any], *others: ParamProduct) -> ParamProduct:
         """Apply a function to every parameter, whatever its configuration, and to the buffers that take part."""
-        keys, config, values = self._find_keys(), self.vdata.config, []
+        config, values = self.vdata.config, []
         with record_nothing():
-            left = Operand(product_to_module(self), whole=True)
-            rights = [pair(left, Operand(other))[1].values() for other in others]
-            for entry, held, *row in zip(left.entries, left.values(), *rights, strict=True):
-                if isinstance(held, nn.Parameter) or id(held) in keys:
-                    values.append(_fit(entry.name, held, fn(held, *row, config[keys[id(held)]])))
+            left = Operand(self._make_shell(), whole=True)
+            rights = [pair(left, Operand(other._make_shell()))[1].values() for other in others]
+            configs = [config[key] for key in self._find_blueprint().keys]
+            rows = zip(left.entries, left.values(), *rights, strict=True)
+            for place, (entry, own, *row) in enumerate(rows):
+                if place < len(configs):
+                    values.append(_fit(entry.name, own, fn(own, *row, configs[place])))
                 else:
                     # A buffer, as functions of parameters take it.
-                    given = (nn.Parameter(each, requires_grad=False) for each in (held, *row))
-                    value = _fit(entry.name, held, fn(*given, ParamConfig())).detach()
-                    values.append(value.clone() if value.data_ptr() == held.data_ptr() else value)
-        return self._replace(left.tensors, values, values[len(left.tensors) :])
+                    given = (nn.Parameter(each, requires_grad=False) for each in (own, *row))
+                    value = _fit(entry.name, own, fn(*given, ParamConfig())).detach()
+                    values.append(value.clone() if value.data_ptr() == own.data_ptr() else value)
+        return self._replace(values[: len(configs)], values[len(configs) :])
 
     def clone(self) -> ParamProduct:
         """A product with copies of the values."""
@@ -174,31 +181,55 @@ class ParamProduct(Product[Any]):
                     f"cannot combine a product and a module ({type(arg).__name__}): write module.product() on the one side "
                     "or product.module() on the other"
                 )
-            if isinstance(arg, Product):
+            if isinstance(arg, Operators) and not isinstance(arg, InPlaceOperators):
                 self._check_version(arg)
-        own = product_to_module(self)
+        own = self._make_shell()
 
         def unwrap(arg: Any) -> Any:
-            return own if arg is self else product_to_module(arg) if isinstance(arg, ParamProduct) else arg
+            return own if arg is self else arg._make_shell() if isinstance(arg, ParamProduct) else arg
 
         made = fn(*map(unwrap, args), **{name: unwrap(arg) for name, arg in named.items()})
         if made is own:
             return self
         if not isinstance(made, nn.Module):
             return made
-        build(made)
-        buffers = dict(made.named_buffers())
-        return self._replace(read(own).parameters, read(made).parameters, [buffers[name] for name in self.buffers])
+        parameters, buffers = take_result(made)
+        names = [entry.name for entry in self._find_blueprint().structure.layout.buffers]
+        by_name = dict(zip(names, buffers, strict=True))
+        return self._replace(parameters, [by_name[name] for name in self.buffers])
 
-    def _find_keys(self) -> dict[int, int]:
-        return {id(param): key for key, param in self.params.items()}
+    def _find_blueprint(self) -> _Blueprint:
+        if self._blueprint is None:
+            self._check_current()
+            self._blueprint = _Blueprint.of(self.pdata.modules[self.module_id], self.pdata)
+        return self._blueprint
 
-    def _replace(self, own: list[Tensor], values: list[Any], buffers: list[Tensor]) -> ParamProduct:
-        """A product with other values, in the order of the parameters of the module."""
-        keys = self._find_keys()
-        fresh = {keys[id(old)]: new for old, new in zip(own, values, strict=False)}
-        made = type(self)(self.kernel, self.module_id, OrderedDict((key, fresh[key]) for key in self.params))
+    def _make_shell(self, copies: bool = False) -> Any:
+        """Return the module around these parameters, built when it is looked into.
+
+        Args:
+            copies: Whether it has buffers of its own; operands need none.
+        """
+        self._check_current()
+        blueprint = self._find_blueprint()
+        tensors: list[Any] = [self.params[key] for key in blueprint.keys]
+        buffers = list(blueprint.buffers)
+        for place, entry in enumerate(blueprint.structure.layout.buffers):
+            if entry.name in self.buffers:
+                buffers[place] = self.buffers[entry.name]
+            elif copies:
+                buffers[place] = keep_buffer(entry.name, buffers[place], blueprint.policies[place])
+        flags = tuple(param.requires_grad for param in tensors)
+        pending = Pending(blueprint.structure, blueprint.states, tensors, flags, buffers, self._version, graph=True)
+        return make_shell(pending)
+
+    def _replace(self, parameters: list[Any], buffers: list[Tensor]) -> ParamProduct:
+        """Return a product with other values, in the order of the layout."""
+        blueprint = self._find_blueprint()
+        by_key = dict(zip(blueprint.keys, parameters, strict=True))
+        made = type(self)(self.kernel, self.module_id, OrderedDict((key, by_key[key]) for key in self.params))
         made.buffers = dict(zip(self.buffers, buffers, strict=True))
+        made._version, made._blueprint = self._version, blueprint
         return made
 
     def _check_current(self) -> None:
@@ -221,6 +252,25 @@ class ParamProduct(Product[Any]):
                 f"{b.number}, {related}. Products combine within one version; make new ones with product() after touch(), or "
                 "combine the modules, which need only agree in structure"
             )
+
+
+class _Blueprint(NamedTuple):
+    """What a module around the parameters of a product looks like, as its particle was when the product was made."""
+
+    structure: Structure
+    states: list[State]
+    buffers: list[Tensor]
+    policies: list[str]
+    # The identifier of each parameter in the order of the layout.
+    keys: list[int]
+
+    @classmethod
+    def of(cls, module: nn.Module, data: ParticleDataImp) -> _Blueprint:
+        reading = read(module)
+        numbers = {id(param): key for key, param in data.params.items()}
+        policies = policies_of(reading.structure, [vars(each) for each in reading.modules])
+        states = capture(reading.modules, reading)
+        return cls(reading.structure, states, reading.buffers, policies, [numbers[id(p)] for p in reading.parameters])
 
 
 def _fit(name: str, before: Tensor, value: Any) -> Any:
@@ -248,21 +298,22 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     root = module._particle_root
     refuse_wrapped(module, root)
     bring_up(root)
-    version, key = version_of(root), module._module_id
-    # The modules of a product keep the labels and parameters that the particle has now.
-    kept: ParticleKernelImp = ParticleKernel(version, locate(_arithmetic.rebuild(root), version.data))
-    below = version.data.get_sub_params(key)
-    made = ParamProduct(kept, key, OrderedDict((pid, param) for pid, param in kept.data.params.items() if pid in below))
-    which = Operand(module, wrapped=True)
-    made.buffers = {which.layout.buffers[place].name: which.buffers[place] for place in which.acting}
+    kernel = kernel_of(root)
+    data = kernel.data
+    blueprint = _Blueprint.of(module, data)
+    below = set(blueprint.keys)
+    params = OrderedDict((key, param) for key, param in data.params.items() if key in below)
+    made = ParamProduct(kernel, module._module_id, params)
+    made._blueprint = blueprint
+    acting = find_acting(blueprint.policies, blueprint.buffers)
+    made.buffers = {blueprint.structure.layout.buffers[place].name: blueprint.buffers[place] for place in acting}
     return made
 
 
 def _restore(
     kind: type[ParamProduct], root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]
 ) -> ParamProduct:
-    version = version_of(root)
-    made = kind(ParticleKernel(version, locate(root, version.data)), module_id, OrderedDict(params))
+    made = kind(kernel_of(root), module_id, OrderedDict(params))
     made.buffers = buffers
     return made
 
@@ -278,10 +329,7 @@ def product_to_module(product: ParamProduct) -> Any:
         >>> product_to_module(adopt(nn.Linear(2, 1)).product()).weight.shape
         torch.Size([1, 2])
     """
-    product._check_current()
-    held = product.pdata
-    exchanged = {id(held.params[key]): param for key, param in product.params.items()}
-    return _arithmetic.rebuild(held.modules[product.module_id], exchanged, product.buffers)
+    return product._make_shell(copies=True)
 
 
 def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> None:
@@ -298,7 +346,7 @@ def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> N
         1.0
     """
     module_to_product(module)._check_version(product)
-    left, right = pair(Operand(module, live=True, whole=True), Operand(product_to_module(product)))
+    left, right = pair(Operand(module, live=True, whole=True), Operand(product._make_shell()))
     with Guard(deferred=True, grad=False):
         for mine, theirs in zip(left.values(), right.values(), strict=True):
             if mine is not theirs:
@@ -313,53 +361,12 @@ def take_products(fn: F) -> F:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        first: Any = next((arg for arg in args if isinstance(arg, Product)), None)
+        first: Any = next((arg for arg in args if isinstance(arg, ParamProduct)), None)
         with record_nothing():
             return fn(*args, **kwargs) if first is None else first._run(fn, args, kwargs)
 
     keep_from_tracing(fn, call)
     return call  # type: ignore[return-value]
-
-
-def unary_lambda_wrapper(
-    fn: Callable[[nn.Parameter], Tensor],
-) -> Callable[[nn.Parameter, ParamConfig], nn.Parameter]:
-    """Make of a function of a tensor one that honours a parameter's configuration.
-
-    Example:
-        >>> from moduli.particles import ParamConfig
-        >>> double = unary_lambda_wrapper(lambda p: 2 * p)
-        >>> one = nn.Parameter(torch.ones(1))
-        >>> double(one, ParamConfig()).item(), double(one, ParamConfig(operational=False)).item()
-        (2.0, 1.0)
-    """
-    act = binary_lambda_wrapper(lambda param, _: fn(param))
-    return lambda param, config: act(param, param, config)
-
-
-def binary_lambda_wrapper(
-    fn: Callable[[nn.Parameter, nn.Parameter], Tensor],
-) -> Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]:
-    """Make of a function of two tensors one that honours a parameter's configuration.
-
-    Example:
-        >>> from moduli.particles import ParamConfig
-        >>> minus = binary_lambda_wrapper(lambda p, q: p - q)
-        >>> one = nn.Parameter(torch.ones(1))
-        >>> minus(one, one, ParamConfig()).item(), minus(one, one, ParamConfig(operational=False)).item()
-        (0.0, 1.0)
-    """
-
-    def act(left: nn.Parameter, right: nn.Parameter, config: ParamConfig) -> nn.Parameter:
-        if not config.operational:
-            return clone_param(left) if config.clone else left
-        value = fn(left, right)
-        if value.requires_grad or is_composing():
-            return value  # type: ignore[return-value]
-        flag = left.requires_grad and (value.is_floating_point() or value.is_complex())
-        return nn.Parameter(value, requires_grad=flag)
-
-    return act
 
 
 keep_from_tracing(

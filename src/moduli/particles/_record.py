@@ -9,6 +9,7 @@ holds one is an empty shell, which is built at the first access to anything in i
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Iterator
@@ -20,8 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import has_dispatch_mode, in_transform, keep_from_tracing, run_outside, set_grad_enabled
-from moduli.layout import Reading, Structure
+from moduli._torch import (
+    count_references,
+    has_dispatch_mode,
+    in_transform,
+    keep_from_tracing,
+    run_outside,
+    set_grad_enabled,
+)
+from moduli.kernels import pause_collection
+from moduli.layout import Reading, Structure, read
 
 from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of
 from .errors import StructureError
@@ -82,12 +91,17 @@ class ParticleRecord:
     # Whether an edit is under way, so that the steps it consists of are not edits of their own.
     busy: bool = False
     kernel: weakref.ref[Any] | None = None
+    # Why the module cannot be converted or moved; empty if it can.
+    pinned: str = ""
+    # Additions that have no version yet: modules with the names that they got, and copies of the values they got then.
+    journal: list[tuple[weakref.ref[nn.Module], str]] = field(default_factory=list)
+    snapshots: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
     origin: tuple[str, dict[str, Any]] | None = None
 
     def saw(self, reading: Reading, states: list[State] | None = None) -> None:
         """Note what the particle looks like at its version."""
-        self.states = capture(reading.modules, reading) if states is None else states
+        self.states = capture(reading.modules, reading, strict=False) if states is None else states
         self.modules = list(map(weakref.ref, reading.modules))
         self.structure = reading.structure
 
@@ -115,32 +129,51 @@ class Pending:
     flags: tuple[bool, ...]
     buffers: list[Any]
     version: VersionKernelImp
-    # The values are the tensors times this number.
+    # The values are the tensors times this number; then the tensors are those of another result, too.
     scale: float = 1
     # Whether some of the tensors are parameters of the operand itself.
     shared: bool = False
     # Whether the tensors carry a graph, so that they are parameters as they are.
     graph: bool = False
+    # Whether another result may refer to the tensors, so that a module needs copies.
+    lent: bool = False
 
     # Some classes copy the attributes of a module one by one: the copy of a shell is a shell.
     def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
         tensors, buffers = [each.clone() for each in self.tensors], [each.detach().clone() for each in self.buffers]
-        return replace(self, tensors=tensors, buffers=buffers, shared=False)
+        return replace(self, tensors=tensors, buffers=buffers, shared=False, lent=False)
 
     @property
-    def fresh(self) -> bool:
-        """Whether the tensors may be written over, if nothing else refers to the result."""
-        groups = self.structure.layout.groups
-        return not (self.graph or self.shared) and all(g.dtype.is_floating_point for g in groups)
+    def terms(self) -> tuple[list[Tensor], float]:
+        """The tensors, and the number that they are still to be multiplied with, for an operation that only reads them."""
+        with _BUILDING:
+            return self.tensors, self.scale
 
-    def values(self) -> list[Tensor]:
-        """The tensors, with the number multiplied in; several threads may ask for them."""
-        if self.scale != 1:
-            with _BUILDING, torch.no_grad():
-                for tensor in self.tensors if self.scale != 1 else ():
-                    tensor.mul_(self.scale)
-                self.scale = 1
-        return self.tensors
+    @property
+    def is_sole(self) -> bool:
+        """Whether no other result refers to the tensors, and an operation may write over them."""
+        if self.graph or self.shared or not all(g.dtype.is_floating_point for g in self.structure.layout.groups):
+            return False
+        # Python counts the owners of the list: this result, and those that it was lent to or from.
+        return not self.lent or count_references(self.tensors) <= count_references(_ALONE.tensors)
+
+    def take(self) -> list[Tensor]:
+        """Return the values in tensors that nothing else refers to; several threads may ask for them."""
+        with _BUILDING:
+            if self.scale != 1:
+                self.tensors, self.scale = list(torch._foreach_mul(self.tensors, self.scale)), 1
+            elif self.lent:
+                self.tensors = [tensor.clone() if type(tensor) is Tensor else tensor for tensor in self.tensors]
+            self.lent = False
+            return self.tensors
+
+
+class _Owner:
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+
+
+_ALONE = _Owner()
 
 
 def record_of(module: nn.Module) -> ParticleRecord:
@@ -161,22 +194,53 @@ def refuse_wrapped(module: nn.Module, root: nn.Module) -> None:
         )
 
 
+def pin(module: nn.Module, reason: str) -> None:
+    """Refuse `to`, `double` and the like of a particle from now on; copies of it can be converted.
+
+    Args:
+        module: A particle whose parameters are views of other storage.
+        reason: Why, and what to do instead.
+
+    Example:
+        >>> from moduli.particles import adopt, pin
+        >>> net = adopt(nn.Linear(2, 1))
+        >>> pin(net, "its memory belongs to a file")
+        >>> net.double()
+        Traceback (most recent call last):
+        ...
+        moduli.particles.errors.StructureError: this Linear cannot be converted: its memory belongs to a file
+    """
+    for each in module.modules():
+        record = each.__dict__.get(RECORD)
+        if record is not None:
+            record.pinned = reason
+
+
+def refuse_pinned(module: nn.Module, fn: Any) -> None:
+    """Raise StructureError if a conversion would give the parameters of a pinned module other storage."""
+    reason = record_of(module).pinned
+    if not reason:
+        return
+    for tensor in (*module.parameters(), *module.buffers()):
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        converted = fn(empty)
+        if (converted.dtype, converted.device) != (empty.dtype, empty.device):
+            raise StructureError(f"this {type(module).__name__} cannot be converted: {reason}")
+
+
 _BUILDING = threading.RLock()
 
 
 def build(shell: nn.Module) -> None:
     """Make a module of a shell; several threads may ask for it."""
-    with _BUILDING:
+    if PENDING not in shell.__dict__:
+        return
+    with _BUILDING, pause_collection():
         pending: Pending | None = shell.__dict__.get(PENDING)
         if pending is None:
             return
         structure, states = pending.structure, pending.states
-        if not pending.graph:
-            if is_watched() or torch.is_inference_mode_enabled():
-                run_outside(_make_parameters, pending)
-            else:
-                _make_parameters(pending)
-        parameters = pending.tensors
+        parameters = _make_parameters(pending)
         record = ParticleRecord(pending.version, dict(states[0].get(RECORD, {})))
         # The record comes with the first look, or another thread would give the module one of its own.
         shell.__dict__[RECORD] = record
@@ -193,9 +257,27 @@ def build(shell: nn.Module) -> None:
         del shell.__dict__[PENDING]
 
 
-def _make_parameters(pending: Pending) -> None:
+def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:
+    """Return the parameters and buffers of the result of an operation, which is not used otherwise."""
+    pending: Pending | None = shell.__dict__.get(PENDING)
+    if pending is None:
+        reading = read(shell)
+        return reading.parameters, reading.buffers
+    return _make_parameters(pending), pending.buffers
+
+
+def _make_parameters(pending: Pending) -> list[Any]:
+    if not pending.graph:
+        if is_watched() or torch.is_inference_mode_enabled():
+            run_outside(_turn_into_parameters, pending)
+        else:
+            _turn_into_parameters(pending)
+    return pending.tensors
+
+
+def _turn_into_parameters(pending: Pending) -> None:
     """Turn fresh tensors into parameters where they are, as torch does with lazy ones; those of an operand stay."""
-    tensors, flags = pending.values(), pending.flags
+    tensors, flags = pending.take(), pending.flags
     for place, (tensor, flag) in enumerate(zip(tensors, flags, strict=True)):
         if type(tensor) is Tensor:
             tensor.__class__ = nn.Parameter
@@ -261,11 +343,16 @@ def is_composing() -> bool:
 
 
 class LeafMode:
-    """A block in which results are leaves that can be trained, whatever mode the caller is in."""
+    """A block in which results are leaves that can be trained, whatever mode the caller is in.
 
-    __slots__ = ("_inference", "_recording")
+    Python looks for no cycles of garbage meanwhile: for thousands of layers it would look through all of them many times.
+    """
+
+    __slots__ = ("_collecting", "_inference", "_recording")
 
     def __enter__(self) -> None:
+        self._collecting = gc.isenabled()
+        gc.disable()
         # Every operation begins one: torch's own blocks take longer than small operations do.
         self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
         if self._inference is not None:
@@ -277,6 +364,8 @@ class LeafMode:
         set_grad_enabled(self._recording)
         if self._inference is not None:
             self._inference.__exit__(*error)
+        if self._collecting:
+            gc.enable()
 
 
 def record_nothing() -> AbstractContextManager[None]:

@@ -1,30 +1,32 @@
 """Modules without values: what is carried over from a model to the results of operations on it.
 
 Every module of a result is a `copy.copy` of the operand's: plain attributes are shared, whatever they are, while registries,
-hook dictionaries and labels are the result's own. Where an attribute refers to the model itself (a bound method, a virtual
-tensor, a small list, tuple or dict of its modules, parameters or buffers), the result's attribute refers to the result.
+hook dictionaries and labels are the result's own. Where an attribute refers to the model itself, the result's attribute
+refers to the result (see `_references`).
 """
 
 from __future__ import annotations
 
 import sys
-import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 from torch import nn
 
 from moduli.layout import Reading, Structure, read
-from moduli.nn import Module as LabellingModule
-from moduli.nn import VirtualTensor
+
+from ._anatomy import SCALARS, may_refer, read_slots, slot_names
+from ._references import ModelPlace, References, list_places, resolve
 
 RECORD = "_particle"
 PENDING = "_pending"
 POLICY = "_buffer_policy"
 """The attribute in which a module keeps the policies of its buffers."""
+SLOTS = "__slots__"
+"""Where a state holds the attributes that the class of the module keeps in `__slots__`."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _BLANK = vars(nn.Module())
@@ -34,80 +36,84 @@ _HOOKS_OF = itemgetter(*HOOKS)
 _COMMON = tuple(key for key in _BLANK if key not in (*HOOKS, *_REGISTRIES, "_non_persistent_buffers_set"))
 # What is not carried over as a plain attribute. A compiled forward computes with the parameters it was compiled for.
 _NOT_PLAIN = frozenset((*_BLANK, "_compiled_call_impl", "_replicate_for_data_parallel", PENDING)) - frozenset(_COMMON)
-_CONTAINERS = (list, tuple, dict, OrderedDict)
-_LINKING = frozenset((*_CONTAINERS, types.MethodType, VirtualTensor))
-_SCALARS = frozenset((int, float, complex, bool, str, bytes, type(None)))
 _FSDP = "torch.distributed.fsdp"
-# Larger containers are shared without being looked into: they hold data, not layers.
-_MOST_ITEMS = 256
-
 State = dict[str, Any]
 """The plain attributes of one module, as they were at one moment."""
 
 
-class ModelPlace(NamedTuple):
-    """Stands for a module (0), parameter (1) or buffer (2) of the model itself, by its key."""
-
-    kind: int
-    key: Any
-
-
-class _Bound(NamedTuple):
-    """A method or a virtual tensor of a part of the model: how to make that of another."""
-
-    make: Callable[[Any], Any]
-    owner: ModelPlace
-
-
 class _Linked(NamedTuple):
-    """An attribute that refers to the model itself, with places instead."""
+    """An attribute of which each model has its own: a place or plan, or hooks that may be such, by key."""
 
     value: Any
 
 
-def capture(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Reading) -> list[State]:
-    """The plain attributes of modules as they are now.
+def capture(
+    modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Reading, strict: bool = True
+) -> list[State]:
+    """Return the plain attributes of modules as they are now.
 
     Args:
         modules: The modules.
-        places: What they may refer to, or the reading that tells.
+        places: The parts of the model that they may refer to, or the reading that has them.
+        strict: Whether to refuse references to the model that a copy cannot have; otherwise they stay as they are.
+
+    Raises:
+        StructureError: If an attribute refers to the model in such a way.
     """
     states = []
+    references: References | None = None
     for module in modules:
         own = module.__dict__
-        state = {key: own[key] for key in _choose_carried(tuple(own))}
-        if any(_HOOKS_OF(own)):
-            state.update((key, _drop_wrapper_hooks(own[key])) for key in HOOKS if own[key])
-        for key, value in state.items():
-            if type(value) in _LINKING and _may_refer(value):
-                if isinstance(places, Reading):
-                    parts: tuple[Sequence[Any], ...] = (places.modules, places.parameters, places.buffers)
-                    places = {
-                        id(e): ModelPlace(kind, key) for kind, part in enumerate(parts) for key, e in enumerate(part)
-                    }
-                linked = _link(value, places, 2)
-                if key in HOOKS or key == "_labelled":
-                    state[key] = _Linked(linked if linked is not value else value.copy())
-                elif linked is not value:
+        carrying = _choose_carried(tuple(own))
+        state: State = dict(zip(carrying.names, carrying.pick(own), strict=True))
+        kind: Any = type(module)
+        if slot_names(kind):
+            state[SLOTS] = read_slots(module)
+        hooks = {key: _drop_wrapper_hooks(own[key]) for key in HOOKS if own[key]} if any(_HOOKS_OF(own)) else {}
+        if hooks or not SCALARS.issuperset(map(type, state.values())):
+            referring = [key for key, value in state.items() if may_refer(value)]
+            if references is None and (hooks or referring):
+                references = References(_find_places(places), strict)
+            for key in referring:
+                linked = references.link(state[key], f"the attribute {key!r} of {kind.__name__}")  # type: ignore[union-attr]
+                if linked is not state[key]:
                     state[key] = _Linked(linked)
-        record = state.get(RECORD)
-        if record is not None:
-            state[RECORD] = dict(record.order)
+            for key, functions in hooks.items():
+                owner = f"a hook in {key!r} of {kind.__name__}"
+                state[key] = _Linked({each: references.link(hook, owner) for each, hook in functions.items()})  # type: ignore[union-attr]
+        if carrying.labels:
+            state["_labelled"] = dict(own["_labelled"])
+        if carrying.record:
+            state[RECORD] = dict(own[RECORD].order)
         states.append(state)
     return states
 
 
-def _may_refer(value: Any) -> bool:
-    """Whether a method or container may refer to a part of the model: most hold numbers and names only."""
-    if type(value) in (types.MethodType, VirtualTensor):
-        return True
-    return not _SCALARS.issuperset(map(type, value.values() if isinstance(value, dict) else value[:_MOST_ITEMS]))
+def _find_places(places: Mapping[int, ModelPlace] | Reading) -> Mapping[int, ModelPlace]:
+    """Return the parts of a model by `id`."""
+    if not isinstance(places, Reading):
+        return places
+    parts: tuple[Sequence[Any], ...] = (places.modules, places.parameters, places.buffers)
+    return {id(e): ModelPlace(kind, key) for kind, part in enumerate(parts) for key, e in enumerate(part)}
+
+
+class _Carried(NamedTuple):
+    """The attributes of a module that are carried over: plain ones, and whether there are labels and a record."""
+
+    names: tuple[str, ...]
+    pick: Any
+    labels: bool
+    record: bool
 
 
 @lru_cache(maxsize=4096)
-def _choose_carried(keys: tuple[str, ...]) -> tuple[str, ...]:
+def _choose_carried(keys: tuple[str, ...]) -> _Carried:
     # Keys that are no plain strings are those of wrappers such as `fully_shard`, whose state is the operand's own.
-    return tuple(key for key in keys if key not in _NOT_PLAIN and type(key) is str)
+    special = ("_labelled", RECORD)
+    names = tuple(key for key in keys if key not in _NOT_PLAIN and key not in special and type(key) is str)
+    # An `itemgetter` of one name gives no tuple.
+    pick = itemgetter(*names) if len(names) > 1 else lambda own: tuple(own[name] for name in names)
+    return _Carried(names, pick, "_labelled" in keys, RECORD in keys)
 
 
 def _drop_wrapper_hooks(hooks: Any) -> Any:
@@ -137,58 +143,51 @@ def _find_unwrapped(kind: Any) -> Any:
     return next(base for base in kind.__mro__ if not issubclass(base, wrapper))
 
 
-def _link(value: Any, places: Mapping[int, ModelPlace], depth: int) -> Any:
-    """A value with places instead of parts of the model; the value itself if it refers to none."""
-    place = places.get(id(value))
-    if place is not None:
-        return place
-    kind = type(value)
-    if kind is types.MethodType:
-        owner = places.get(id(value.__self__))
-        return value if owner is None else _Bound(partial(types.MethodType, value.__func__), owner)
-    if kind is VirtualTensor:
-        owner = places.get(id(value.owner))
-        return value if owner is None else _Bound(value.rebind, owner)
-    if kind not in _CONTAINERS or not depth or len(value) > _MOST_ITEMS:
-        return value
-    items = list(value.values()) if isinstance(value, dict) else value
-    linked = [_link(each, places, depth - 1) for each in items]
-    if all(new is old for new, old in zip(linked, items, strict=True)):
-        return value
-    return kind(zip(value, linked, strict=True)) if isinstance(value, dict) else kind(linked)
-
-
 def refers_to(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace]) -> bool:
     """Whether a plain attribute of some modules refers to one of the objects with these ids."""
+    references = References(places, strict=False)
     values = (value for module in modules for key, value in module.__dict__.items() if key not in _REGISTRIES)
-    return any(type(value) in _LINKING and _link(value, places, 2) is not value for value in values)
+    return bool(places) and any(may_refer(value) and references.link(value, "") is not value for value in values)
 
 
-def list_places(value: Any) -> set[ModelPlace]:
-    """Return the parts of the model that an attribute of a captured state refers to."""
-    kind = type(value)
-    if kind is _Linked:
-        return list_places(value.value)
-    if kind is ModelPlace:
-        return {value}
-    if kind is _Bound:
-        return {value.owner}
-    if kind not in _CONTAINERS:
-        return set()
-    return set().union(*map(list_places, value.values() if isinstance(value, dict) else value))
+def list_referred(states: Iterable[State]) -> set[ModelPlace]:
+    """Return the parts of the model that attributes of captured states refer to."""
+    linked = (value.value for state in states for value in state.values() if type(value) is _Linked)
+    return set[ModelPlace]().union(*map(list_places, linked))
 
 
 def restore(state: State, tables: Sequence[Any]) -> State:
-    """Attributes for a new module; `tables` has its modules, parameters and buffers by key."""
+    """Return the attributes for a new module.
+
+    Args:
+        state: Captured attributes.
+        tables: The modules, parameters and buffers of the model by key, and a dict of the objects made so far.
+    """
     made: State = {key: OrderedDict() for key in HOOKS}
     made |= state
     if _Linked in map(type, state.values()):
-        made |= {key: _resolve(held.value, tables) for key, held in state.items() if type(held) is _Linked}
-    if RECORD in state:
-        del made[RECORD]
-    if "_labelled" in state and type(state["_labelled"]) is not _Linked:
-        made["_labelled"] = {}
+        for key, value in state.items():
+            if type(value) is _Linked:
+                made[key] = restore_hooks(value, tables) if key in HOOKS else resolve(value.value, tables)
+    for key in (RECORD, SLOTS):
+        made.pop(key, None)
+    if "_labelled" in state:
+        made["_labelled"] = dict(state["_labelled"])
     return made
+
+
+def restore_hooks(hooks: _Linked, tables: Sequence[Any]) -> OrderedDict[int, Any]:
+    """Return the dictionary of hooks for a new module."""
+    return OrderedDict((key, resolve(hook, tables)) for key, hook in hooks.value.items())
+
+
+def restore_slots(module: nn.Module, state: State, tables: Sequence[Any]) -> None:
+    """Give a new module the attributes that its class keeps in `__slots__`."""
+    values = state.get(SLOTS)
+    if values:
+        values = resolve(values.value, tables) if type(values) is _Linked else values
+        for name, value in values.items():
+            object.__setattr__(module, name, value)
 
 
 def select_plain_attributes(state: State) -> tuple[State, list[str]]:
@@ -202,20 +201,7 @@ def select_plain_attributes(state: State) -> tuple[State, list[str]]:
     return plain, [key for key in linked if key not in HOOKS]
 
 
-_UNSEEN = frozenset((RECORD, "_labelled"))
-
-
-def _resolve(value: Any, tables: Sequence[Any]) -> Any:
-    kind = type(value)
-    if kind is ModelPlace:
-        return tables[value.kind][value.key]
-    if kind is _Bound:
-        return value.make(_resolve(value.owner, tables))
-    if kind not in _CONTAINERS:
-        return value
-    if isinstance(value, dict):
-        return kind((key, _resolve(each, tables)) for key, each in value.items())
-    return kind(_resolve(each, tables) for each in value)
+_UNSEEN = frozenset((RECORD, SLOTS, "_labelled"))
 
 
 def assemble(
@@ -240,7 +226,7 @@ def assemble(
     for place in places:
         if place not in modules:
             modules[place] = object.__new__(unwrap_kind(entries[place].kind))
-    tables = modules, parameters, buffers
+    tables: Any = modules, parameters, buffers, {}
     # An empty place is -1.
     held, kept = [*parameters, None], [*buffers, None]
     for place in places:
@@ -255,6 +241,7 @@ def assemble(
             twin: Any = object.__new__(unwrap_kind(entry.kind))
             twin.__setstate__(made)
             made = twin.__dict__
+        restore_slots(modules[place], states[place], tables)
         modules[place].__dict__.update(made)
 
 
@@ -284,12 +271,10 @@ class Facts(NamedTuple):
 
     Attributes:
         restoring: Their copies need the `__setstate__` of their class, as recurrent layers of torch do.
-        labelling: They may own labelled tensors.
         particles: They are particles inside the particle.
     """
 
     restoring: frozenset[int]
-    labelling: tuple[int, ...]
     particles: tuple[int, ...]
 
 
@@ -300,7 +285,6 @@ def facts_of(structure: Structure) -> Facts:
         kinds = [entry.kind for entry in structure.modules]
         known = structure.notes["particles"] = Facts(
             frozenset(place for place, kind in enumerate(kinds) if _restores_itself(kind)),
-            tuple(place for place, kind in enumerate(kinds) if issubclass(kind, LabellingModule)),
             tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
         )
     return known

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,8 +15,8 @@ from torch import nn
 from moduli.layout import Guard, Reading, read
 
 from ._compare import LastSeen, compare
-from ._record import ParticleRecord, Species, build, record_of
-from ._skeleton import State, capture
+from ._record import Event, ParticleRecord, Species, build, record_of
+from ._skeleton import RECORD, State, capture
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, VersionKernelImp, locate
 from .edits import ParticleEdit, protect_modules
 from .errors import StructureError
@@ -37,6 +36,7 @@ def bring_up(module: nn.Module) -> Reading:
 
 def _look(module: nn.Module) -> tuple[ParticleRecord, Reading]:
     """Read a module. A copy of a particle that was not looked at yet is compared with what the original was."""
+    build(module)
     record, reading = record_of(module), read(module)
     version = record.version
     if version is not None and record.structure is None and compare(version.data, module, None) is None:
@@ -48,17 +48,25 @@ def _look(module: nn.Module) -> tuple[ParticleRecord, Reading]:
 def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Reading:
     """Bring a particle to the newest version, its own edits included, or raise and leave it as it was."""
     version: Any = record.version
-    edited = None if record.looks_like(reading) else compare(version.data, module, _recall(record))
-    if version.next_version is not None:
-        edited = _follow(module, record, version, edited)
-        reading = read(module)
-    if edited is not None:
-        version = record.version
-        _advance(module, record, *edited, reading)
-        with Guard(deferred=True):
-            _join_edits(version)
-    else:
-        record.saw(reading)
+    unsettled = version.unsettled
+    if record.journal:
+        version.unsettled = None
+    try:
+        edited = None if record.looks_like(reading) else compare(version.data, module, recall(record))
+        if version.next_version is not None:
+            edited = _follow(module, record, version, edited)
+            reading = read(module)
+        if edited is not None:
+            version = record.version
+            advance(module, record, *edited, reading)
+            with Guard(deferred=True):
+                join_edits(version)
+        else:
+            record.saw(reading)
+            record.journal, record.snapshots = [], {}
+    finally:
+        if record.journal:
+            version.unsettled = unsettled
     version.data.species.members.add(module)
     return reading
 
@@ -105,25 +113,49 @@ def _follow(
     return None
 
 
-def _advance(
+def advance(
     module: nn.Module, record: ParticleRecord, following: VersionDataImp, own: ParticleEdit, reading: Reading
 ) -> None:
     """Link the version that an edit leads to, and note that the particle it was made on is there."""
     version: Any = record.version
-    own.settle()
-    event = following.event(version.data, own.sentence(version.data))
+    own.settle(record.snapshots)
+    events = _describe(module, record, following, own, version.data)
     successor: VersionKernelImp = VersionKernel(following)
     adopt_children(module)
-    states = capture(reading.modules, reading)
+    states = capture(reading.modules, reading, strict=False)
     with Guard(deferred=True):  # nothing in it can fail
-        following.species.events.append(event)
+        following.species.events += events
+        record.journal, record.snapshots = [], {}
         # Other threads may read meanwhile: what looks new must not be taken for the version before.
         version.link(successor, own)
         record.version = successor
         record.saw(reading, states)
 
 
-def _join_edits(later: VersionKernelImp) -> None:
+def _describe(
+    module: nn.Module, record: ParticleRecord, following: VersionDataImp, own: ParticleEdit, before: VersionDataImp
+) -> list[Event]:
+    """Return the events of an edit: one for each addition in the journal, and one for all else."""
+    whole = following.event(before, own.sentence(before))
+    paths = {id(each): f"{path}." if path else "" for path, each in module.named_modules()} if record.journal else {}
+    names = [f"{paths.get(id(owner()), '')}{name}" for owner, name in record.journal]
+    sentences = dict(zip(own.names, own.text, strict=True))
+    single = [name for name in names if name in sentences]
+    others = [text for name, text in zip(own.names, own.text, strict=True) if name not in single]
+    if len(single) + bool(others) < 2:
+        return [whole]
+    events, added = [], set(whole.added)
+    for number, name in enumerate(single, following.number):
+        mine = {each for each in added if each == name or each.startswith(f"{name}.")}
+        added -= mine
+        events.append(Event(number, sentences[name], frozenset(mine), frozenset()))
+    if others:
+        events.append(Event(following.number + len(single), "; ".join(others), frozenset(added), whole.removed))
+    following.number += len(events) - 1
+    return events
+
+
+def join_edits(later: VersionKernelImp) -> None:
     """Make one edit of each two that lead to a version, where nothing is at the version in between.
 
     A particle that was not used for a thousand edits then follows a few, and of a name that was assigned again and again
@@ -133,7 +165,7 @@ def _join_edits(later: VersionKernelImp) -> None:
         before, after = first.particle_updater, middle.particle_updater
         # A version that was pickled is found again by its identifier.
         simple = type(before) is ParticleEdit and type(after) is ParticleEdit and middle.data.uid is None
-        joint = before.join(after) if simple else None  # type: ignore[union-attr]
+        joint = before.join(after) if simple else None
         if joint is None:
             later = middle
             continue
@@ -155,7 +187,7 @@ def _find_previous(version: VersionKernelImp) -> VersionKernelImp | None:
     return previous if previous is not None and previous.next_version is version else None
 
 
-def _recall(record: ParticleRecord) -> LastSeen | None:
+def recall(record: ParticleRecord) -> LastSeen | None:
     """The modules of a particle by identifier, as they were when it was last seen to be at its version."""
     structure, version = record.structure, record.version
     if structure is None or version is None:
@@ -175,6 +207,7 @@ def _recall(record: ParticleRecord) -> LastSeen | None:
 
 
 _BIRTH = threading.Lock()
+_MISSING = object()
 
 
 def give_version(
@@ -193,7 +226,6 @@ def give_version(
 
 def version_of(module: nn.Module) -> VersionKernelImp:
     """The version that a particle is at, its own edits included; it does not follow those of others."""
-    build(module)
     record, reading = _look(module)
     version = record.version
     if version is None:
@@ -215,7 +247,7 @@ def kernel_of(module: nn.Module) -> ParticleKernelImp:
     return kernel
 
 
-class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
+class ModuleKernel(ParticleKernel):
     """The kernel of a live particle: what it tells is what the particle is, and what is done to it is done to the particle."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -224,6 +256,7 @@ class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
     @property
     def version(self) -> Any:
         """The version that the particle is at."""
+        settle_journal(self._module)
         return record_of(self._module).version
 
     @version.setter
@@ -231,7 +264,7 @@ class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
         record_of(self._module).version = version
 
     @property
-    def data(self) -> ParticleDataImp:  # type: ignore[override]
+    def data(self) -> ParticleDataImp:
         """The modules and parameters of the particle."""
         return locate(self._module, self.version.data)
 
@@ -248,7 +281,7 @@ class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
                 adopt_children(self._module)
                 record_of(self._module).saw(read(self._module))
             with Guard(deferred=True):  # nothing in it can fail
-                _join_edits(before)
+                join_edits(before)
 
     def particle_update(self) -> None:
         """Bring the particle to the newest version, through all those in between."""
@@ -262,34 +295,26 @@ def touch(root: nn.Module) -> None:
         return
     species: Species = version.data.species
     with species.lock:
-        for other in species.members - {root}:
-            build(other)
+        # Members are built: those that are not cannot have been edited.
+        for other in list(species.members):
             at = record_of(other).version
             # One that lags has to follow before its own edits count.
-            if at is not None and at.next_version is None and at.data.species is species:
+            if other is not root and at is not None and at.next_version is None and at.data.species is species:
                 bring_up(other)
         bring_up(root)
 
 
-def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], None]) -> None:
-    """Make an edit of an attribute of a module all or nothing, and a new version of the species it is in."""
-    with version_of(root).data.species.lock:
-        bring_up(root)
-        record, own = record_of(root), record_of(module)
-        version, before = version_of(root), _recall(record)
-        with Guard(deferred=True) as guard:
-            guard.mappings(own.order)
-            guard.add(partial(setattr, record, "version", version))
-            protect_modules(guard, module)
-            act()
-            own.order.setdefault(name)
-            reading = read(root)
-            labelled = module.__dict__.get("_labelled", {})
-            edited = compare(version.data, root, before, (module, labelled[name][0] if name in labelled else name))
-            if edited is not None:
-                _advance(root, record, *edited, reading)
-        with Guard(deferred=True):
-            _join_edits(version)
+def settle_journal_of(reference: weakref.ref[nn.Module]) -> None:
+    root = reference()
+    if root is not None:
+        settle_journal(root)
+
+
+def settle_journal(root: nn.Module) -> None:
+    """Make the version of additions that a particle has noted."""
+    record: ParticleRecord | None = root.__dict__.get(RECORD)
+    if record is not None and record.journal:
+        version_of(root)
 
 
 def adopt_children(root: nn.Module, below: nn.Module | None = None) -> None:

@@ -16,7 +16,7 @@ from ._record import Event, ParticleRecord, Species, build, refuse_wrapped
 from ._record import record_of as record_of
 from ._skeleton import RECORD, unwrap_kind
 from .errors import StructureError
-from .kernel import ParticleData, ParticleKernel, VersionData, VersionKernel
+from .kernel import ParticleKernel, VersionKernel
 from .mtype import (
     ROOT_MODULE_ID,
     ConfigDict,
@@ -30,7 +30,7 @@ from .mtype import (
 )
 
 
-class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
+class VersionDataImp:
     """The structure of a species at one version: what every attribute refers to, and every parameter's configuration.
 
     Attributes:
@@ -167,7 +167,7 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
             self.shapes.pop(key, None)
 
 
-class ParticleDataImp(ParticleData[VersionDataImp, "ParticleDataImp"]):
+class ParticleDataImp:
     """The modules and parameters of one particle, by identifier.
 
     Attributes:
@@ -238,10 +238,10 @@ class ParticleDataImp(ParticleData[VersionDataImp, "ParticleDataImp"]):
             del self.params[key]
 
 
-VersionKernelImp: TypeAlias = VersionKernel[VersionDataImp, ParticleDataImp]
+VersionKernelImp: TypeAlias = VersionKernel
 """A version of a species of modules."""
 
-ParticleKernelImp: TypeAlias = ParticleKernel[VersionDataImp, ParticleDataImp]
+ParticleKernelImp: TypeAlias = ParticleKernel
 """The kernel of a particle made of modules."""
 
 
@@ -400,7 +400,8 @@ class NytoModuleBase(nn.Module):
         root = self._particle_root
         if root is self:
             return ROOT_MODULE_ID
-        return next(key for key, module in kernel_of(root).data.modules.items() if module is self)
+        data: ParticleDataImp = kernel_of(root).data
+        return next(key for key, module in data.modules.items() if module is self)
 
     @property
     def _version_kernel(self) -> VersionKernelImp:

@@ -8,7 +8,7 @@ were edited refer to what the metadata says. The documented updaters are names f
 from __future__ import annotations
 
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from moduli.layout import Guard
 
-from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, list_places, refers_to, restore
+from ._references import ModelPlace, resolve
+from ._skeleton import HOOKS, RECORD, State, capture, list_referred, refers_to, restore, restore_slots
 from .base import ParticleDataImp, VersionDataImp
 from .errors import StructureError
-from .kernel import ParticleUpdater, VersionUpdater
 from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict, ParamID
 
 __all__ = ["ParticleEdit", "VersionEdit", "clone_param", "protect_modules"]
@@ -51,7 +51,7 @@ def protect_modules(guard: Guard, *modules: nn.Module) -> None:
 
 
 @dataclass(eq=False)
-class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
+class ParticleEdit:
     """An edit, as a particle sees it.
 
     Attributes:
@@ -67,7 +67,8 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         attributes: Plain attributes that came with an edit of a plain module; None for those that went.
         hooks: Hooks that came with it; None for those that went.
         labels: The labels of edited modules.
-        text: The edit in words.
+        text: The edit in words, a sentence for each attribute.
+        names: The dotted names of those attributes.
     """
 
     module_id: ModuleID
@@ -83,6 +84,7 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
     hooks: dict[ModuleID, dict[str, dict[int, Any]]] = field(default_factory=dict)
     labels: dict[ModuleID, dict[str, Any]] = field(default_factory=dict)
     text: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     _owner: weakref.ref[ParticleDataImp] | None = None
 
     def __post_init__(self) -> None:
@@ -107,9 +109,13 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         self._owner = weakref.ref(pdata)
         return self
 
-    def settle(self) -> None:
-        """Keep copies of the values as they are now, instead of those of the particle that started the edit."""
-        self.add_modules, self.add_params = self._copies(None)
+    def settle(self, snapshots: Snapshots | None = None) -> None:
+        """Keep copies of the values instead of those of the particle that started the edit.
+
+        Args:
+            snapshots: Copies that were made at the edit, with the tensors they are of, by `id`; others are made now.
+        """
+        self.add_modules, self.add_params = self._copies(None, snapshots or {})
         self.buffers = {key: _copy_to(held, None) for key, held in self.buffers.items()}
 
     def run(self, pdata: ParticleDataImp) -> None:
@@ -119,9 +125,9 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
             raise StructureError("this edit has not been told the metadata of the next version")
         starts = self.owner is pdata
         device = None if starts else _device_of(pdata)
-        added, values = (self.add_modules, self.add_params) if starts else self._copies(device)
+        added, values = (self.add_modules, self.add_params) if starts else self._copies(device, {})
         modules, params = {**pdata.modules, **added}, {**pdata.params, **values}
-        tables: Any = modules, params, {}
+        tables: Any = modules, params, {}, {}
         changes: list[tuple[nn.Module, State, State]] = []
         for key in {*self.touched, *added}:
             module, each = modules[key], meta[key]
@@ -151,32 +157,33 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         if not starts:
             for key, hooks in self.hooks.items():
                 for name, changed in hooks.items():
-                    held = modules[key].__dict__[name]
-                    held.update(changed)
-                    for hook in [hook for hook, function in held.items() if function is None]:
-                        del held[hook]
+                    own = modules[key].__dict__[name]
+                    own.update((each, resolve(hook, tables)) for each, hook in changed.items())
+                    for each in [each for each, hook in own.items() if hook is None]:
+                        del own[each]
         pdata.modules = OrderedDict((k, m) for k, m in modules.items() if k not in self.remove_modules)
         pdata.params = OrderedDict((k, p) for k, p in params.items() if k not in self.remove_params)
         if starts:
             self.settle()
 
-    def _copies(self, device: torch.device | None) -> tuple[ModuleDict, ParamDict]:
+    def _copies(self, device: torch.device | None, snapshots: Snapshots) -> tuple[ModuleDict, ParamDict]:
         """Copies of what is new."""
-        params = OrderedDict((key, _copy_to(p, device)) for key, p in self.add_params.items())
+        params = OrderedDict((key, _copy_to(p, device, snapshots)) for key, p in self.add_params.items())
         places = {id(m): ModelPlace(0, key) for key, m in self.add_modules.items()}
         places |= {id(p): ModelPlace(1, key) for key, p in self.add_params.items()}
         buffers: dict[int, Tensor] = {}
         for module in self.add_modules.values():
             for held in module._buffers.values():
                 if held is not None and id(held) not in buffers:
-                    buffers[id(held)] = _copy_to(held, device)
+                    buffers[id(held)] = _copy_to(held, device, snapshots)
                     places[id(held)] = ModelPlace(2, id(held))
         made: ModuleDict = OrderedDict((key, object.__new__(type(m))) for key, m in self.add_modules.items())
-        tables = made, params, buffers
-        states = capture(self.add_modules.values(), places)
+        tables: Any = made, params, buffers, {}
+        states = capture(self.add_modules.values(), places, strict=False)
         for (key, source), state in zip(self.add_modules.items(), states, strict=True):
             twin = made[key].__dict__
             twin.update(restore(state, tables))
+            restore_slots(made[key], state, tables)
             # The metadata says what else the registries hold when a particle is brought along.
             twin["_buffers"] = {n: None if b is None else buffers[id(b)] for n, b in source._buffers.items()}
             if RECORD in state:
@@ -202,8 +209,7 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
             for key, state in self.attributes.items()
             if key not in later.remove_modules
         }
-        referred = (list_places(value) for state in attributes.values() for value in state.values())
-        if meta is None or refers_to(modules.values(), gone) or any(places & removed for places in referred):
+        if meta is None or refers_to(modules.values(), gone) or list_referred(attributes.values()) & removed:
             return None
         modules.update(later.add_modules)
         params = OrderedDict((k, p) for k, p in self.add_params.items() if k not in later.remove_params)
@@ -227,7 +233,8 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
             own = joint.hooks.setdefault(key, {})
             own.update({name: own.get(name, {}) | changed for name, changed in hooks.items()})
         joint.labels = {k: v for k, v in self.labels.items() if k not in later.remove_modules} | later.labels
-        joint.text = list(dict.fromkeys((*self.text, *later.text)))
+        sentences = dict(zip((*self.text, *later.text), (*self.names, *later.names), strict=True))
+        joint.text, joint.names = list(sentences), list(sentences.values())
         return joint
 
     def sentence(self, vdata: VersionDataImp) -> str:
@@ -241,15 +248,20 @@ def _device_of(pdata: ParticleDataImp) -> torch.device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-def _copy_to(value: Any, device: torch.device | None) -> Any:
-    """A copy of a tensor on a device, or where it is; a parameter stays one."""
+Snapshots = dict[int, tuple[Tensor, Tensor]]
+
+
+def _copy_to(value: Any, device: torch.device | None, snapshots: Snapshots | None = None) -> Any:
+    """A copy of a tensor on a device, or where it is, or the one that was made before; a parameter stays one."""
     if value is None:
         return None
-    made = value.detach().to(value.device if device is None else device, copy=True)
+    source, made = (snapshots or {}).get(id(value), (None, value))
+    if source is not value:
+        made = value.detach().to(value.device if device is None else device, copy=True)
     return nn.Parameter(made, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else made
 
 
-class VersionEdit(VersionUpdater[VersionDataImp, ParticleDataImp]):
+class VersionEdit(ABC):
     """An edit of one attribute, as the species sees it. Subclasses say what it does to the module."""
 
     def __init__(self, module_id: ModuleID, attr_name: str) -> None:
@@ -271,7 +283,7 @@ class VersionEdit(VersionUpdater[VersionDataImp, ParticleDataImp]):
         self.owner_modules, self.owner_params = pdata.modules, pdata.params
         return self
 
-    def run(self, vdata: VersionDataImp) -> tuple[VersionDataImp, ParticleUpdater[VersionDataImp, ParticleDataImp]]:
+    def run(self, vdata: VersionDataImp) -> tuple[VersionDataImp, ParticleEdit]:
         """Edit the particle that starts it; gives the metadata of the next version, and what brings particles there."""
         from ._compare import LastSeen, compare
 

@@ -1,132 +1,31 @@
-"""Versions: the core of the room, which knows nothing of torch.
+"""Versions: which edits lead from one structure of a species to the next, and what brings particles along.
 
 A species of particles has versions, each a `VersionKernel` that holds the metadata of the structure at that time. An
-edit links a new version behind the newest one, together with a `ParticleUpdater` that repeats the edit on any particle
-which is still at the old version. Links that count point forward only, so a version that no
-particle is at is freed.
-
-* `VersionData` and `ParticleData` are what a version and a particle consist of;
-* `VersionUpdater` and `ParticleUpdater` are one edit, as seen by the species and by a particle;
-* `VersionKernel` and `ParticleKernel` run them, all or nothing;
-* `Particle` and `Product` are the two forms of a value: a whole object, and the light form that arithmetic runs on.
+edit links a new version behind the newest one, together with an updater that repeats the edit on any particle which is
+still at the old version. Links that count point forward only, so a version that no particle is at is freed.
 """
 
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar
+from typing import Any
 
 from moduli.layout import Guard
 
-from ._operators import InPlaceOperators, Operators
+from .._deprecated import move as _move
 from .errors import StructureError
 
-Tvdata = TypeVar("Tvdata", bound="VersionData[Any, Any]")
-Tpdata = TypeVar("Tpdata", bound="ParticleData[Any, Any]")
-Tproduct = TypeVar("Tproduct", bound="Product[Any]")
-Tparticle = TypeVar("Tparticle", bound="Particle[Any]")
+__getattr__ = _move(
+    __name__,
+    "moduli.compat.nytorch",
+    ("VersionData", "ParticleData", "VersionUpdater", "ParticleUpdater", "Product", "Particle"),
+    since="0.3",
+    until="0.4",
+)
 
 
-class VersionData(ABC, Generic[Tvdata, Tpdata]):
-    """The metadata of one version of a species. Once made it does not change: the next version gets a changed copy.
-
-    Example:
-        >>> from moduli.particles.kernel import VersionData
-        >>> class Names(VersionData):
-        ...     def __init__(self, names): self.names = names
-        ...     def copy(self): return Names(list(self.names))
-        ...     def init_kernel(self, kernel): pass
-        ...     def init_particle(self, pdata): pass
-        >>> Names(["w"]).copy().names
-        ['w']
-    """
-
-    @abstractmethod
-    def copy(self) -> Tvdata:
-        """A deep copy."""
-
-    @abstractmethod
-    def init_kernel(self, kernel: VersionKernel[Tvdata, Tpdata]) -> None:
-        """Prepare the version that is about to hold this metadata."""
-
-    @abstractmethod
-    def init_particle(self, pdata: Tpdata) -> None:
-        """Put a particle's data in order when it enters the version."""
-
-
-class ParticleData(ABC, Generic[Tvdata, Tpdata]):
-    """What one particle consists of.
-
-    Example:
-        >>> from moduli.particles.kernel import ParticleData
-        >>> class Values(ParticleData):
-        ...     def __init__(self, values): self.values = values
-        ...     def copy(self, vdata): return Values(dict(self.values))
-        ...     def init_kernel(self, kernel): pass
-        >>> Values({"w": 1.0}).copy(None).values
-        {'w': 1.0}
-    """
-
-    @abstractmethod
-    def copy(self, vdata: Tvdata) -> Tpdata:
-        """A copy that refers to the same parameters."""
-
-    @abstractmethod
-    def init_kernel(self, kernel: ParticleKernel[Tvdata, Tpdata]) -> None:
-        """Prepare the particle kernel that is about to hold this data."""
-
-
-class VersionUpdater(ABC, Generic[Tvdata, Tpdata]):
-    """An edit, as the species sees it. Its methods are called in the order below.
-
-    Example:
-        >>> from moduli.particles.kernel import VersionUpdater
-        >>> [name for name in ("set_version_data", "set_particle_data", "run") if name in VersionUpdater.__abstractmethods__]
-        ['set_version_data', 'set_particle_data', 'run']
-    """
-
-    @abstractmethod
-    def set_version_data(self, vdata: Tvdata) -> Self:
-        """Receive the metadata of the current version."""
-
-    @abstractmethod
-    def set_particle_data(self, pdata: Tpdata) -> Self:
-        """Receive the data of the particle that starts the edit."""
-
-    @abstractmethod
-    def run(self, vdata: Tvdata) -> tuple[Tvdata, ParticleUpdater[Tvdata, Tpdata]]:
-        """Make the metadata of the next version, and what brings particles there."""
-
-
-class ParticleUpdater(ABC, Generic[Tvdata, Tpdata]):
-    """An edit, as a particle sees it. The setters are called once, in the order below, and `run` once per particle.
-
-    Example:
-        >>> from moduli.particles.kernel import ParticleUpdater
-        >>> sorted(ParticleUpdater.__abstractmethods__)
-        ['run', 'set_next_version_data', 'set_particle_data', 'set_version_data']
-    """
-
-    @abstractmethod
-    def set_version_data(self, vdata: Tvdata) -> Self:
-        """Receive the metadata of the version that particles come from."""
-
-    @abstractmethod
-    def set_next_version_data(self, vdata: Tvdata) -> Self:
-        """Receive the metadata of the version that particles go to."""
-
-    @abstractmethod
-    def set_particle_data(self, pdata: Tpdata) -> Self:
-        """Receive the data of the particle that starts the edit."""
-
-    @abstractmethod
-    def run(self, pdata: Tpdata) -> None:
-        """Bring one particle to the next version, or raise and leave it as it was."""
-
-
-class VersionKernel(Generic[Tvdata, Tpdata]):
+class VersionKernel:
     """One version of a species.
 
     Attributes:
@@ -145,19 +44,32 @@ class VersionKernel(Generic[Tvdata, Tpdata]):
         (False, True)
     """
 
-    def __init__(self, data: Tvdata) -> None:
-        self.next_version: VersionKernel[Tvdata, Tpdata] | None = None
-        self.particle_updater: ParticleUpdater[Tvdata, Tpdata] | None = None
-        self.previous: weakref.ref[VersionKernel[Tvdata, Tpdata]] | None = None
+    def __init__(self, data: Any) -> None:
+        self._next: VersionKernel | None = None
+        # Makes the next version of edits that were made already, when it is asked for.
+        self.unsettled: Callable[[], None] | None = None
+        self.particle_updater: Any = None
+        self.previous: weakref.ref[VersionKernel] | None = None
         data.init_kernel(self)
         self.data = data
+
+    @property
+    def next_version(self) -> VersionKernel | None:
+        """The version that an edit made from this one, or None while it is the newest."""
+        if self.unsettled is not None:
+            self.unsettled()
+        return self._next
+
+    @next_version.setter
+    def next_version(self, version: VersionKernel | None) -> None:
+        self._next = version
 
     @property
     def is_newest(self) -> bool:
         """Whether no edit has been made from this version."""
         return self.next_version is None
 
-    def version_update(self, version_updater: VersionUpdater[Tvdata, Tpdata], particle_data: Tpdata) -> None:
+    def version_update(self, version_updater: Any, particle_data: Any) -> None:
         """Link the next version. No particle is moved yet.
 
         Args:
@@ -175,10 +87,10 @@ class VersionKernel(Generic[Tvdata, Tpdata]):
         version_updater.set_particle_data(particle_data)
         data, updater = version_updater.run(self.data)
         updater.set_version_data(self.data).set_next_version_data(data).set_particle_data(particle_data)
-        following: VersionKernel[Tvdata, Tpdata] = VersionKernel(data)
+        following: VersionKernel = VersionKernel(data)
         self.link(following, updater)
 
-    def link(self, following: VersionKernel[Tvdata, Tpdata], updater: ParticleUpdater[Tvdata, Tpdata]) -> None:
+    def link(self, following: VersionKernel, updater: Any) -> None:
         """Let a version be the next one after this.
 
         Args:
@@ -189,7 +101,7 @@ class VersionKernel(Generic[Tvdata, Tpdata]):
         # Other threads may read meanwhile: there is no call in between.
         self.next_version, self.particle_updater = following, updater
 
-    def particle_update(self, particle_data: Tpdata) -> None:
+    def particle_update(self, particle_data: Any) -> None:
         """Bring a particle from this version to the next.
 
         Raises:
@@ -205,12 +117,12 @@ class VersionKernel(Generic[Tvdata, Tpdata]):
         self.next_version = None
         self.particle_updater = None
 
-    def copy(self) -> VersionKernel[Tvdata, Tpdata]:
+    def copy(self) -> VersionKernel:
         """A version that shares this one's metadata and has no successor."""
         return VersionKernel(self.data)
 
 
-class ParticleKernel(Generic[Tvdata, Tpdata]):
+class ParticleKernel:
     """One particle: its version, and its data.
 
     Attributes:
@@ -225,16 +137,16 @@ class ParticleKernel(Generic[Tvdata, Tpdata]):
         [(2, 3), (2,)]
     """
 
-    def __init__(self, version: VersionKernel[Tvdata, Tpdata], data: Tpdata) -> None:
+    def __init__(self, version: VersionKernel, data: Any) -> None:
         self.version = version
         data.init_kernel(self)
         self.data = data
 
-    def create(self, data: Tpdata) -> ParticleKernel[Tvdata, Tpdata]:
+    def create(self, data: Any) -> ParticleKernel:
         """Another particle of the species, at the same version."""
         return ParticleKernel(self.version, data)
 
-    def version_update(self, version_updater: VersionUpdater[Tvdata, Tpdata]) -> None:
+    def version_update(self, version_updater: Any) -> None:
         """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
         self.particle_update()
         version, data = self.version, self.data
@@ -251,107 +163,8 @@ class ParticleKernel(Generic[Tvdata, Tpdata]):
             self.version.particle_update(self.data)
             self.version = self.version.next_version
 
-    def detach(self) -> ParticleKernel[Tvdata, Tpdata]:
+    def detach(self) -> ParticleKernel:
         """The same data as a particle of a new species, which starts with a copy of this version's metadata."""
         data = self.version.data.copy()
-        version: VersionKernel[Tvdata, Tpdata] = VersionKernel(data)
+        version: VersionKernel = VersionKernel(data)
         return ParticleKernel(version, self.data.copy(data))
-
-
-class Product(Operators, ABC, Generic[Tparticle]):
-    """The light form of a particle, on which chains of operations run; made and left by `product()` and `particle()`.
-
-    A subclass that defines `unary_operator(fn)`, with `fn(value, config)`, and `binary_operator(other, fn)`, with
-    `fn(value, other_value, config)`, has all operators; it may also define operators itself.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import adopt
-        >>> net = adopt(torch.nn.Linear(3, 2))
-        >>> torch.equal((2 * net.product() + 1).particle().weight, 2 * net.weight + 1)
-        True
-    """
-
-    def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        apply = getattr(self, "unary_operator", None)
-        if apply is None:
-            return super()._unary(fn)
-        return apply(lambda value, config: fn(value) if _takes_part(config) else value)
-
-    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        apply = getattr(self, "binary_operator", None)
-        if apply is None:
-            return super()._binary(fn, other, reflected)
-        if not isinstance(other, Product):
-            return self._unary(lambda value: fn(other, value) if reflected else fn(value, other))
-        left, right = (other, self) if reflected else (self, other)
-        act: Callable[[Any, Any, Any], Any] = lambda x, y, config: fn(x, y) if _takes_part(config) else x  # noqa: E731
-        return getattr(left, "binary_operator")(right, act)  # noqa: B009
-
-    @abstractmethod
-    def particle(self) -> Tparticle:
-        """The particle with these values."""
-
-    @abstractmethod
-    def clone(self) -> Self:
-        """A product with copies of the values."""
-
-    @abstractmethod
-    def rand(self) -> Self:
-        """A product with values drawn uniformly from [0, 1)."""
-
-    @abstractmethod
-    def randn(self) -> Self:
-        """A product with values drawn from the standard normal distribution."""
-
-
-class Particle(InPlaceOperators, ABC, Generic[Tproduct]):
-    """A whole object seen as one point of its species' space.
-
-    A subclass says how it becomes a `Product` and takes one over; every operation follows from that.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> from moduli.particles.kernel import Particle
-        >>> isinstance(NytoModule(), Particle)
-        True
-    """
-
-    @abstractmethod
-    def product(self) -> Tproduct:
-        """The product with this particle's values."""
-
-    @abstractmethod
-    def product_(self, product: Tproduct) -> Self:
-        """Copy the values of a product into this particle."""
-
-    def clone(self) -> Self:
-        """A particle with copies of the values."""
-        return self.product().clone().particle()  # type: ignore[no-any-return]
-
-    def rand(self) -> Self:
-        """A particle with values drawn uniformly from [0, 1)."""
-        return self.product().rand().particle()  # type: ignore[no-any-return]
-
-    def randn(self) -> Self:
-        """A particle with values drawn from the standard normal distribution."""
-        return self.product().randn().particle()  # type: ignore[no-any-return]
-
-    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        if isinstance(other, Particle):
-            other = other.product()
-        made = fn(other, self.product()) if reflected else fn(self.product(), other)
-        return made.particle()
-
-    def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return fn(self.product()).particle()
-
-    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
-        if isinstance(other, Particle):
-            other = other.product()
-        return self.product_(fn(self.product(), other))
-
-
-def _takes_part(config: Any) -> bool:
-    return bool(getattr(config, "operational", True))

@@ -8,15 +8,14 @@ per-member numbers, a row (1, P) shared by all members, or a whole matrix.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from moduli import particles
-from moduli.layout import Group, Guard, Layout, diff, layout_and_tensors
-from moduli.nn import labels_of
+from moduli.layout import Alignment, AxesError, Group, Guard, Layout, align, diff, read
 from moduli.particles import StructureError
 
 from ._core import Core, Values, allocate
@@ -47,7 +46,7 @@ class Arithmetic(particles.InPlaceOperators, Core):
                 if out is None and _is_spare(pop) and particles.is_temporary(count, which, reflected and not which):
                     out = pop._values
         made = operate(self, fn, values, reflected, out)
-        on_buffers = make_buffer_operation(fn, other, reflected) if self._buffers else None
+        on_buffers = make_buffer_operation(self, fn, other, reflected) if self._buffers else None
         return self._finish_result(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
 
     def _unary(self, fn: Any) -> Self:
@@ -73,7 +72,7 @@ class Arithmetic(particles.InPlaceOperators, Core):
         if not self._buffers:
             buffers = {}
         elif module is not None:
-            buffers = repeat_buffers(module, self._count)
+            buffers = repeat_buffers(match(self, module)[1], self._count)
         else:
             buffers = self._keep_buffers(buffer)
         return self._make_alike(values, self._count, buffers)
@@ -127,10 +126,10 @@ def read_operand(pop: Core, other: Any, fn: Any) -> list[Any] | None:
     """
     values: list[Any]
     if isinstance(other, Core):
-        check_match(pop, other)
-        values = other._values.matrices
+        check_count(pop, other)
+        values = match(pop, other)[0]
     elif isinstance(other, nn.Module):
-        values = rows(pop, other)
+        values = match(pop, other)[0]
     else:
         value = particles.read_number(other)
         if value is None:
@@ -144,47 +143,75 @@ def read_operand(pop: Core, other: Any, fn: Any) -> list[Any] | None:
     return values
 
 
-def check_match(ours: Core, theirs: Core) -> None:
-    """Check that two populations can be combined member by member.
-
-    Raises:
-        StructureError: If their structures, sizes or devices differ.
-    """
+def check_count(ours: Core, theirs: Core) -> None:
+    """Raise StructureError if two populations have different numbers of members."""
     if ours._count != theirs._count:
         raise StructureError(
             f"cannot combine populations of {ours._count} and {theirs._count} members; choose as many with pop[...], or "
             "combine with one member, as in `pop - other[0]`"
         )
-    if ours.layout is not theirs.layout:
-        _same(ours.layout, theirs.layout, ours.template, theirs.template)
 
 
-def _same(ours: Layout, theirs: Layout, left: nn.Module, right: nn.Module) -> None:
+def match(pop: Core, other: Core | nn.Module) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Return the values of another population or of a module as this population has them: its structure, its labels.
+
+    Args:
+        pop: The population that decides.
+        other: What is brought into its order.
+
+    Returns:
+        The matrix of each group, of one row for a module; and the buffers by name, stacked where the matrices are.
+
+    Raises:
+        StructureError: If the structures, labels or devices differ.
+    """
+    if isinstance(other, Core):
+        if other.layout is pop.layout:
+            return other._values.matrices, other._buffers
+        alignment = _align(pop, other.layout, other.template)
+        if alignment is None:
+            return other._values.matrices, other._buffers
+        tensors = alignment.reorder_parameters(other.layout.views(other._values.matrices), 1)
+        rows = [[tensors[i].reshape(len(other), -1) for i in group.indices] for group in pop.layout.groups]
+        return [torch.cat(parts, 1) for parts in rows], _reorder_buffers(alignment, other.layout, other._buffers, 1)
+    seen = read(other)
+    layout, tensors = seen.structure.layout, seen.parameters
+    buffers = {entry.name: held for entry, held in zip(layout.buffers, seen.buffers, strict=True)}
+    alignment = _align(pop, layout, other)
+    if alignment is not None:
+        tensors = alignment.reorder_parameters(tensors)
+        buffers = _reorder_buffers(alignment, layout, buffers, 0)
+    return pop.layout.pack([tensor.detach() for tensor in tensors]) if tensors else [], buffers
+
+
+def _align(pop: Core, layout: Layout, module: nn.Module) -> Alignment | None:
+    """Return how a model gets the order of labels of a population; raise StructureError if they do not fit."""
+    refused = f"cannot combine a population of {type(pop.template).__name__} with {type(module).__name__}"
+    try:
+        alignment = align(pop.layout, layout)
+    except AxesError as error:
+        raise StructureError(f"{refused}: {error}") from error
+    theirs = layout if alignment is None else alignment.layout
+    if pop.layout is not theirs:
+        _check_same(pop.layout, theirs, refused)
+    return alignment
+
+
+def _reorder_buffers(
+    alignment: Alignment, layout: Layout, buffers: Mapping[str, Tensor], lead: int
+) -> dict[str, Tensor]:
+    names = [entry.name for entry in layout.buffers]
+    return dict(zip(names, alignment.reorder_buffers([buffers[name] for name in names], lead), strict=True))
+
+
+def _check_same(ours: Layout, theirs: Layout, refused: str) -> None:
     if ours.entries is not theirs.entries and ours.fingerprint != theirs.fingerprint:
-        raise StructureError(
-            f"cannot combine a population of {type(left).__name__} with {type(right).__name__}: {diff(ours, theirs)}"
-        )
+        raise StructureError(f"{refused}: {diff(ours, theirs)}")
     for x, y in zip(ours, theirs, strict=True):
         if x.device != y.device:
             raise StructureError(
                 f"{x.name!r} is on {x.device} in the population and on {y.device} in the other operand"
             )
-
-
-def rows(pop: Core, module: nn.Module) -> list[Tensor]:
-    """The values of one module, as a row for each group."""
-    layout, tensors = layout_and_tensors(module)
-    if _owns_labels(module) and _owns_labels(pop.template):
-        layout, tensors = pop.layout, particles.matching_values(pop.template, module)
-    elif layout is not pop.layout:
-        _same(pop.layout, layout, pop.template, module)
-    if not tensors:
-        return []
-    return layout.pack([tensor.detach() for tensor in tensors])
-
-
-def _owns_labels(module: nn.Module) -> bool:
-    return any(labels_of(each) for each in module.modules())
 
 
 def broadcast(pop: Core, value: Tensor) -> list[Any]:
@@ -237,9 +264,9 @@ def _cast(value: Tensor, group: Group) -> Tensor:
 
 def _is_spare(pop: Any) -> bool:
     """Whether a population, if nothing refers to it, can be written over."""
-    return (
-        isinstance(pop, Core) and pop._parent is None and not (pop._leaves or pop._members) and pop._values.is_spare()
-    )
+    if not isinstance(pop, Core) or pop._parent is not None:
+        return False
+    return not (pop._leaves or pop._members or pop._members.leaves) and pop._values.is_spare()
 
 
 def operate(left: Core, fn: Any, values: list[Any], reflected: bool, out: Values | None) -> Values:
@@ -262,9 +289,9 @@ def operate(left: Core, fn: Any, values: list[Any], reflected: bool, out: Values
         return out
 
 
-def make_buffer_operation(fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
+def make_buffer_operation(pop: Core, fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
     """What an operation does to a buffer that takes part in it."""
-    theirs = dict(other.named_buffers()) if isinstance(other, nn.Module | Core) else None
+    theirs = match(pop, other)[1] if isinstance(other, nn.Module | Core) else None
     value: Any = particles.read_number(other) if theirs is None else None
     columns = isinstance(value, Tensor) and value.dim() > 0
     if columns and value.dim() > 1 and value.shape[1:] != (1,):

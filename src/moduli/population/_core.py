@@ -69,7 +69,7 @@ class Core:
                 vectors = pop.layout.pack([t.detach() for t in tensors])
                 for matrix, vector in zip(pop._values.matrices, vectors, strict=True):
                     matrix.copy_(vector)
-            pop._buffers = repeat_buffers(template, count)
+            pop._buffers = repeat_buffers(dict(template.named_buffers()), count)
         return pop
 
     def _begin(self, evaluator: PopulationEvaluator) -> None:

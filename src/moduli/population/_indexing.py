@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import selection
 from ._core import Core, Values, allocate
-from ._members import build, row_view, tracks_versions
+from ._members import build, refuse_moved, row_view, tracks_versions
 
 
 class Indexing(Core):
@@ -44,12 +44,15 @@ class Indexing(Core):
         with torch.no_grad(), torch.inference_mode(False):
             matrices = self._values.matrices
             parameters: list[Any] = []
-            for entry, flag in zip(self.layout, self._flags, strict=True):
+            for number, (entry, flag) in enumerate(zip(self.layout, self._flags, strict=True)):
                 if shared:
                     part = matrices[entry.group][place].narrow(0, entry.offset, entry.numel).view(entry.shape)
                 else:
                     part = row_view(matrices[entry.group], place, entry.offset, entry.shape)
-                parameters.append(nn.Parameter(part, requires_grad=flag))
+                leaf = self._members.leaves.get((place, number))
+                if leaf is not None and (leaf.data_ptr(), leaf.dtype) != (part.data_ptr(), part.dtype):
+                    refuse_moved(place, leaf)
+                parameters.append(nn.Parameter(part, requires_grad=flag) if leaf is None else leaf)
             buffers = {
                 name: row_view(
                     held.view(self._count, -1) if held.numel() else held.reshape(self._count, 0),

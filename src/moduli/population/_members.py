@@ -11,9 +11,9 @@ import copy
 import functools
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,15 @@ from torch.nn.modules import module as _torch_module
 
 from moduli.layout import diff, read
 from moduli.nn import Module as LabelledModule
-from moduli.particles import StructureError
+from moduli.particles import StructureError, pin
+
+T = TypeVar("T", bound=nn.Module)
 
 _REMEDY = (
     "a member shares the structure of its population: edit a copy (`copy.deepcopy(pop[i])`), or edit the modules and "
     "build a new population with Population.from_modules"
 )
+_MOVING = "convert the whole population with pop.to(...), or a copy of the member (`copy.deepcopy(pop[{}])`)"
 
 
 # Of each live member what it was when it was made: its structure, parameters with their addresses, and buffers.
@@ -45,11 +48,22 @@ class MemberTensors(NamedTuple):
 
 
 class Members(weakref.WeakValueDictionary[int, nn.Module]):
-    """The live members of one population by index, each as long as a program holds it."""
+    """The live members of one population by index, each as long as a program holds it.
+
+    Attributes:
+        leaves: The live parameters of members, by index of the member and position in the layout. An optimizer may hold
+            them when the member itself is gone; the next module of that member has the same ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves: weakref.WeakValueDictionary[tuple[int, int], nn.Parameter] = weakref.WeakValueDictionary()
 
     def add(self, index: int, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
-        """Remember a member."""
+        """Register a member, its parameters and buffers."""
         _install()
+        self.leaves.update(((index, place), parameter) for place, parameter in enumerate(parameters))
+        pin(member, f"it is member {index} of a population; {_MOVING.format(index)}")
         for module in member.modules():
             _guards[id(module)] = (index, dict(module._buffers))
             weakref.finalize(module, _guards.pop, id(module), None)
@@ -71,11 +85,7 @@ class Members(weakref.WeakValueDictionary[int, nn.Module]):
         for index, member, held in self.visit():
             for parameter, (where, dtype) in zip(held.parameters, held.places, strict=True):
                 if parameter.dtype is not dtype or parameter.data_ptr() != where:
-                    raise StructureError(
-                        f"member {index} was moved out of its population (a parameter is now {parameter.dtype} on "
-                        f"{parameter.device}, in storage of its own); convert the whole population with pop.to(...), or a "
-                        f"copy of the member (`copy.deepcopy(pop[{index}])`)"
-                    )
+                    refuse_moved(index, parameter)
             now = read(member)
             same = [*map(is_, (*now.parameters, *now.buffers), (*held.parameters, *held.buffers))]
             if now.structure is not held.structure or not all(same):
@@ -83,14 +93,23 @@ class Members(weakref.WeakValueDictionary[int, nn.Module]):
                 names = [*layout.names, *(entry.name for entry in layout.buffers)]
                 found = diff(layout, now.structure.layout) or f"{names[same.index(False)]!r} was exchanged"
                 del self[index]
+                for key in [key for key in self.leaves if key[0] == index]:
+                    del self.leaves[key]
                 for module in member.modules():
                     _guards.pop(id(module), None)
                 raise StructureError(f"member {index} was edited, so it is a model of its own now ({found}); {_REMEDY}")
 
     def mark_touched(self) -> None:
         """Let autograd and caches of live members know that their values changed."""
-        for _, _, held in self.visit():
-            torch.autograd.graph.increment_version(held.parameters)
+        torch.autograd.graph.increment_version(list(self.leaves.values()))
+
+
+def refuse_moved(index: int, parameter: Tensor) -> NoReturn:
+    """Raise StructureError for a parameter that is no view of the population any more."""
+    raise StructureError(
+        f"member {index} was moved out of its population (a parameter is now {parameter.dtype} on {parameter.device}, in "
+        f"storage of its own); {_MOVING.format(index)}"
+    )
 
 
 def _refuse(module: nn.Module, name: str, value: Any) -> None:
@@ -126,11 +145,11 @@ def _install() -> None:
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def repeat_buffers(module: nn.Module, count: int) -> dict[str, Tensor]:
-    """Copies of a module's buffers for each of some members, of whom a part or one is a view whatever the strides were."""
+def repeat_buffers(buffers: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Copies of one model's buffers for each of some members, of whom a part or one is a view whatever the strides were."""
     return {
         name: held.detach().expand(count, *held.shape).clone(memory_format=torch.contiguous_format)
-        for name, held in module.named_buffers()
+        for name, held in buffers.items()
     }
 
 
@@ -163,3 +182,20 @@ def build(
         memo[id(held)] = buffers[name]
     made: nn.Module = copy.deepcopy(template, memo)
     return made
+
+
+def copy_model(module: T) -> T:
+    """Return a deep copy of a model.
+
+    Raises:
+        StructureError: If it keeps a tensor that it computed from its parameters, which would not be the members' own.
+    """
+    for path, each in module.named_modules():
+        for name, value in vars(each).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                raise StructureError(
+                    f"{f'{path}.{name}' if path else name!r} is computed from other parameters and kept as an attribute, as "
+                    "pruning and weight_norm do; make it a parameter first (torch.nn.utils.prune.remove, "
+                    "torch.nn.utils.remove_weight_norm), or use torch.nn.utils.parametrize"
+                )
+    return copy.deepcopy(module)

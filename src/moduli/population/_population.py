@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from moduli.particles import StructureError, adopt
 
 from ._calls import Calls
 from ._hosted import HostedPopulation
+from ._members import copy_model
 from ._noise import normal, seeds
 from ._state import State
 from ._statistics import Statistics
@@ -91,22 +91,20 @@ class Population(State, Calls, Variation, Statistics):
         if isinstance(net, nn.Module):
             if args or kwargs:
                 raise TypeError("arguments for the class were given together with a module that is built already")
-            pop = cls._like(adopt(copy.deepcopy(net)), n)
+            pop = cls._like(adopt(copy_model(net)), n)
             _initialise(pop, init, generator)
             return pop
         if not callable(net):
             raise TypeError(f"a population is of a module, or of a class of modules, not of a {type(net).__name__}")
         with _replace_generator(generator):
             pop = cls._like(adopt(net(*args, **kwargs)), n)
-            targets = [*pop.layout.views(pop._values.matrices), *pop._buffers.values()]
             for index in range(1, n):
-                member = net(*args, **kwargs)
-                layout, tensors = layout_and_tensors(member)
-                if layout.fingerprint != pop.layout.fingerprint:
-                    raise StructureError(f"member {index} was made with another structure than member 0")
-                with torch.no_grad():
-                    for target, value in zip(targets, (*tensors, *member.buffers()), strict=True):
-                        target[index].copy_(value)
+                try:
+                    pop.replace([index], net(*args, **kwargs))
+                except StructureError as error:
+                    raise StructureError(
+                        f"member {index} was made with another structure than member 0: {error}"
+                    ) from error
         _initialise(pop, init, generator)
         return pop
 
@@ -131,7 +129,7 @@ class Population(State, Calls, Variation, Statistics):
         nets = list(modules)
         if not nets:
             raise ValueError("a population of no modules has no structure; use Population.of(net, 0)")
-        pop = cls._like(adopt(copy.deepcopy(nets[0])), len(nets))
+        pop = cls._like(adopt(copy_model(nets[0])), len(nets))
         for index, net in enumerate(nets[1:], 1):
             try:
                 pop.replace([index], net)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn  # noqa: F401 - for the examples
 
-from moduli.layout import Guard
+from moduli.layout import Guard, select
+from moduli.nn import align_state_dict
 from moduli.particles import StructureError
 
 from ._core import Values, allocate
@@ -118,8 +119,8 @@ class State(Indexing):
         for place, flag in enumerate(self._flags):
             if self._leaves is not None:
                 self._leaves[place].requires_grad_(flag)
-            for _, _, held in self._members.visit():
-                held.parameters[place].requires_grad_(flag)
+        for (_, place), leaf in list(self._members.leaves.items()):
+            leaf.requires_grad_(self._flags[place])
         return self
 
     def only(self, *patterns: str) -> Self:
@@ -150,12 +151,8 @@ class State(Indexing):
 
     def _match_names(self, patterns: tuple[str, ...]) -> list[bool]:
         """Which parameters have a name that matches one of the patterns."""
-        for pattern in patterns:
-            if pattern != "*" and not any(fnmatchcase(name, pattern) for e in self.layout for name in e.names):
-                raise ValueError(
-                    f"no parameter is called {pattern!r}; there are {', '.join(self.layout.names) or 'none'}"
-                )
-        return [any(fnmatchcase(n, p) for n in e.names for p in patterns) for e in self.layout]
+        chosen = set(select(patterns, [entry.names for entry in self.layout]))
+        return [place in chosen for place in range(len(self.layout))]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the leaves.
@@ -201,9 +198,11 @@ class State(Indexing):
             if leaves is not None:
                 for leaf, view in zip(leaves, layout.views(values.matrices), strict=True):
                     leaf.data = view
+            for (index, place), leaf in list(self._members.leaves.items()):
+                entry = layout.entries[place]
+                leaf.data = row_view(values.matrices[entry.group], index, entry.offset, entry.shape)
+                leaf.grad = None if leaf.grad is None else leaf.grad.to(leaf)
             for index, member, held in held_members:
-                for parameter, entry in zip(held.parameters, layout, strict=True):
-                    parameter.data = row_view(values.matrices[entry.group], index, entry.offset, entry.shape)
                 for old, new in zip(held.buffers, buffers.values(), strict=True):
                     old.data = row_view(new.reshape(self._count, -1), index, 0, new.shape[1:])
                 self._members.add(index, member, held.parameters, held.buffers)
@@ -268,8 +267,11 @@ class State(Indexing):
             {'weight': (5, 2, 3), 'bias': (5, 2)}
         """
         self._check_members()
-        held = {name: held.detach() for name, held in self._state().items()}
-        return held if self._shard is None else {name: self._shard.gather(tensor) for name, tensor in held.items()}
+        gather = (lambda tensor: tensor) if self._shard is None else self._shard.gather
+        state: OrderedDict[str, Tensor] = OrderedDict((n, gather(held.detach())) for n, held in self._state().items())
+        # Labels, as in the state dict of one member.
+        state._metadata = self.template.state_dict()._metadata  # type: ignore[attr-defined]
+        return state
 
     def _state(self) -> dict[str, Tensor]:
         stacks: dict[int, Tensor] = {
@@ -283,14 +285,15 @@ class State(Indexing):
             if isinstance(held, Tensor) and id(held) in stacks
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *, labels: str = "warn") -> None:
         """Copy a `state_dict()` of a population of the same size into this one, all or nothing.
 
         Args:
             state_dict: Stacked tensors by name.
+            labels: What becomes of labelled tensors whose labels the state dict has lost; see `Module.load_state_dict`.
 
         Raises:
-            StructureError: If names, shapes or the number of members differ; nothing is changed.
+            StructureError: If names, shapes, labels or the number of members differ; nothing is changed.
 
         Example:
             >>> from moduli.population import Population
@@ -302,6 +305,11 @@ class State(Indexing):
         self._check_members()
         held = self._state()
         shard = self._shard
+        if self.layout.labelled:
+            try:
+                state_dict = align_state_dict(self.template, state_dict, 1, labels)
+            except ValueError as error:
+                raise StructureError(f"the state does not fit this population: {error}") from error
         if shard is not None:
             fits = {name: isinstance(t, Tensor) and t.shape[:1] == (shard.total,) for name, t in state_dict.items()}
             state_dict = {name: shard.own(t) if fits[name] else t for name, t in state_dict.items()}

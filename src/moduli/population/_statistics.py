@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ._arithmetic import Arithmetic, broadcast, check_match, read_operand
+from ._arithmetic import Arithmetic, broadcast, check_count, match, read_operand
 from ._core import Core, allocate
 
 
@@ -86,9 +86,8 @@ class Statistics(Arithmetic):
         self._check_members()
         self._refuse_shard("the distance of every member to every other")
         whom = self if other is None else other
-        check_match(self._take_members(torch.arange(0)), whom._take_members(torch.arange(0)))  # type: ignore[attr-defined]
         parts = []
-        for x, y in zip(self._matrices(), whom._matrices(), strict=True):
+        for x, y in zip(self._matrices(), widen(match(self, whom)[0]), strict=True):
             a, b = (torch.view_as_real(m).flatten(1) if m.is_complex() else m for m in (x, y))
             parts.append(torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist"))
         return _hypot(parts, (self._count, len(whom)))
@@ -310,11 +309,11 @@ class Statistics(Arithmetic):
         """
         self._check_members()
         for other in others:
-            check_match(self, other)
+            check_count(self, other)
         inert = self._inert()
         with torch.no_grad(), torch.inference_mode(False):
             values = allocate(self.layout, self._count)
-            columns = [self.layout.views(pop._values.matrices) for pop in (self, *others)]
+            columns = [self.layout.views(match(self, pop)[0]) for pop in (self, *others)]
             for place, (entry, out) in enumerate(zip(self.layout, self.layout.views(values.matrices), strict=True)):
                 given = (entry.name,) if named else ()
                 made = columns[0][place] if place in inert else fn(*given, *(column[place] for column in columns))
@@ -328,12 +327,7 @@ class Statistics(Arithmetic):
 
     def _matrices(self) -> list[Tensor]:
         """Return the matrices to be measured: in float32 or wider, since squares of half precision overflow."""
-        held = [matrix.detach() for matrix in self._values.matrices]
-        wide = [torch.promote_types(m.dtype, torch.float32) for m in held]
-        return [
-            m.to(kind) if m.is_floating_point() or m.is_complex() else m.double()
-            for m, kind in zip(held, wide, strict=True)
-        ]
+        return widen(self._values.matrices)
 
     def _read_other(self, other: Any) -> list[Tensor]:
         """Another population's matrices, or the rows of one module or of a tensor, as matrices."""
@@ -356,6 +350,16 @@ class Statistics(Arithmetic):
             made = self._make_alike(values, 1, {name: held[:1].clone() for name, held in self._buffers.items()})
         # A module of its own, not a member of anything.
         return copy.deepcopy(made[0])  # type: ignore[no-any-return, index]
+
+
+def widen(matrices: list[Tensor]) -> list[Tensor]:
+    """Return detached matrices in float32 or wider, integers in float64."""
+    held = [matrix.detach() for matrix in matrices]
+    wide = [torch.promote_types(m.dtype, torch.float32) for m in held]
+    return [
+        m.to(kind) if m.is_floating_point() or m.is_complex() else m.double()
+        for m, kind in zip(held, wide, strict=True)
+    ]
 
 
 def _hypot(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:

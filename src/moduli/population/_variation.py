@@ -15,7 +15,7 @@ from moduli.layout import Guard
 from moduli.particles import StructureError
 
 from . import selection
-from ._arithmetic import check_match, rows
+from ._arithmetic import check_count, match
 from ._core import Values, allocate
 from ._indexing import Indexing
 from ._noise import draw_fractions, find_places, normal, seeds, uniform
@@ -175,14 +175,15 @@ class Variation(Indexing):
         self._check_members()
         if not isinstance(other, Indexing):
             raise TypeError(f"the second parents are a Population, not a {type(other).__name__}")
-        check_match(self, other)
+        check_count(self, other)
+        second, second_buffers = match(self, other)
         keys = self._keys(generator, seeds)
         values = allocate(self.layout, self._count)
         buffers = self._copy_buffers()
         with torch.no_grad(), torch.inference_mode(False):
             masks, weight, from_second = self._masks(kind, rate, keys)
             for index, out in enumerate(values.matrices):
-                ours, theirs = self._values.matrices[index], other._values.matrices[index]
+                ours, theirs = self._values.matrices[index], second[index]
                 if weight is not None and (ours.is_floating_point() or ours.is_complex()):
                     torch.lerp(ours, theirs, weight.to(ours.device, ours.dtype).reshape(-1, 1), out=out)
                 elif weight is not None:
@@ -192,7 +193,7 @@ class Variation(Indexing):
             for name, chosen in from_second.items():
                 held = buffers[name]
                 pick = chosen.to(held.device).reshape(-1, *[1] * (held.dim() - 1))
-                buffers[name] = torch.where(pick, other._buffers[name], held)
+                buffers[name] = torch.where(pick, second_buffers[name], held)
         return self._make_alike(values, self._count, buffers)
 
     def replace(self, index: Any, source: Any) -> None:
@@ -225,12 +226,13 @@ class Variation(Indexing):
         if isinstance(source, Indexing):
             if len(source) != len(places):
                 raise StructureError(f"{len(places)} members cannot be replaced by {len(source)}")
-            check_match(self._take_members(places[:0]), source._take_members(places[:0]))
-            parts: list[Tensor] = [matrix.detach().clone() for matrix in source._values.matrices]
-            buffers = {name: held.clone() for name, held in source._buffers.items()}
+            matrices, held_buffers = match(self, source)
+            parts: list[Tensor] = [matrix.detach().clone() for matrix in matrices]
+            buffers = {name: held.clone() for name, held in held_buffers.items()}
         elif isinstance(source, nn.Module):
-            parts = [row.expand(len(places), -1) for row in rows(self, source)]
-            buffers = {n: b.detach().expand(len(places), *b.shape) for n, b in source.named_buffers()}
+            matrices, held_buffers = match(self, source)
+            parts = [row.expand(len(places), -1) for row in matrices]
+            buffers = {name: held.detach().expand(len(places), *held.shape) for name, held in held_buffers.items()}
         else:
             raise TypeError(f"members are replaced by a Population or a module, not by a {type(source).__name__}")
         shapes = [{name: held.shape[1:] for name, held in each.items()} for each in (self._buffers, buffers)]

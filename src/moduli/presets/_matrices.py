@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import m
+from .. import layout, m
 from ..optim import Module
 from ._descent import _decay
 
@@ -27,7 +26,7 @@ class _IsHidden:
             return False
         if isinstance(owner, torch.nn.Embedding | torch.nn.EmbeddingBag):
             return False
-        return name is None or not any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in self.patterns)
+        return name is None or not layout.match_name(name.lower(), self.patterns)
 
 
 def _muon(matrices: Sequence[Module], rest: Module, adam: str, weight_decay: Any, lr: Any) -> list[Module]:

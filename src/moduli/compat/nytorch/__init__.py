@@ -1,7 +1,7 @@
 """Every name of nytorch in one place, with the behaviour that its documentation describes.
 
 A program that says `from nytorch import NytoModule` says `from moduli.compat.nytorch import NytoModule`. Of that package's
-modules `particle_module`, `particle_updater`, `utils` and `version_updater` are here; `base`, `kernel`, `module` and `mtype`
+modules `kernel`, `particle_module`, `particle_updater`, `utils` and `version_updater` are here; `base`, `module` and `mtype`
 are those of `moduli.particles`. Where moduli means something else, `docs/from-nytorch.md` says what, and how to write the
 old meaning.
 
@@ -20,7 +20,6 @@ import types as _types
 import typing as _typing
 
 from ...particles import base as base
-from ...particles import kernel as kernel
 from ...particles import module as module
 from ...particles import mtype as mtype
 from ...particles.base import NytoModuleBase as NytoModuleBase
@@ -29,14 +28,6 @@ from ...particles.base import ParticleKernelImp as ParticleKernelImp
 from ...particles.base import VersionDataImp as VersionDataImp
 from ...particles.base import VersionKernelImp as VersionKernelImp
 from ...particles.base import create_new_group as create_new_group
-from ...particles.kernel import Particle as Particle
-from ...particles.kernel import ParticleData as ParticleData
-from ...particles.kernel import ParticleKernel as ParticleKernel
-from ...particles.kernel import ParticleUpdater as ParticleUpdater
-from ...particles.kernel import Product as Product
-from ...particles.kernel import VersionData as VersionData
-from ...particles.kernel import VersionKernel as VersionKernel
-from ...particles.kernel import VersionUpdater as VersionUpdater
 from ...particles.module import NytoModule as NytoModule
 from ...particles.module import ParamProduct as ParamProduct
 from ...particles.module import binary_lambda_wrapper as binary_lambda_wrapper
@@ -55,10 +46,19 @@ from ...particles.mtype import ParamConfig as ParamConfig
 from ...particles.mtype import ParamDict as ParamDict
 from ...particles.mtype import ParamID as ParamID
 from ...particles.mtype import ParamType as ParamType
+from . import kernel as kernel
 from . import particle_module as particle_module
 from . import particle_updater as particle_updater
 from . import utils as utils
 from . import version_updater as version_updater
+from .kernel import Particle as Particle
+from .kernel import ParticleData as ParticleData
+from .kernel import ParticleKernel as ParticleKernel
+from .kernel import ParticleUpdater as ParticleUpdater
+from .kernel import Product as Product
+from .kernel import VersionData as VersionData
+from .kernel import VersionKernel as VersionKernel
+from .kernel import VersionUpdater as VersionUpdater
 from .particle_module import GetNytoModule as GetNytoModule
 from .particle_module import ParticleModule as ParticleModule
 from .particle_module import PMProduct as PMProduct

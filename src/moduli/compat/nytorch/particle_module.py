@@ -10,8 +10,8 @@ from torch import nn
 
 from ...particles.base import NytoModuleBase, ParticleKernelImp, record_of
 from ...particles.errors import StructureError
-from ...particles.kernel import Particle, Product
 from ...particles.module import ParamProduct, product_to_module
+from .kernel import Particle, Product
 from .utils import copy_module
 
 M = TypeVar("M", bound=NytoModuleBase)
@@ -38,13 +38,15 @@ class PMProduct(ParamProduct):
     def from_ParamProduct(cls, product: ParamProduct) -> Self:
         """Wrap a product."""
         made = cls(product.kernel, product.module_id, product.params)
-        made.buffers, made._version = product.buffers, product._version
+        made.buffers, made._version, made._blueprint = product.buffers, product._version, product._blueprint
         return made
 
     @property
     def product(self) -> ParamProduct:
-        """The product of the module inside, which this one is."""
-        return self
+        """The product of the module inside, with the same parameters."""
+        inside = ParamProduct(self.kernel, self.module_id, self.params)
+        inside.buffers, inside._version, inside._blueprint = self.buffers, self._version, self._blueprint
+        return inside
 
     def particle(self) -> ParticleModule[Any]:
         """The `ParticleModule` with these parameters."""

@@ -95,8 +95,18 @@ class _SetNone(VersionEdit):
 
 
 class _Deletion(VersionEdit):
+    registry: str
+
     def act(self, module: nn.Module) -> None:
-        """Edit the module."""
+        """Edit the module.
+
+        Raises:
+            KeyError: If it has no such attribute.
+        """
+        names = getattr(module, self.registry)
+        if self.attr_name not in names:
+            kind = self.registry[1:]
+            raise KeyError(f"module {self.module_id} has no {self.attr_name!r} to delete; its {kind} are {list(names)}")
         delattr(module, self.attr_name)
 
 
@@ -150,6 +160,8 @@ class DelModuleVersionUpdater(_Deletion):
         False
     """
 
+    registry = "_modules"
+
 
 class DelParamVersionUpdater(_Deletion):
     """Deletes a parameter.
@@ -167,6 +179,8 @@ class DelParamVersionUpdater(_Deletion):
         False
     """
 
+    registry = "_parameters"
+
 
 class DelBufferVersionUpdater(_Deletion):
     """Deletes a buffer.
@@ -183,3 +197,5 @@ class DelBufferVersionUpdater(_Deletion):
         >>> hasattr(net, "mean")
         False
     """
+
+    registry = "_buffers"

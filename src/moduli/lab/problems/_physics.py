@@ -8,7 +8,7 @@ import torch
 
 from ...labels import Tensor, dot, eigvalsh, tensor
 from ...nn import nograd_tensors
-from ...particles import NytoModule
+from ...particles import Module
 from ._base import Problem
 
 BONDS = ("s energy", "p energy", "s-s", "p-p", "s-p", "s-s 2nd", "p-p 2nd")
@@ -29,7 +29,7 @@ def _bond_matrices(momenta: torch.Tensor) -> Tensor:
 
 
 @nograd_tensors("matrices")
-class TightBinding(NytoModule):
+class TightBinding(Module):
     """Energies over momentum of a chain of atoms, from the strength of each bond."""
 
     def __init__(self, matrices: Tensor, hoppings: torch.Tensor) -> None:
@@ -83,7 +83,7 @@ class Bands(Problem):
 
 
 @nograd_tensors("hamiltonian")
-class TrialState(NytoModule):
+class TrialState(Module):
     """A state as amplitudes of oscillator levels; called, it gives its mean energy."""
 
     def __init__(self, hamiltonian: Tensor, amplitudes: torch.Tensor) -> None:

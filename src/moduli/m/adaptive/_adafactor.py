@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...optim import BufferTransform, MatrixTransform
 from ...optim import ranges as check
-from ._axes import work
+from ._axes import without_last, without_second_last, work
 from ._orthogonalize import as_matrix
 
 
@@ -52,6 +52,7 @@ class Adafactor(MatrixTransform):
     uses_params = True
 
     counts = True
+    follows = {"rows": without_last, "columns": without_second_last}
     ranges = {check.positive: ("decay", "eps", "scale_eps"), check.allow(check.positive, None): ("clip",)}
 
     decay: Any = 0.8
@@ -144,6 +145,11 @@ class CAME(MatrixTransform):
         Y. Luo et al., "CAME: confidence-guided adaptive memory efficient optimization", ACL 2023, Algorithm 2.
     """
 
+    follows = {
+        **Adafactor.follows,
+        "instability_rows": without_last,
+        "instability_columns": without_second_last,
+    }
     ranges = {check.fraction: ("beta1", "beta2", "beta3"), check.positive: ("eps1", "eps2", "clip")}
 
     beta1: Any = 0.9
@@ -209,6 +215,7 @@ class AdamMini(MatrixTransform):
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
+    follows = {"exp_avg_sq": lambda axes: (0,)}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
     projects = {"grad": ("exp_avg",)}
@@ -288,6 +295,7 @@ class Dion(BufferTransform):
 
     members = "batched"
     buffers = {"momentum": None}
+    follows = {"left": lambda axes: (0, None), "right": lambda axes: (axes - 1, None)}
     ranges = {
         check.fraction: ("momentum",),
         _check_rank: ("rank",),

@@ -88,3 +88,13 @@ def power(matrix: Tensor, exponent: float, reg: float, method: str = "eigh_abs",
     floor = values.amax() * (len(values) * torch.finfo(values.dtype).eps)
     scaled = torch.where(values > floor, values.clamp(min=torch.finfo(values.dtype).tiny) ** exponent, 0.0)
     return vectors * scaled**0.5 if half else (vectors * scaled) @ vectors.mH
+
+
+def without_last(axes: int) -> Sequence[int]:
+    """Return the axes of a parameter that a mean over its last axis has."""
+    return range(axes - 1)
+
+
+def without_second_last(axes: int) -> Sequence[int]:
+    """Return the axes of a parameter that a mean over its second last axis has."""
+    return [*range(axes - 2), axes - 1]

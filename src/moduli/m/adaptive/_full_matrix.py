@@ -216,6 +216,10 @@ class KLShampoo(MatrixTransform):
     """
 
     counts = True
+    follows = {
+        **dict.fromkeys(("left", "left_inverse", "left_root"), lambda axes: (0, 0)),
+        **dict.fromkeys(("right", "right_inverse", "right_root"), lambda axes: (axes - 1, axes - 1)),
+    }
     ranges = {check.fraction: ("beta",), check.positive: ("eps",), check.at_least_one: ("precond_freq",)}
 
     beta: Any = 0.95
@@ -293,6 +297,12 @@ class SPlus(MatrixTransform):
     """
 
     counts = True
+    follows = {
+        "left_covariance": lambda axes: (0, 0),
+        "left_basis": lambda axes: (0, None),
+        "right_covariance": lambda axes: (axes - 1, axes - 1),
+        "right_basis": lambda axes: (axes - 1, None),
+    }
     ranges = {check.fraction: ("beta1", "beta2"), check.at_least_one: ("precond_freq", "max_dim")}
 
     beta1: Any = 0.9

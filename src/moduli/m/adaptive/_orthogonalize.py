@@ -335,6 +335,7 @@ class NeuronNormalize(MatrixTransform):
     """
 
     differentiable = True
+    follows = {"mean_sq": lambda axes: (0,)}
     ranges = {check.fraction: ("beta",), check.positive: ("eps",)}
 
     beta: Any = 0.95

@@ -90,6 +90,8 @@ class PSGDKronWhiten(_PSGDWhiten):
     dQ: Geometry = "Q0.5EQ1.5"
     balance_probability: float = 0.01
 
+    follows = {"factors": "factors", "products": "factors"}
+
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         _kron.begin(state, tensor, setting)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, MatrixTransform, Objective, SettingsList, States
+from ...optim import Chainable, Follows, MatrixTransform, Objective, SettingsList, States
 from ...optim import ranges as check
 from .._measures import read
 from ._adam import correct_bias
@@ -58,6 +58,7 @@ class Shampoo(MatrixTransform):
 
     counts = True
     static = ("precond_freq", "max_dim")
+    follows = {"covariances": "factors", "roots": "factors"}
     ranges = {
         check.non_negative: ("reg", "adagrad_eps"),
         check.at_least_one: ("precond_freq", "max_dim"),
@@ -312,6 +313,19 @@ class SOAP(MatrixTransform):
         )
         state["exp_avg"] = torch.zeros_like(x)
         state["exp_avg_sq"] = torch.zeros_like(x.abs())
+
+    def find_follows(self, row: Mapping[str, Any]) -> Mapping[str, Follows]:
+        """Moments in a basis stay where they are, and the basis follows the parameter; it has to have all axes, or none."""
+        if not row.get("axes"):
+            return {}
+        whole = len(row["axes"]) == len(row["shape"])
+        rotated: Follows = "fixed" if whole else lambda axes: ()
+        return {
+            "covariances": "factors",
+            "rows": "bases",
+            "exp_avg_sq": rotated,
+            **({"exp_avg": rotated} if self.inside else {}),
+        }
 
     def _follow(self, state: Any) -> None:
         """The basis makes its step; moments move to the new one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...layout import Guard
-from ...optim import Across, Chainable, Module, Objective
+from ...layout import Guard, check_pattern, match_name
+from ...optim import Across, Chainable, Module, Objective, Optimizer
 from ...optim import step as run
 
 Filter = Callable[..., bool] | Iterable[Tensor] | torch.nn.Module | str
@@ -61,6 +60,13 @@ class Split(Module):
         self._arguments = _count_arguments(filter) if callable(filter) else 0
         self._owners: dict[Tensor, torch.nn.Module] | None = None
 
+    def attached(self, optimizer: Optimizer) -> None:
+        """Raise UnknownNameError if a pattern matches no parameter of the optimizer."""
+        slots = optimizer.binding.slots
+        names = [name for name in map(slots.find_name, optimizer.list_params()) if name is not None]
+        for pattern in self.filter.split() if isinstance(self.filter, str) else ():
+            check_pattern(pattern, names, owner="Split: the optimizer")
+
     def _find_owner(self, param: Tensor, model: Any) -> torch.nn.Module | None:
         if not isinstance(model, torch.nn.Module):
             return None
@@ -81,7 +87,7 @@ class Split(Module):
                 raise ValueError(
                     f"Split: the pattern {self.filter!r} needs named parameters; give the optimizer a module"
                 )
-            return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.filter.split())
+            return match_name(name, self.filter.split())
         if isinstance(self.filter, list):
             return any(source is tensor for tensor in self.filter)
         # A filter is about a model's parameters: in a population it sees those of one member.

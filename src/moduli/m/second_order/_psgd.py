@@ -85,6 +85,8 @@ class PSGDKronNewton(_PSGDNewton):
     dQ: Geometry = "Q0.5EQ1.5"
     balance_probability: float = 0.01
 
+    follows = {"factors": "factors", "products": "factors"}
+
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Fits the factors to one more product."""
         found = self.pairs(objective, settings[0])

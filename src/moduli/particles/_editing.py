@@ -1,0 +1,100 @@
+"""Edits of attributes: all or nothing, each with a version of the species."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from moduli.layout import Guard, read
+
+from ._compare import compare
+from ._record import ParticleRecord, record_of
+from ._species import adopt_children, advance, bring_up, join_edits, recall, settle_journal_of, version_of
+from .base import NytoModuleBase
+from .edits import protect_modules
+
+_MISSING = object()
+
+
+def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], None], value: Any) -> None:
+    """Make an edit of an attribute of a module all or nothing, and a new version of the species it is in.
+
+    Args:
+        module: The module.
+        root: The particle it is in.
+        name: The attribute.
+        act: Makes the edit.
+        value: What is assigned; None for other edits.
+    """
+    at: Any = record_of(root).version
+    with at.data.species.lock:
+        if _is_addition(module, name, value) and _add(module, root, name, act, value):
+            return
+        version_of(root)
+        bring_up(root)
+        record, own = record_of(root), record_of(module)
+        version, before = version_of(root), recall(record)
+        with Guard(deferred=True) as guard:
+            guard.mappings(own.order)
+            guard.add(partial(setattr, record, "version", version))
+            protect_modules(guard, module)
+            act()
+            own.order.setdefault(name)
+            reading = read(root)
+            labelled = module.__dict__.get("_labelled", {})
+            edited = compare(version.data, root, before, (module, labelled[name][0] if name in labelled else name))
+            if edited is not None:
+                advance(root, record, *edited, reading)
+        with Guard(deferred=True):
+            join_edits(version)
+
+
+def _is_addition(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether a parameter or child gets a name that the module does not have."""
+    state = module.__dict__
+    taken = any(name in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
+    return isinstance(value, nn.Module | nn.Parameter) and not taken
+
+
+def _add(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], None], value: Any) -> bool:
+    """Add a parameter or child, and note it: the version is made when something asks for it.
+
+    So building on a model that has relatives takes a time that grows like the model, not like its square.
+
+    Returns:
+        Whether it was added; otherwise the particle has to be brought to its newest version first.
+    """
+    record, own = record_of(root), record_of(module)
+    version: Any = record.version
+    foreign = version.unsettled is not None and not record.journal
+    if record.structure is None or version._next is not None or foreign:
+        return False
+    with Guard(deferred=True) as guard:
+        # To copy all registries would take a time that grows with the module.
+        guard.add(partial(_take_back, module, own, name, name in own.order, module.__dict__.get(name, _MISSING)))
+        act()
+        own.order.setdefault(name)
+        parts = [value] if isinstance(value, nn.Parameter) else [*value.parameters(), *value.buffers()]
+        copies = {id(part): (part, part.detach().clone()) for part in parts if id(part) not in record.snapshots}
+    with Guard(deferred=True):  # nothing in it can fail
+        record.snapshots |= copies
+        record.journal.append((weakref.ref(module), name))
+        version.unsettled = partial(settle_journal_of, weakref.ref(root))
+    if isinstance(value, nn.Module):
+        adopt_children(root, value)
+    return True
+
+
+def _take_back(module: nn.Module, record: ParticleRecord, name: str, ordered: bool, before: Any) -> None:
+    """Remove a name that a failed edit added."""
+    state = module.__dict__
+    for registry in ("_parameters", "_modules"):
+        state[registry].pop(name, None)
+    if before is not _MISSING:
+        state[name] = before
+    if not ordered:
+        record.order.pop(name, None)

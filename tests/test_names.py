@@ -1,0 +1,148 @@
+"""Names: a pattern may use any form of a name, and one that matches nothing is an error, everywhere."""
+
+import pytest
+import torch
+from torch import nn
+
+import moduli as mo
+from moduli import m, merge, particles
+from moduli.layout import UnknownNameError, list_forms, make_rename, match_name, public_name, select, unwrapped_name
+
+
+class Net(mo.Module):
+    """A labelled parameter `coef`, registered as `tensor:coef`, and a plain layer."""
+
+    def __init__(self, value=1.0):
+        super().__init__()
+        self.coef = mo.tensor([value, value], c=["r", "g"], requires_grad=True)
+        self.head = nn.Linear(2, 1)
+
+
+def particle(value=1.0):
+    torch.manual_seed(0)
+    return particles.adopt(Net(value))
+
+
+def only(pattern):
+    changed = particles.only(particle(), pattern) * 2
+    return [name for name, (x, y) in compare(particle(), changed) if not torch.equal(x, y)]
+
+
+def population_only(pattern):
+    pop = mo.Population.of(particle(), 2)
+    return [name for name, (x, y) in compare(pop[0], (pop.only(pattern) * 2)[0]) if not torch.equal(x, y)]
+
+
+def population_frozen(pattern):
+    pop = mo.Population.of(particle(), 2).requires_grad_(False, pattern)
+    return [name for name, leaf in pop.named_parameters() if not leaf.requires_grad]
+
+
+def configured(pattern):
+    net = particle()
+    net.set_param_config(operational=False, name=pattern)
+    names = [name for name, _ in net.named_parameters()]
+    return [names[place] for place in particles.inert_parameters(net)]
+
+
+def merged(pattern):
+    a, b = particle(), particle(3.0)
+    with torch.no_grad():
+        b.head.weight.add_(1), b.head.bias.add_(1)
+    mixed = merge.lerp(a, b, {pattern: 1.0, "*": 0.0})
+    return [name for name, (x, y) in compare(a, mixed) if not torch.equal(x, y)]
+
+
+def compare(a, b):
+    pairs = zip(a.named_parameters(), b.parameters(), strict=True)
+    return [(name, (x, y)) for (name, x), y in pairs]
+
+
+SITES = {
+    "only": only,
+    "population.only": population_only,
+    "population.requires_grad_": population_frozen,
+    "set_param_config": configured,
+    "merge": merged,
+}
+
+
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("coef", ["tensor:coef"]),
+        ("tensor:coef", ["tensor:coef"]),
+        ("co*", ["tensor:coef"]),
+        ("head.*", ["head.weight", "head.bias"]),
+        ("head.[bw]eight", ["head.weight"]),
+    ],
+)
+def test_a_pattern_selects_the_same_everywhere(site, pattern, expected):
+    assert SITES[site](pattern) == expected
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name(site):
+    with pytest.raises(ValueError, match=r"'head\.wieght'.*did you mean 'head\.weight'\?"):
+        SITES[site]("head.wieght")
+
+
+def test_buffers_are_selected_by_public_names_too():
+    @mo.nograd_tensors("shift")
+    class Shifted(Net):
+        def __init__(self):
+            super().__init__()
+            self.shift = mo.tensor([0.0, 0.0], c=["r", "g"])
+
+    net = particles.buffer_policy(particles.adopt(Shifted()), "operate", "shift")
+    assert particles.buffer_policies(net) == {"buffer:shift": "operate"}
+    with pytest.raises(ValueError, match=r"has no buffer called 'shfit'; did you mean 'shift'\?"):
+        particles.buffer_policy(net, "copy", "shfit")
+
+
+def test_forms_of_a_name():
+    assert list_forms("a.b") == ("a.b",)
+    assert list_forms("_orig_mod.a.tensor:w")[-1] == "a.w"
+    assert public_name("a.buffer:w") == "a.w"
+    assert unwrapped_name("_fsdp_wrapped_module.a._checkpoint_wrapped_module.b") == "a.b"
+    assert not match_name("a.weight", "weight")
+
+
+def test_wrappers_for_data_parallelism_are_seen_through_only_if_all_names_have_them():
+    assert select("weight", ["module.weight", "module.bias"]) == [0]
+    assert select("weight", ["module.weight", "weight"]) == [1]
+    assert select("module.weight", ["module.weight", "module.bias"]) == [0]
+
+
+def test_ties_ranges_and_everything():
+    assert select("head.weight", [("embed.weight", "head.weight"), ("bias",)]) == [0]
+    assert select("layers.<0-9>.*", ["layers.1.w", "layers.10.w", "layers.9.w"]) == [0, 2]
+    assert select("*", []) == []
+    with pytest.raises(UnknownNameError, match="no parameter is called 'a'; there are none"):
+        select("a", [])
+    with pytest.raises(UnknownNameError, match="there are .* and 5 more"):
+        select("x", [f"name{i}" for i in range(25)])
+
+
+def test_renames():
+    names = ["0.weight", "0.bias", "1.weight"]
+    assert [*map(make_rename({"0": "head", "1": None}, names), names)] == ["head.weight", "head.bias", None]
+    assert make_rename({"0": ""}, names)("0.bias") == "bias"
+    with pytest.raises(ValueError, match="the same name '0.weight'"):
+        make_rename({"1": "0"}, names)
+    with pytest.raises(ValueError, match="mapping has '7', which the checkpoint does not"):
+        make_rename({"7": "x"}, names)
+
+
+def test_split_knows_public_names_and_refuses_patterns_that_match_nothing():
+    net = mo.Module()
+    net.coef = mo.tensor([1.0, 2.0], ch=["r", "g"]).attach()
+    net.body = torch.nn.Linear(2, 2)
+    opt = mo.Optimizer(net, m.Split("coef", m.LR(1.0), m.LR(0.0)))
+    before = net.body.weight.detach().clone()
+    opt.step(mo.closure(lambda: net.coef.sum().data + net.body(torch.ones(2)).sum()))
+    assert net.coef.tolist() == [0.0, 1.0]
+    assert torch.equal(net.body.weight, before)
+    with pytest.raises(ValueError, match="'body.wieght'; did you mean 'body.weight'?"):
+        mo.Optimizer(net, m.Split("body.wieght", m.LR(1.0)))
