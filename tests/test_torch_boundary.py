@@ -311,6 +311,15 @@ def test_is_flat_shard(shims):
     assert shims.is_flat_shard(flat)
 
 
+def test_open_fake_mode(shims):
+    mode = shims.open_fake_mode()
+    if not shims.known:
+        assert mode is None
+        return
+    with mode:
+        assert shims.is_fake(torch.zeros(2) @ torch.zeros(2, 3))
+
+
 def test_open_fake_device(shims):
     if not shims.known:
         assert shims.open_fake_device("pretend") is None

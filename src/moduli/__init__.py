@@ -23,6 +23,7 @@ from typing import Any as _Any
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import axes as axes
     from . import device as device
     from . import evolve as evolve
     from . import io as io
@@ -98,7 +99,7 @@ _PLACES = {
     "virtual": "nn",
 }
 _ROOMS = {
-    *("device", "evolve", "io", "kernels", "lab", "labels", "layout", "linalg"),
+    *("axes", "device", "evolve", "io", "kernels", "lab", "labels", "layout", "linalg"),
     *("m", "merge", "nn", "optim", "particles", "population", "presets", "testing"),
 }
 

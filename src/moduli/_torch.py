@@ -292,6 +292,15 @@ def is_fake(tensor: object) -> bool:
     return isinstance(tensor, kind) if kind is not None else type(tensor).__name__ == "FakeTensor"
 
 
+def open_fake_mode() -> Any:
+    """A mode in which operations run without numbers, on shapes and dtypes; None where torch has none.
+
+    Since torch 2.0: `torch._subclasses.fake_tensor.FakeTensorMode`. Fallback: None; callers run with numbers.
+    """
+    kind = _find("torch._subclasses.fake_tensor.FakeTensorMode")
+    return None if kind is None else kind(allow_non_fake_inputs=True)
+
+
 def open_fake_device(name: str) -> Any:
     """A mode in which tensors on a device of this name have no numbers: reading one raises; None where torch has none.
 

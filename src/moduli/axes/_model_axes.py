@@ -1,0 +1,382 @@
+"""`ModelAxes`: what a trace has found, as an immutable value."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..layout import list_bases, suggest_name
+
+FORMAT = 1
+
+
+class Segments(NamedTuple):
+    """A factor that is a concatenation of axes.
+
+    Attributes:
+        parts: The axes, in order, each a product of factors.
+    """
+
+    parts: tuple[Factors, ...]
+
+
+Factors = tuple["str | Segments", ...]
+"""One axis of a parameter: the product of axes of the model (by name) and of concatenations of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelAxis:
+    """One axis of a model: a set of units that occurs in one or more parameters.
+
+    Attributes:
+        name: Its name: that of the layer that makes it, or the one that was given.
+        size: The number of units.
+        reasons: Why it is fixed; empty for a free one.
+        places: The parameters and buffers that have it, each with the position of the axis.
+    """
+
+    name: str
+    size: int
+    reasons: tuple[str, ...]
+    places: tuple[tuple[str, int], ...]
+
+    @property
+    def free(self) -> bool:
+        """Whether permuting the units everywhere leaves the function unchanged."""
+        return not self.reasons
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterAxes:
+    """The axes of one parameter or buffer; iterating gives one product of factors for each axis.
+
+    Attributes:
+        name: The name of the parameter.
+        shape: Its shape.
+        dims: For each axis, the factors whose product it is.
+        uses: For each axis, what it is in its layer: "out", "in", "batch" or "kernel".
+        role: What the parameter is in the model: "input", "hidden", "output", "vector", "buffer".
+        sizes: The sizes of the model's axes that occur here.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[Factors, ...]
+    uses: tuple[str, ...]
+    role: str
+    sizes: Mapping[str, int] = dataclasses.field(compare=False, repr=False)
+
+    def __iter__(self) -> Iterator[Factors]:
+        return iter(self.dims)
+
+    def __len__(self) -> int:
+        return len(self.dims)
+
+    def __getitem__(self, axis: int) -> Factors:
+        return self.dims[axis]
+
+    def __repr__(self) -> str:
+        return f"({', '.join(self.show(axis) for axis in range(len(self.dims)))})"
+
+    def show(self, axis: int, owner: str | None = None) -> str:
+        """Return one axis as text, in the notation of einops; names of axes of a layer without the layer.
+
+        Args:
+            axis: The axis.
+            owner: The layer.
+        """
+        return show_factors(self.dims[axis], self.sizes, owner, outer=True)
+
+    def index(self, axis: int, units: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the positions along an axis of chosen units of the model's axes; None where none of these occurs.
+
+        Args:
+            axis: The axis of the parameter.
+            units: For axes of the model, the units that are taken, in order.
+
+        Returns:
+            The positions, to index the parameter along this axis with.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+            >>> ax = mo.axes.trace(net, torch.zeros(1, 2))
+            >>> ax.of("2.weight").index(1, {"0.out": torch.tensor([2, 0])})
+            tensor([2, 0])
+        """
+        if not any(name in units for name in list_names(self.dims[axis])):
+            return None
+        return _index_factors(self.dims[axis], self.sizes, units)
+
+
+def list_names(factors: Factors) -> list[str]:
+    """Return the names of the model's axes in a product, in order, also those in concatenations."""
+    names: list[str] = []
+    for factor in factors:
+        if isinstance(factor, str):
+            names.append(factor)
+        else:
+            names += [name for part in factor.parts for name in list_names(part)]
+    return names
+
+
+def measure(factors: Factors, sizes: Mapping[str, int]) -> int:
+    """Return the size of a product of factors."""
+    return math.prod(
+        sizes[factor] if isinstance(factor, str) else sum(measure(part, sizes) for part in factor.parts)
+        for factor in factors
+    )
+
+
+def _index_factors(factors: Factors, sizes: Mapping[str, int], units: Mapping[str, Tensor]) -> Tensor:
+    index = torch.zeros(1, dtype=torch.int64)
+    for factor in factors:
+        if isinstance(factor, str):
+            size = sizes[factor]
+            chosen = units[factor].to("cpu") if factor in units else torch.arange(size)
+        else:
+            size, pieces = 0, []
+            for part in factor.parts:
+                pieces.append(_index_factors(part, sizes, units) + size)
+                size += measure(part, sizes)
+            chosen = torch.cat(pieces)
+        index = (index[:, None] * size + chosen).flatten()
+    return index
+
+
+def show_factors(factors: Factors, sizes: Mapping[str, int], owner: str | None = None, outer: bool = False) -> str:
+    """Return a product of factors as text, with sizes."""
+    words = []
+    for factor in factors:
+        if isinstance(factor, str):
+            words.append(f"{factor.removeprefix(f'{owner}.') if owner else factor}={sizes[factor]}")
+        else:
+            text = " + ".join(show_factors(part, sizes, owner) for part in factor.parts)
+            words.append(text if len(factors) == 1 else f"({text})")
+    text = " ".join(words) or "1"
+    return f"({text})" if outer and " " in text else text
+
+
+def find_owner(parameter: str) -> str:
+    """Return the name of the layer of a parameter: the module for a weight or bias, else the parameter's own name."""
+    if "parametrizations." in parameter:  # the tensors that a parametrized one is computed from
+        parameter = list_bases(parameter)[-1]
+    path, _, last = parameter.rpartition(".")
+    for suffix in ("weight", "bias"):
+        last = last.removesuffix(suffix).removesuffix("_")
+    return ".".join(part for part in (path, last) if part)
+
+
+class ModelAxes:
+    """The axes of a whole model, as `trace` finds them; immutable, and equal for equal structures.
+
+    `ax["0.out"]` is a `ModelAxis`, `ax.of("0.weight")` the axes of a parameter. Iterating gives the names of all axes.
+
+    Attributes:
+        axes: Every axis of the model by name.
+        parameters: The axes of every parameter and buffer by name.
+        ties: Other names of tied parameters, and the name that `parameters` has.
+        unknown: Operations without a rule: the axes that reach them are fixed.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> ax = mo.axes.trace(net, torch.zeros(1, 4))
+        >>> ax["0.out"].size, ax["0.out"].free, ax["0.out"].places
+        (16, True, (('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
+        >>> ax.of("2.weight")
+        (2.out=3, 0.out=16)
+    """
+
+    __slots__ = ("axes", "parameters", "ties", "unknown")
+
+    axes: dict[str, ModelAxis]
+    parameters: dict[str, ParameterAxes]
+    ties: dict[str, str]
+    unknown: tuple[str, ...]
+
+    def __init__(
+        self,
+        axes: Mapping[str, ModelAxis],
+        parameters: Mapping[str, ParameterAxes],
+        ties: Mapping[str, str],
+        unknown: Sequence[str],
+    ) -> None:
+        set_attribute = object.__setattr__
+        set_attribute(self, "axes", dict(axes))
+        set_attribute(self, "parameters", dict(parameters))
+        set_attribute(self, "ties", dict(ties))
+        set_attribute(self, "unknown", tuple(unknown))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"ModelAxes is immutable; trace the model again instead of setting {name!r}")
+
+    @property
+    def free(self) -> tuple[ModelAxis, ...]:
+        """The free axes."""
+        return tuple(axis for axis in self.axes.values() if axis.free)
+
+    def __getitem__(self, name: str) -> ModelAxis:
+        if name not in self.axes:
+            raise KeyError(f"the model has no axis {name!r}.{suggest_name(name, list(self.axes))}")
+        return self.axes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.axes)
+
+    def __len__(self) -> int:
+        return len(self.axes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.axes
+
+    def of(self, name: str) -> ParameterAxes:
+        """Return the axes of a parameter or buffer.
+
+        Raises:
+            KeyError: If the model has none of this name.
+        """
+        name = self.ties.get(name, name)
+        if name not in self.parameters:
+            names = [*self.parameters, *self.ties]
+            raise KeyError(f"the model has no parameter or buffer {name!r}.{suggest_name(name, names)}")
+        return self.parameters[name]
+
+    def take(self, tensors: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors with chosen units of some axes, wherever these occur: a permutation, a part, or repeated ones.
+
+        Args:
+            tensors: Parameters and buffers by name; names that the model does not have are refused.
+            units: For axes of the model by name, the positions of the units, in order.
+
+        Returns:
+            The tensors by name; those without the axes are the ones that were passed.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+            >>> ax, x = mo.axes.trace(net, torch.zeros(1, 4)), torch.randn(1, 4)
+            >>> permuted = ax.take(dict(net.named_parameters()), {"0.out": torch.randperm(16)})
+            >>> torch.allclose(torch.func.functional_call(net, permuted, x), net(x), atol=1e-6)
+            True
+        """
+        for name in units:
+            self[name]
+        results = {}
+        for name, tensor in tensors.items():
+            axes = self.of(name)
+            for axis in range(len(axes)):
+                index = axes.index(axis, units)
+                if index is not None:
+                    tensor = tensor.index_select(axis, index.to(tensor.device))
+            results[name] = tensor
+        return results
+
+    # ------------------------------------------------------------------ plain data
+
+    def to_data(self) -> dict[str, Any]:
+        """Return everything as plain data (dictionaries, lists, strings, numbers), for JSON or a checkpoint.
+
+        Example:
+            >>> import json, torch, moduli as mo
+            >>> ax = mo.axes.trace(torch.nn.Linear(2, 3), torch.zeros(1, 2))
+            >>> mo.axes.ModelAxes.from_data(json.loads(json.dumps(ax.to_data()))) == ax
+            True
+        """
+        return {
+            "format": FORMAT,
+            "axes": [
+                {"name": axis.name, "size": axis.size, "reasons": list(axis.reasons)} for axis in self.axes.values()
+            ],
+            "parameters": {
+                name: {
+                    "shape": list(axes.shape),
+                    "dims": [_encode(dim) for dim in axes.dims],
+                    "uses": list(axes.uses),
+                    "role": axes.role,
+                }
+                for name, axes in self.parameters.items()
+            },
+            "ties": dict(self.ties),
+            "unknown": list(self.unknown),
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> ModelAxes:
+        """Return the axes that `to_data` has written.
+
+        Raises:
+            ValueError: If the data has another format.
+        """
+        if data.get("format") != FORMAT:
+            raise ValueError(f"axes in format {data.get('format')!r} can't be read; this version reads {FORMAT}")
+        return build(
+            {each["name"]: (each["size"], tuple(each["reasons"])) for each in data["axes"]},
+            {
+                name: (
+                    tuple(each["shape"]),
+                    tuple(_decode(dim) for dim in each["dims"]),
+                    tuple(each["uses"]),
+                    each["role"],
+                )
+                for name, each in data["parameters"].items()
+            },
+            data["ties"],
+            data["unknown"],
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_data() == other.to_data() if isinstance(other, ModelAxes) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.axes), tuple(self.parameters)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModelAxes.from_data, (self.to_data(),)
+
+    def __repr__(self) -> str:
+        from ._table import write_table
+
+        return write_table(self)
+
+    def _repr_html_(self) -> str:
+        from ._table import write_html
+
+        return write_html(self)
+
+
+def build(
+    axes: Mapping[str, tuple[int, tuple[str, ...]]],
+    parameters: Mapping[str, tuple[tuple[int, ...], tuple[Factors, ...], tuple[str, ...], str]],
+    ties: Mapping[str, str],
+    unknown: Sequence[str],
+) -> ModelAxes:
+    """Return `ModelAxes` from the sizes and reasons of axes, and the shape, factors, uses and role of parameters."""
+    places: dict[str, list[tuple[str, int]]] = {name: [] for name in axes}
+    values = {}
+    for name, (shape, dims, uses, role) in parameters.items():
+        names = [list_names(factors) for factors in dims]
+        for axis, each in enumerate(names):
+            for occurring in dict.fromkeys(each):
+                places[occurring].append((name, axis))
+        sizes = {occurring: axes[occurring][0] for each in names for occurring in each}
+        values[name] = ParameterAxes(name, shape, dims, uses, role, sizes)
+    models = {
+        name: ModelAxis(name, size, reasons, tuple(places[name]))
+        for name, (size, reasons) in axes.items()
+        if places[name]
+    }
+    return ModelAxes(models, values, ties, unknown)
+
+
+def _encode(factors: Factors) -> list[Any]:
+    return [factor if isinstance(factor, str) else [_encode(part) for part in factor.parts] for factor in factors]
+
+
+def _decode(factors: Sequence[Any]) -> Factors:
+    return tuple(each if isinstance(each, str) else Segments(tuple(map(_decode, each))) for each in factors)

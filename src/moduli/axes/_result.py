@@ -1,0 +1,148 @@
+"""From atoms to `ModelAxes`: names of axes, roles of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ._atoms import Atoms
+from ._model_axes import Factors, ModelAxes, Segments, build, find_owner
+from ._notation import apply_names
+from ._tracer import Traced, Tracer
+
+# The ends of reasons that say nothing about the axis itself, but that a rule is missing or can't follow the factors.
+_UNCLEAR = (
+    *("has no rule", "depends on the order", "cuts its factors", "do not agree", "have different sizes"),
+    *("in the middle of a factor",),
+)
+
+
+def collect_axes(
+    tracer: Tracer,
+    parameters: Mapping[str, Traced],
+    buffers: set[str],
+    ties: Mapping[str, str],
+    names: Mapping[str, str],
+) -> ModelAxes:
+    """Name the axes of a finished trace, and return them as a value."""
+    atoms = tracer.atoms
+    labels = apply_names(atoms, parameters, ties, names)
+    for traced in parameters.values():
+        for dim in traced.dims:
+            _simplify(atoms, dim)
+    uses = {name: _find_uses(tracer, name, traced) for name, traced in parameters.items()}
+    namer = _Namer(atoms, labels)
+    for name, axis in _order_places(tracer, parameters, uses):
+        namer.name(name, _describe_axis(uses[name], axis), parameters[name].dims[axis])
+    described = {}
+    for name, traced in parameters.items():
+        dims = tuple(namer.express(dim) for dim in traced.dims)
+        role = "buffer" if name in buffers else find_role(atoms, traced, uses[name])
+        described[name] = (traced.shape, dims, uses[name], role)
+    return build(namer.axes, described, ties, sorted(tracer.unknown))
+
+
+def _simplify(atoms: Atoms, dim: Any) -> None:
+    """Write nested concatenations as one, and concatenations of one axis with itself as products."""
+    for atom in atoms.resolve(dim):
+        parts = atoms.flatten(atom)
+        for part in parts:
+            _simplify(atoms, part)
+        if parts and all(atoms.resolve(part) == atoms.resolve(parts[0]) for part in parts):
+            atoms.collapse(atom)
+
+
+def _find_uses(tracer: Tracer, name: str, traced: Traced) -> tuple[str, ...]:
+    """Return what each axis of a parameter is in its layer; by width where no product has shown it."""
+    uses = [tracer.uses.get((name, axis)) for axis in range(len(traced.dims))]
+    if "in" in uses or "out" in uses:
+        return tuple(use or ("out" if "in" in uses else "in") for use in uses)
+    wide = [is_wide(tracer.atoms, dim) for dim in traced.dims]
+    if all(wide) or not any(wide):
+        return tuple(use or ("in" if axis else "out") for axis, use in enumerate(uses))
+    return tuple(use or ("out" if each else "in") for use, each in zip(uses, wide, strict=True))
+
+
+def is_wide(atoms: Atoms, dim: Any) -> bool:
+    """Whether an axis has units that a wider model would have more of: neither data, nor positions, nor indices."""
+    return any(all(reason.endswith(_UNCLEAR) for reason in atoms.reasons[leaf]) for leaf in atoms.list_leaves(dim))
+
+
+def find_role(atoms: Atoms, traced: Traced, uses: tuple[str, ...]) -> str:
+    """Return what a parameter is: by whether its inputs and its outputs are wide."""
+    if sum(size != 1 for size in traced.shape) < 2:
+        return "vector"
+    wide = {
+        use: any(is_wide(atoms, dim) for dim, its in zip(traced.dims, uses, strict=True) if its == use)
+        for use in ("in", "out")
+    }
+    if wide["in"] and wide["out"]:
+        return "hidden"
+    return "input" if wide["out"] else "output" if wide["in"] else "fixed"
+
+
+def _order_places(
+    tracer: Tracer, parameters: Mapping[str, Traced], uses: Mapping[str, tuple[str, ...]]
+) -> list[tuple[str, int]]:
+    """Return all axes of parameters in the order in which they name axes: first what layers make, as the forward runs."""
+    places = [(name, axis) for name, traced in parameters.items() for axis in range(len(traced.dims))]
+    first = [place for place, use in tracer.uses.items() if use == "out"]
+    second = [place for place in places if uses[place[0]][place[1]] == "out"]
+    return list(dict.fromkeys((*first, *second, *places)))
+
+
+def _describe_axis(uses: tuple[str, ...], axis: int) -> str:
+    """Return the use of an axis, with a number where several axes have it: "kernel.0"."""
+    use = uses[axis]
+    return use if uses.count(use) == 1 else f"{use}.{uses[:axis].count(use)}"
+
+
+class _Namer:
+    """Gives every leaf a name, in the order in which parameters are visited."""
+
+    def __init__(self, atoms: Atoms, labels: Mapping[int, str]) -> None:
+        self.atoms = atoms
+        self.axes: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._labels = labels
+        self._names: dict[int, str] = {}
+        counts: dict[str, int] = {}
+        for _leaf, label in labels.items():
+            counts[label] = counts.get(label, 0) + 1
+        self._unique = {label for label, count in counts.items() if count == 1}
+
+    def name(self, parameter: str, use: str, dim: Any) -> None:
+        """Name the leaves of an axis of a parameter that have no name."""
+        leaves = list(dict.fromkeys(self._list_units(dim)))
+        owner = find_owner(parameter)
+        hints = [self.atoms.hints[leaf] for leaf in leaves]
+        for position, leaf in enumerate(leaves):
+            if leaf in self._names:
+                continue
+            label, hint = self._labels.get(leaf), hints[position]
+            if hint is not None and hints.count(hint) > 1:
+                hint = f"{hint}.{hints[:position].count(hint)}"
+            word = label or hint or (use if len(leaves) == 1 else f"{use}.{position}")
+            name = word if label in self._unique else f"{owner}.{word}".lstrip(".")
+            while name in self.axes:
+                name = f"{name}'"
+            self._names[leaf] = name
+            self.axes[name] = (self.atoms.sizes[leaf], self.atoms.reasons_of(leaf))
+
+    def express(self, dim: Any) -> Factors:
+        """Return an axis as names."""
+        factors: list[str | Segments] = []
+        for atom in self.atoms.resolve(dim):
+            parts = None if atom in self._names else self.atoms.segments(atom)
+            factors.append(self._names[atom] if parts is None else Segments(tuple(map(self.express, parts))))
+        return tuple(factors)
+
+    def _list_units(self, dim: Any) -> list[int]:
+        """Return the leaves of an axis; a concatenation of which everything is fixed counts as one."""
+        units = []
+        for atom in self.atoms.resolve(dim):
+            parts = self.atoms.segments(atom)
+            if parts is None or all(self.atoms.reasons[leaf] for leaf in self.atoms.list_leaves((atom,))):
+                units.append(atom)
+            else:
+                units += [unit for part in parts for unit in self._list_units(part)]
+        return units

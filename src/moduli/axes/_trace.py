@@ -1,0 +1,144 @@
+"""`trace`: the axes of a model, from one forward on tensors without numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._torch import open_fake_mode, pytree
+from ..layout import layout_of
+from . import _rules, _rules_index, _rules_layers  # noqa: F401  the table fills when they are imported
+from ._atoms import OUTPUT
+from ._model_axes import ModelAxes
+from ._result import collect_axes
+from ._tracer import Traced, Tracer
+
+
+def trace(
+    net: nn.Module,
+    *example: Any,
+    names: Mapping[str, str] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    output: Callable[[Any], Any] | None = None,
+    fake: bool = True,
+) -> ModelAxes:
+    """Return the axes of a model: which axis of which parameter is the same set of units.
+
+    One forward runs on tensors without numbers, and every operation pairs the axes of its tensors. Axes of inputs and outputs,
+    and all that an operation without a rule meets, are fixed; permuting the units of the others leaves the function unchanged.
+    Control flow is traced as it runs with this example, in the mode (training or evaluation) that the model is in.
+
+    Args:
+        net: The model; it is not changed.
+        *example: The arguments of a forward; only their shapes and dtypes matter.
+        names: Names of axes by pattern of parameter names, in the notation of einops: `{"*.qkv.weight": "(qkv=3 head=4 size)
+            model"}`. They replace the traced names, and split an axis that is traced as one.
+        kwargs: Keyword arguments of the forward.
+        output: A function of the result of the forward that returns what of it counts as output; by default every tensor.
+        fake: Whether to run without numbers. False runs the forward with them, for models that branch on values.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If a name matches no parameter, or says other sizes than the parameter has.
+        RuntimeError: If the forward needs the values of tensors; pass `fake=False`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> print(mo.axes.trace(net, torch.zeros(1, 4)))
+        parameter  axes            role
+        0.weight   out=16 in=4     input
+        0.bias     out=16          vector
+        2.weight   out=3 0.out=16  output
+        2.bias     out=3           vector
+        <BLANKLINE>
+        axis       size  where
+        0.out        16  free: 0.weight 0, 0.bias 0, 2.weight 1
+        2.out         3  fixed, an output: 2.weight 0, 2.bias 0
+        0.in          4  fixed, an input: 0.weight 1
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"axes.trace: {type(net).__name__} is no nn.Module; wrap a function in one")
+    layout = layout_of(net)
+    tracer = Tracer()
+    parameters = run_forward(tracer, net, example, kwargs or {}, output, fake)
+    ties = {tie: entry.name for entry in layout.entries for tie in entry.ties}
+    ties |= {tie: entry.name for entry in layout.buffers for tie in entry.ties}
+    buffers = {name for name, _ in net.named_buffers()}
+    return collect_axes(tracer, parameters, buffers, ties, names or {})
+
+
+def run_forward(
+    tracer: Tracer,
+    net: nn.Module,
+    example: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    output: Callable[[Any], Any] | None,
+    fake: bool,
+) -> dict[str, Traced]:
+    """Run a forward under the tracer, and return the axes of the parameters and buffers by name."""
+    stored = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    mode = open_fake_mode() if fake else None
+    with _avoid_fused_layers(net), torch.no_grad(), mode or contextlib.nullcontext():
+        convert = _copy if mode is None else _drop_numbers
+        tensors = {name: convert(tensor) for name, tensor in stored.items()}
+        given, named = pytree.tree_map_only(Tensor, convert, (tuple(example), dict(kwargs)))
+        parameters = {name: tracer.enter_parameter(name, tensor) for name, tensor in tensors.items()}
+        for leaf in pytree.tree_leaves((given, named)):
+            if isinstance(leaf, Tensor):
+                tracer.enter_input(leaf)
+        with tracer, _explain_data_dependence(fake):
+            result = torch.func.functional_call(net, tensors, given, named)
+            result = result if output is None else output(result)
+        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not outputs:
+            raise ValueError("axes.trace: the forward returns no tensor; choose one with output=lambda result: ...")
+        tracer.replay(outputs)
+        for leaf in outputs:
+            tracer.fix_output(leaf, OUTPUT)
+    tracer.finish(parameters)
+    return parameters
+
+
+def _drop_numbers(tensor: Tensor) -> Tensor:
+    """Return a tensor without numbers of the same shape and dtype; called in a fake mode."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+@contextlib.contextmanager
+def _avoid_fused_layers(net: nn.Module) -> Iterator[None]:
+    """Let attention layers and recurrent ones run as products and pointwise operations, which have rules."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with contextlib.ExitStack() as stack:
+            if any(isinstance(module, nn.RNNBase) for module in net.modules()):
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")  # setting the flags warns of TF32 on devices that are not here
+                stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def _explain_data_dependence(fake: bool) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if fake and type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+            raise RuntimeError(
+                f"axes.trace: the forward needs the values of tensors ({error}); trace with fake=False, which runs it with numbers"
+            ) from error
+        raise
