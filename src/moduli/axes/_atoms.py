@@ -153,7 +153,7 @@ class Atoms:
 
     def collapse(self, atom: int) -> bool:
         """Turn segments of equal size into a product of a fixed index and one segment; whether they have one size."""
-        parts = self._segments[atom]
+        parts = self.flatten(atom)
         if len({self.size(part) for part in parts}) != 1:
             return False
         for part in parts[1:]:

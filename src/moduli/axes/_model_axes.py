@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..layout import list_bases, suggest_name
+from ..layout import list_bases, public_name, suggest_name, unwrapped_name
 
 FORMAT = 1
 
@@ -166,6 +166,7 @@ def find_owner(parameter: str) -> str:
     """Return the name of the layer of a parameter: the module for a weight or bias, else the parameter's own name."""
     if "parametrizations." in parameter:  # the tensors that a parametrized one is computed from
         parameter = list_bases(parameter)[-1]
+    parameter = public_name(parameter)
     path, _, last = parameter.rpartition(".")
     for suffix in ("weight", "bias"):
         last = last.removesuffix(suffix).removesuffix("_")
@@ -241,11 +242,15 @@ class ModelAxes:
         Raises:
             KeyError: If the model has none of this name.
         """
-        name = self.ties.get(name, name)
-        if name not in self.parameters:
-            names = [*self.parameters, *self.ties]
+        plain = unwrapped_name(name)
+        plain = self.ties.get(plain, plain)
+        if plain in self.parameters:
+            return self.parameters[plain]
+        names = [*self.parameters, *self.ties]
+        public = {public_name(each): each for each in names}
+        if plain not in public:
             raise KeyError(f"the model has no parameter or buffer {name!r}.{suggest_name(name, names)}")
-        return self.parameters[name]
+        return self.parameters[self.ties.get(public[plain], public[plain])]
 
     def take(self, tensors: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors with chosen units of some axes, wherever these occur: a permutation, a part, or repeated ones.

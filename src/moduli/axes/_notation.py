@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from ..layout import check_pattern, match_name
+from ..layout import check_pattern, match_name, public_name
 from ._atoms import Atoms, Dim
 from ._tracer import Traced
 
@@ -68,7 +68,11 @@ def fit(words: Sequence[Word], size: int, where: str) -> list[int]:
 
 
 def apply_names(
-    atoms: Atoms, parameters: Mapping[str, Traced], ties: Mapping[str, str], names: Mapping[str, str]
+    atoms: Atoms,
+    parameters: Mapping[str, Traced],
+    ties: Mapping[str, str],
+    names: Mapping[str, str],
+    labels: Sequence[tuple[Dim, str]] = (),
 ) -> dict[int, str]:
     """Split and unify axes as names given by hand say.
 
@@ -77,16 +81,17 @@ def apply_names(
         parameters: The axes of parameters and buffers by name.
         ties: Other names of tied parameters.
         names: Names of axes by pattern.
+        labels: Axes that have a name already, by their labels; those given by hand win.
 
     Returns:
-        The given name of each leaf.
+        The name of each leaf that has one.
     """
-    labels: list[tuple[Dim, str]] = []
+    labels = list(labels)
     for pattern, text in names.items():
         axes = parse(text)
-        check_pattern(pattern, [*parameters, *ties], owner="axes.trace: the model")
+        check_pattern(pattern, [public_name(each) for each in (*parameters, *ties)], owner="axes.trace: the model")
         for name, traced in parameters.items():
-            aliases = [name, *(tie for tie, first in ties.items() if first == name)]
+            aliases = [public_name(each) for each in (name, *(tie for tie, first in ties.items() if first == name))]
             if not any(match_name(alias, [pattern]) for alias in aliases):
                 continue
             if len(axes) != len(traced.shape):
@@ -110,6 +115,8 @@ def _apply_to_parameter(
         size = traced.shape[axis]
         sizes = fit(words, size, f"axes.trace: axis {axis} of {name!r}")
         for (word, _), dim in zip(words, atoms.regroup([traced.dims[axis]], sizes), strict=True):
+            if not dim:
+                continue
             other = labels.setdefault(word, dim)
             if atoms.size(other) != atoms.size(dim):
                 raise ValueError(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..layout import Layout, unwrapped_name
 from ._atoms import Atoms
+from ._labelled import LABELLED, apply_labels
 from ._model_axes import Factors, ModelAxes, Segments, build, find_owner
 from ._notation import apply_names
 from ._tracer import Traced, Tracer
@@ -13,7 +15,7 @@ from ._tracer import Traced, Tracer
 # The ends of reasons that say nothing about the axis itself, but that a rule is missing or can't follow the factors.
 _UNCLEAR = (
     *("has no rule", "depends on the order", "cuts its factors", "do not agree", "have different sizes"),
-    *("in the middle of a factor",),
+    *("in the middle of a factor", LABELLED),
 )
 
 
@@ -21,12 +23,25 @@ def collect_axes(
     tracer: Tracer,
     parameters: Mapping[str, Traced],
     buffers: set[str],
-    ties: Mapping[str, str],
+    layout: Layout,
     names: Mapping[str, str],
 ) -> ModelAxes:
-    """Name the axes of a finished trace, and return them as a value."""
+    """Name the axes of a finished trace, and return them as a value.
+
+    Args:
+        tracer: The trace.
+        parameters: The axes of parameters and buffers by name.
+        buffers: The names of the buffers.
+        layout: The layout of the model, which knows ties and labels.
+        names: Names of axes by pattern, given by hand.
+
+    Returns:
+        The axes.
+    """
     atoms = tracer.atoms
-    labels = apply_names(atoms, parameters, ties, names)
+    ties = {unwrapped_name(tie): unwrapped_name(entry.name) for entry in layout.entries for tie in entry.ties}
+    ties |= {unwrapped_name(tie): unwrapped_name(entry.name) for entry in layout.buffers for tie in entry.ties}
+    labels = apply_names(atoms, parameters, ties, names, apply_labels(atoms, parameters, layout))
     for traced in parameters.values():
         for dim in traced.dims:
             _simplify(atoms, dim)
@@ -122,7 +137,8 @@ class _Namer:
             if hint is not None and hints.count(hint) > 1:
                 hint = f"{hint}.{hints[:position].count(hint)}"
             word = label or hint or (use if len(leaves) == 1 else f"{use}.{position}")
-            name = word if label in self._unique else f"{owner}.{word}".lstrip(".")
+            layer = owner if label is None else parameter.rpartition(".")[0]
+            name = word if label in self._unique else f"{layer}.{word}".lstrip(".")
             while name in self.axes:
                 name = f"{name}'"
             self._names[leaf] = name

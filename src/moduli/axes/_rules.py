@@ -245,23 +245,26 @@ def view(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
 
 def _regroup_origins(x: Traced, shape: Sequence[int]) -> tuple[Origins, ...]:
     """Return the origins of the axes of a view: those of the smallest run of axes that has the same number of entries."""
-    origins: list[Origins] = []
-    old = new = 0
-    while new < len(shape):
-        first, sizes = new, [1, 1]
-        seen: Origins = NOWHERE
-        while True:
-            if sizes[0] <= sizes[1] and old < len(x.shape):
-                sizes[0] *= x.shape[old]
-                seen |= x.origins[old]
-                old += 1
-            elif new < len(shape):
-                sizes[1] *= shape[new]
-                new += 1
-            if (sizes[0] == sizes[1] and new > first) or (old == len(x.shape) and new == len(shape)):
-                break
-        origins += [seen] * (new - first)
-    return tuple(origins)
+    olds = [(size, origins) for size, origins in zip(x.shape, x.origins, strict=True) if size != 1]
+    results: list[Origins] = []
+    run: list[int] = []  # positions of the axes of the view that the current run has
+    have = want = 1
+    origins: Origins = NOWHERE
+    for position, size in enumerate(shape):
+        results.append(NOWHERE)
+        if size == 1:
+            continue
+        run.append(position)
+        want *= size
+        while have < want:
+            next_size, next_origins = olds.pop(0)
+            have *= next_size
+            origins |= next_origins
+        for each in run:
+            results[each] = origins
+        if have == want:
+            run, have, want, origins = [], 1, 1, NOWHERE
+    return tuple(results)
 
 
 @rule("aten::expand", "aten::expand_copy")

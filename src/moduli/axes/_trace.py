@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import open_fake_mode, pytree
-from ..layout import layout_of
+from ..layout import layout_of, unwrapped_name
 from . import _rules, _rules_index, _rules_layers  # noqa: F401  the table fills when they are imported
 from ._atoms import OUTPUT
+from ._labelled import LABELLED, list_labelled
 from ._model_axes import ModelAxes
 from ._result import collect_axes
 from ._tracer import Traced, Tracer
@@ -35,7 +36,9 @@ def trace(
 
     Args:
         net: The model; it is not changed.
-        *example: The arguments of a forward; only their shapes and dtypes matter.
+        *example: The arguments of a forward; only their shapes and dtypes matter. Without any, the axes of a module with
+            labelled tensors come from their labels: axes with one name and equal labels are one axis, and so are axes with one
+            name in one module. All are fixed then, as only a forward tells which are free.
         names: Names of axes by pattern of parameter names, in the notation of einops: `{"*.qkv.weight": "(qkv=3 head=4 size)
             model"}`. They replace the traced names, and split an axis that is traced as one.
         kwargs: Keyword arguments of the forward.
@@ -68,11 +71,24 @@ def trace(
         raise TypeError(f"axes.trace: {type(net).__name__} is no nn.Module; wrap a function in one")
     layout = layout_of(net)
     tracer = Tracer()
-    parameters = run_forward(tracer, net, example, kwargs or {}, output, fake)
-    ties = {tie: entry.name for entry in layout.entries for tie in entry.ties}
-    ties |= {tie: entry.name for entry in layout.buffers for tie in entry.ties}
-    buffers = {name for name, _ in net.named_buffers()}
-    return collect_axes(tracer, parameters, buffers, ties, names or {})
+    if example or kwargs or not list_labelled(layout):
+        parameters = run_forward(tracer, net, example, kwargs or {}, output, fake)
+    else:
+        parameters = enter_parameters(tracer, dict(_list_stored(net)))
+        for traced in parameters.values():
+            for dim in traced.dims:
+                tracer.atoms.fix(dim, LABELLED)
+    buffers = {unwrapped_name(name) for name, _ in net.named_buffers()}
+    return collect_axes(tracer, parameters, buffers, layout, names or {})
+
+
+def _list_stored(net: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*net.named_parameters(), *net.named_buffers()]
+
+
+def enter_parameters(tracer: Tracer, tensors: Mapping[str, Tensor]) -> dict[str, Traced]:
+    """Give parameters and buffers new axes, and return these by the names without wrappers."""
+    return {unwrapped_name(name): tracer.enter_parameter(unwrapped_name(name), each) for name, each in tensors.items()}
 
 
 def run_forward(
@@ -84,13 +100,12 @@ def run_forward(
     fake: bool,
 ) -> dict[str, Traced]:
     """Run a forward under the tracer, and return the axes of the parameters and buffers by name."""
-    stored = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     mode = open_fake_mode() if fake else None
     with _avoid_fused_layers(net), torch.no_grad(), mode or contextlib.nullcontext():
         convert = _copy if mode is None else _drop_numbers
-        tensors = {name: convert(tensor) for name, tensor in stored.items()}
+        tensors = {name: convert(tensor) for name, tensor in _list_stored(net)}
         given, named = pytree.tree_map_only(Tensor, convert, (tuple(example), dict(kwargs)))
-        parameters = {name: tracer.enter_parameter(name, tensor) for name, tensor in tensors.items()}
+        parameters = enter_parameters(tracer, tensors)
         for leaf in pytree.tree_leaves((given, named)):
             if isinstance(leaf, Tensor):
                 tracer.enter_input(leaf)
