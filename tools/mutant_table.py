@@ -108,7 +108,7 @@ LINKS = [
         ("GaLore",),
         ("tests/m/test_matrix_links.py", "-k", "galore or low_rank or fira or apollo"),
         (
-            ("[0][:, : self.rank]", "[0][:, -self.rank :]"),
+            ("[0][..., : self.rank]", "[0][..., -self.rank :]"),
             ('self.expand(tensor, matrix, row) * self.settings[param]["scale"]', "self.expand(tensor, matrix, row)"),
             ("(made - 1) % self.update_gap == 0", "made == 1"),
         ),
@@ -120,7 +120,7 @@ LINKS = [
         ("tests/m/test_matrix_links.py", "-k", "galore or low_rank or fira or apollo"),
         (
             ('(matrix - state["basis"] @ seen) * _ratios', "matrix * _ratios"),
-            ("torch.linalg.vector_norm(t, dim=0)", "torch.linalg.vector_norm(t)"),
+            ("torch.linalg.vector_norm(t, dim=-2, keepdim=True)", "torch.linalg.vector_norm(t)"),
             ("+ _limit_growth(rest, state, self.growth)", "+ rest"),
         ),
     ),

@@ -87,8 +87,8 @@ def test_roles():
     torch.manual_seed(0)
     net, example, _ = MODELS["tied"]()
     roles = {name: each.role for name, each in mo.axes.trace(net, *example).parameters.items()}
-    assert roles["embed.weight"] == "input"
-    assert roles["position"] == "input"
+    assert roles["embed.weight"] == "tied"
+    assert roles["position"] == "vector"  # it is added, and multiplied by nothing
     assert roles["up.weight"] == roles["down.weight"] == "hidden"
     assert roles["norm.weight"] == "vector"
     net, example, _ = MODELS["conv 2d"]()

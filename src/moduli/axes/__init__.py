@@ -2,8 +2,11 @@
 
 * `trace`: the axes of a model, from one forward; `ModelAxes` is the value that it returns, `ModelAxis` one axis, `ParameterAxes`
   those of one parameter, with `Segments` where axes are concatenated.
+* `from_labels`: the axes of a module as its labelled tensors tell them.
 * `label`: labelled views of a plain module's parameters, by the names of its axes (`LabelledParameters`).
+* `parse` reads the notation of einops for axes; `list_names` and `measure` read the `Factors` of one axis of a parameter.
 * `check`: permutes every free axis and compares the outputs; `ModelAxesError` says which axis is not free.
+* `find_step_scale`: the factor of a parameter's step in the maximal update parametrization; `check_base` checks its base width.
 * `rule`: how an operation pairs the axes of its tensors, for operations that `trace` does not know. A rule takes a `RuleCall` and
   the `Traced` axes of the operands.
 
@@ -19,16 +22,24 @@ from ._check import ModelAxesError as ModelAxesError
 from ._check import check as check
 from ._labelled import LabelledParameters as LabelledParameters
 from ._labelled import label as label
+from ._model_axes import Factors as Factors
 from ._model_axes import ModelAxes as ModelAxes
 from ._model_axes import ModelAxis as ModelAxis
 from ._model_axes import ParameterAxes as ParameterAxes
 from ._model_axes import Segments as Segments
+from ._model_axes import list_names as list_names
+from ._model_axes import measure as measure
+from ._mup import check_base as check_base
+from ._mup import find_step_scale as find_step_scale
+from ._notation import parse as parse
+from ._trace import from_labels as from_labels
 from ._trace import trace as trace
 from ._tracer import RuleCall as RuleCall
 from ._tracer import Traced as Traced
 from ._tracer import rule as rule
 
 __all__ = [
+    "Factors",
     "LabelledParameters",
     "ModelAxes",
     "ModelAxesError",
@@ -38,7 +49,13 @@ __all__ = [
     "Segments",
     "Traced",
     "check",
+    "check_base",
+    "find_step_scale",
+    "from_labels",
     "label",
+    "list_names",
+    "measure",
+    "parse",
     "rule",
     "trace",
 ]

@@ -16,6 +16,18 @@ Dim = tuple[int, ...]
 INPUT = "an input"
 OUTPUT = "an output"
 UNREAD = "not read with this example"
+LABELLED = "known by its labels; trace with an example to learn whether it is free"
+
+# The ends of reasons that say nothing about the axis itself, but that a rule is missing or can't follow the factors.
+_UNCLEAR = (
+    *("has no rule", "depends on the order", "cuts its factors", "do not agree", "have different sizes"),
+    *("in the middle of a factor", LABELLED),
+)
+
+
+def is_width(reasons: Iterable[str]) -> bool:
+    """Whether an axis with these reasons has units that a wider model has more of: neither data, nor positions, nor indices."""
+    return all(reason.endswith(_UNCLEAR) for reason in reasons)
 
 
 class Atoms:

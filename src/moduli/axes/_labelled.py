@@ -14,8 +14,6 @@ from ._atoms import Atoms, Dim
 from ._model_axes import Factors, ModelAxes, Segments, list_names
 from ._tracer import Traced
 
-LABELLED = "known by its labels; trace with an example to learn whether it is free"
-
 
 def label(net: nn.Module, axes: ModelAxes) -> LabelledParameters:
     """Return labelled views of a module's parameters and buffers, by the names of a model's axes.

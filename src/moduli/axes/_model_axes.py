@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..layout import list_bases, public_name, suggest_name, unwrapped_name
+from ._atoms import is_width
+from ._mup import check_base, initialise_mup
 
 FORMAT = 1
 
@@ -59,8 +61,9 @@ class ParameterAxes:
         name: The name of the parameter.
         shape: Its shape.
         dims: For each axis, the factors whose product it is.
-        uses: For each axis, what it is in its layer: "out", "in", "batch" or "kernel".
-        role: What the parameter is in the model: "input", "hidden", "output", "vector", "buffer".
+        uses: For each axis, what it is in its layer: "out", "in", "index" (of an embedding), "batch" (of experts) or "kernel".
+        role: What the parameter is in the model: "input" (from data to units), "hidden" (from units to units), "output" (from units
+            to results), "tied" (input and output), "fixed" (no units), "vector" (a bias, a scale), or "buffer".
         sizes: The sizes of the model's axes that occur here.
     """
 
@@ -281,6 +284,45 @@ class ModelAxes:
                     tensor = tensor.index_select(axis, index.to(tensor.device))
             results[name] = tensor
         return results
+
+    def list_units(self, name: str, use: str) -> list[str]:
+        """Return the axes of units in those axes of a parameter that have a use: what a wider model has more of.
+
+        Args:
+            name: The parameter.
+            use: "in", "out", "batch".
+        """
+        own = self.of(name)
+        names = [each for dim, its in zip(own.dims, own.uses, strict=True) if its == use for each in list_names(dim)]
+        return [each for each in names if is_width(self.axes[each].reasons)]
+
+    def initialise_mup(
+        self, net: nn.Module, base: int | ModelAxes = 64, generator: torch.Generator | None = None
+    ) -> None:
+        r"""Draw the parameters of a model anew, as the maximal update parametrization has it.
+
+        Matrices are normal with variance $1/\text{fan-in}$; those from units to results $n_0/\text{fan-in}^2$, with the base width
+        $n_0$; rows of embeddings have variance 1. Parameters whose names end in "bias" become zero; other vectors (scales of
+        normalisations) stay. `m.MuP` scales the steps.
+
+        Args:
+            net: The model.
+            base: The width at which this is the standard parametrization, or the axes of the model of that width.
+            generator: The random numbers; by default torch's.
+
+        Raises:
+            ValueError: If the axes are of another model, or a parameter is an embedding and a head at once. Nothing is changed.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 2))
+            >>> ax = mo.axes.trace(net, torch.zeros(1, 4))
+            >>> ax.initialise_mup(net, base=64, generator=torch.Generator().manual_seed(0))
+            >>> round(net[0].weight.std().item(), 2), round(net[2].weight.std().item() * 1024 / 8, 2)
+            (0.5, 1.02)
+        """
+        check_base(base)
+        initialise_mup(self, net, base, generator)
 
     # ------------------------------------------------------------------ plain data
 

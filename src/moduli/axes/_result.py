@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..layout import Layout, unwrapped_name
-from ._atoms import Atoms
-from ._labelled import LABELLED, apply_labels
+from ._atoms import Atoms, is_width
+from ._labelled import apply_labels
 from ._model_axes import Factors, ModelAxes, Segments, build, find_owner
 from ._notation import apply_names
 from ._tracer import Traced, Tracer
-
-# The ends of reasons that say nothing about the axis itself, but that a rule is missing or can't follow the factors.
-_UNCLEAR = (
-    *("has no rule", "depends on the order", "cuts its factors", "do not agree", "have different sizes"),
-    *("in the middle of a factor", LABELLED),
-)
 
 
 def collect_axes(
@@ -52,7 +46,7 @@ def collect_axes(
     described = {}
     for name, traced in parameters.items():
         dims = tuple(namer.express(dim) for dim in traced.dims)
-        role = "buffer" if name in buffers else find_role(atoms, traced, uses[name])
+        role = "buffer" if name in buffers else find_role(tracer, name, traced, uses[name])
         described[name] = (traced.shape, dims, uses[name], role)
     return build(namer.axes, described, ties, sorted(tracer.unknown))
 
@@ -70,8 +64,8 @@ def _simplify(atoms: Atoms, dim: Any) -> None:
 def _find_uses(tracer: Tracer, name: str, traced: Traced) -> tuple[str, ...]:
     """Return what each axis of a parameter is in its layer; by width where no product has shown it."""
     uses = [tracer.uses.get((name, axis)) for axis in range(len(traced.dims))]
-    if "in" in uses or "out" in uses:
-        return tuple(use or ("out" if "in" in uses else "in") for use in uses)
+    if set(uses) & {"in", "out", "index"}:
+        return tuple(use or ("in" if "out" in uses else "out") for use in uses)
     wide = [is_wide(tracer.atoms, dim) for dim in traced.dims]
     if all(wide) or not any(wide):
         return tuple(use or ("in" if axis else "out") for axis, use in enumerate(uses))
@@ -80,19 +74,25 @@ def _find_uses(tracer: Tracer, name: str, traced: Traced) -> tuple[str, ...]:
 
 def is_wide(atoms: Atoms, dim: Any) -> bool:
     """Whether an axis has units that a wider model would have more of: neither data, nor positions, nor indices."""
-    return any(all(reason.endswith(_UNCLEAR) for reason in atoms.reasons[leaf]) for leaf in atoms.list_leaves(dim))
+    return any(is_width(atoms.reasons[leaf]) for leaf in atoms.list_leaves(dim))
 
 
-def find_role(atoms: Atoms, traced: Traced, uses: tuple[str, ...]) -> str:
-    """Return what a parameter is: by whether its inputs and its outputs are wide."""
-    if sum(size != 1 for size in traced.shape) < 2:
+def find_role(tracer: Tracer, name: str, traced: Traced, uses: tuple[str, ...]) -> str:
+    """Return what a parameter is: by whether its inputs and its outputs are wide.
+
+    A parameter that no product has used is a vector, whatever its shape: biases of experts, scales, positions.
+    """
+    multiplied = any((name, axis) in tracer.uses for axis in range(len(uses))) or name not in tracer.touched
+    if sum(size != 1 for size in traced.shape) < 2 or not multiplied:
         return "vector"
     wide = {
-        use: any(is_wide(atoms, dim) for dim, its in zip(traced.dims, uses, strict=True) if its == use)
+        use: any(is_wide(tracer.atoms, dim) for dim, its in zip(traced.dims, uses, strict=True) if its == use)
         for use in ("in", "out")
     }
     if wide["in"] and wide["out"]:
         return "hidden"
+    if name in tracer.reused:
+        return "tied"
     return "input" if wide["out"] else "output" if wide["in"] else "fixed"
 
 

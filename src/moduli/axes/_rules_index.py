@@ -28,7 +28,7 @@ def point(call: RuleCall, dim: Dim, index: Traced) -> None:
 def embedding(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named: Any) -> Any:
     """Rows of a table."""
     point(call, weight.dims[0], index)
-    call.use(weight, 0, "in")
+    call.use(weight, 0, "index")
     call.use(weight, 1, "out")
     return (*index.dims, weight.dims[1])
 
@@ -37,7 +37,7 @@ def embedding(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named
 def embedding_bag(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named: Any) -> Any:
     """Sums of rows of a table."""
     call.fix(weight.dims[0], "it is indexed by values")
-    call.use(weight, 0, "in")
+    call.use(weight, 0, "index")
     call.use(weight, 1, "out")
     for dim in index.dims:
         call.fix(dim)

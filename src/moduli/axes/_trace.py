@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .._torch import open_fake_mode, pytree
 from ..layout import layout_of, unwrapped_name
 from . import _rules, _rules_index, _rules_layers  # noqa: F401  the table fills when they are imported
-from ._atoms import OUTPUT
-from ._labelled import LABELLED, list_labelled
+from ._atoms import LABELLED, OUTPUT
+from ._labelled import list_labelled
 from ._model_axes import ModelAxes
 from ._result import collect_axes
 from ._tracer import Traced, Tracer
@@ -69,17 +69,43 @@ def trace(
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"axes.trace: {type(net).__name__} is no nn.Module; wrap a function in one")
-    layout = layout_of(net)
+    labels = None if example or kwargs else from_labels(net, names)
+    if labels is not None:
+        return labels
     tracer = Tracer()
-    if example or kwargs or not list_labelled(layout):
-        parameters = run_forward(tracer, net, example, kwargs or {}, output, fake)
-    else:
-        parameters = enter_parameters(tracer, dict(_list_stored(net)))
-        for traced in parameters.values():
-            for dim in traced.dims:
-                tracer.atoms.fix(dim, LABELLED)
-    buffers = {unwrapped_name(name) for name, _ in net.named_buffers()}
-    return collect_axes(tracer, parameters, buffers, layout, names or {})
+    parameters = run_forward(tracer, net, example, kwargs or {}, output, fake)
+    return collect_axes(tracer, parameters, _list_buffers(net), layout_of(net), names or {})
+
+
+def from_labels(net: nn.Module, names: Mapping[str, str] | None = None) -> ModelAxes | None:
+    """Return the axes of a module as its labelled tensors tell them; None for a module without labelled tensors.
+
+    Args:
+        net: The module.
+        names: Names of axes by pattern, as in `trace`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> class Gain(mo.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.gain = mo.tensor(torch.ones(2), channel=["left", "right"])
+        >>> mo.axes.from_labels(Gain()).of("gain"), mo.axes.from_labels(torch.nn.Linear(2, 2))
+        ((channel=2), None)
+    """
+    layout = layout_of(net)
+    if not list_labelled(layout):
+        return None
+    tracer = Tracer()
+    parameters = enter_parameters(tracer, dict(_list_stored(net)))
+    for traced in parameters.values():
+        for dim in traced.dims:
+            tracer.atoms.fix(dim, LABELLED)
+    return collect_axes(tracer, parameters, _list_buffers(net), layout, names or {})
+
+
+def _list_buffers(net: nn.Module) -> set[str]:
+    return {unwrapped_name(name) for name, _ in net.named_buffers()}
 
 
 def _list_stored(net: nn.Module) -> list[tuple[str, Tensor]]:

@@ -160,9 +160,10 @@ class RuleCall:
                 self.use(weight, axis, "in")
 
     def use(self, weight: Traced, axis: int, what: str) -> None:
-        """Note that an axis of a parameter is an "in", "out", "batch" or "kernel" of its layer."""
+        """Note that an axis of a parameter is an "in", "out", "index", "batch" or "kernel" of its layer."""
         for origin in sorted(weight.origins[axis]):
-            self._tracer.uses.setdefault(origin, what)
+            if self._tracer.uses.setdefault(origin, what) != what:
+                self._tracer.reused.add(origin[0])
 
     def use_rest(self, weight: Traced, *others: int) -> None:
         """Note that all axes of a parameter but these are outputs of its layer."""
@@ -192,6 +193,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         atoms: All axes.
         uses: What each axis (parameter, position) is in its layer.
+        reused: Parameters that are used in two ways, as an embedding that is also a head.
         unknown: Operations without a rule, and how often each ran.
     """
 
@@ -199,6 +201,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.atoms = Atoms()
         self.uses: dict[tuple[str, int], str] = {}
+        self.reused: set[str] = set()
         self.unknown: dict[str, int] = {}
         self.touched: set[str] = set()
         # With the tensor, so that its id is not used again.

@@ -21,6 +21,7 @@ from ..optim import (
     DeclaredLink,
     Module,
     Objective,
+    Optimizer,
     Reformulation,
     SettingsList,
     Tensors,
@@ -71,6 +72,8 @@ class WeightDecay(_Decay):
     Args:
         weight_decay: The factor $\lambda$.
         ord: The penalty $|x|^p / p$ is that of this p: 2 adds the weights, 1 their signs, and so on.
+        only: "matrices" leaves biases and scales of normalisations alone: by the axes of the model where the optimizer has them
+            (what no product uses), by their shape elsewhere (at most one axis longer than one).
 
     Example:
         >>> import torch, moduli as mo
@@ -84,8 +87,27 @@ class WeightDecay(_Decay):
         I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """
 
+    reads_axes = True
+    attributes = ("only",)
+
+    only: Literal["all", "matrices"] = "all"
+
+    def attached(self, optimizer: Optimizer) -> None:
+        """Set the decay of vectors to zero, where only matrices decay."""
+        super().attached(optimizer)
+        if self.only == "matrices":
+            vectors = [param for param in optimizer.list_params() if _is_vector(param, optimizer)]
+            self.set_param_groups([{"params": vectors, "weight_decay": 0.0}])
+
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return tensor + penalty(param, setting["ord"]) * setting["weight_decay"]
+
+
+def _is_vector(param: Tensor, optimizer: Optimizer) -> bool:
+    axes, name = optimizer.binding.axes, optimizer.binding.slots.find_name(param)
+    if axes is not None and name is not None:
+        return axes.of(name).role == "vector"
+    return sum(size != 1 for size in (param.shape if optimizer.population is None else param.shape[1:])) < 2
 
 
 class CautiousWeightDecay(_Decay):

@@ -32,6 +32,7 @@ from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vec
 from .chain import Chain, flatten, maybe_chain
 from .declared import Ranges, make_constructor
 from .functional import step, step_tensors
+from .matrix_view import MatrixLink, MatrixView, matrix_view
 from .module import Chainable, Module
 from .objective import Objective
 from .optimizer import Optimizer
@@ -60,7 +61,9 @@ __all__ = [
     "Tensors",
     "States",
     "SettingsList",
+    "MatrixLink",
     "MatrixTransform",
+    "MatrixView",
     "ListTransform",
     "DeclaredLink",
     "BufferTransform",
@@ -91,6 +94,7 @@ __all__ = [
     "from_vector",
     "is_sharded",
     "keeps_graph",
+    "matrix_view",
     "maybe_chain",
     "restore_complex",
     "sample_like",

@@ -22,6 +22,7 @@ from ._writes import CountedSettings, Writes
 from .slots import Slots
 
 if TYPE_CHECKING:
+    from ..axes import ModelAxes
     from .module import Module
 
 
@@ -109,6 +110,7 @@ class Binding:
         draws_alike: Whether several processes have to draw the same random numbers.
         in_pieces: Whether parameters are sharded over processes.
         read_row: Finds the state of a parameter that is part of a matrix of members, to be read.
+        axes: The axes of the model, where the optimizer was given them.
     """
 
     def __init__(self) -> None:
@@ -121,6 +123,7 @@ class Binding:
         self.draws_alike = False
         self.in_pieces = False
         self.read_row: Callable[[dict[int, Any], int], Any] | None = None
+        self.axes: ModelAxes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "read_row": None}  # the matrices of a copy are made by its optimizer

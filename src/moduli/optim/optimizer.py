@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
+from ..axes import ModelAxes
 from ..layout import Guard
 from ..population import Population
 from . import _chain_checks, _groups, _portable, _saved, _stepping
@@ -24,6 +25,7 @@ from .explain import explain
 from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
 from .forms.shards import are_in_pieces
+from .matrix_view import take_axes
 from .module import Chainable, Module
 from .plan import StepPlan
 
@@ -56,6 +58,8 @@ class Optimizer(torch.optim.Optimizer):
         maximize: Ascend: every link sees the loss and its gradient with the other sign.
         capturable: Whether steps can be captured in a graph of an accelerator. Links count in Python, so that chains which
             count or decide are refused.
+        axes: The axes of the model (`mo.axes.trace`), for links that treat parameters as matrices, or by their role: they name axes
+            then, `m.Orthogonalize(batch="head")`. Of a module with labelled tensors its labels are taken.
         foreach: A hint of torch's optimizers that changes nothing here: the form of a pass is chosen by what is fastest.
         fused: Another.
 
@@ -93,6 +97,7 @@ class Optimizer(torch.optim.Optimizer):
         differentiable: bool = False,
         maximize: bool = False,
         capturable: bool = False,
+        axes: ModelAxes | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
@@ -145,6 +150,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
         self.binding.slots.name_params(self.param_groups)
+        self.binding.axes = take_axes(self, axes)
         _chain_checks.check_shares(links)
         self._find_shards()
         self._reduce = choose_reduction(reduce, self, self.shards is not None)
@@ -210,6 +216,10 @@ class Optimizer(torch.optim.Optimizer):
             return
         try:
             self.binding.slots.name_params(self.param_groups)
+            self.binding.axes = take_axes(self, self.binding.axes)
+            for _, link in self._links:
+                if link.reads_axes:
+                    link.attached(self)
             _groups.apply_groups(self)
             self._find_shards()
         except ValueError:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ._needs import Across
 from ._vectors import as_real, restore_complex
 from .declared import Ranges, make_constructor
+from .matrix_view import MatrixLink
 from .module import Module, ProjectedBuffer
 from .objective import Objective
 from .transform import TensorTransform
@@ -151,12 +152,16 @@ class BufferTransform(UpdateTransform):
         return rows
 
 
-class MatrixTransform(BufferTransform):
-    """A `BufferTransform` that treats each tensor as a matrix, whole."""
+class MatrixTransform(MatrixLink, BufferTransform):
+    """A `BufferTransform` that treats each tensor as a matrix, whole; or as a batch of them, by the axes of its model."""
 
     members = "batched"
     across = Across.MATRICES
     uses_params = False
+    attributes: ClassVar[tuple[str, ...]] = ("batch", "matrix")
+
+    batch: str | tuple[str, ...] | None = None
+    matrix: str | None = None
 
 
 class ListTransform(BufferTransform):

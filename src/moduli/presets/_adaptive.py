@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from .. import m
 from ..optim import Module
@@ -44,6 +44,7 @@ def adamw(
     eps: Any = 1e-8,
     weight_decay: Any = 0.01,
     amsgrad: bool = False,
+    decay: Literal["all", "matrices"] = "all",
 ) -> list[Module]:
     """Adam with decoupled weight decay, the same as `torch.optim.AdamW`.
 
@@ -54,13 +55,15 @@ def adamw(
         eps: Added to the denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
         amsgrad: Use the largest second moment so far.
+        decay: What decays: "all" parameters, or "matrices", without biases and scales of normalisations (see `m.WeightDecay`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.adamw(1e-3, weight_decay=0.1))
         Chain(Adam, WeightDecay, LR)
     """
-    return [m.Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), m.WeightDecay(weight_decay), m.LR(lr)]
+    adam = m.Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad)
+    return [adam, m.WeightDecay(weight_decay, only=decay), m.LR(lr)]
 
 
 def lion(lr: Any = 1e-4, *, beta1: Any = 0.9, beta2: Any = 0.99, weight_decay: Any = 0.0) -> list[Module]:

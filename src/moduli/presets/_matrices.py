@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import layout, m
+from ..axes import ModelAxes
 from ..optim import Module
 from ._descent import _decay
 
@@ -16,12 +17,19 @@ _EMBEDDINGS_AND_HEADS = "*embed* *wte* *wpe* *head* *classifier*"
 
 
 class _IsHidden:
-    """Whether a parameter is the matrix of a hidden layer: not an embedding, not a head, no axis of size one."""
+    """Whether a parameter is the matrix of a hidden layer: not an embedding, not a head, no axis of size one.
 
-    def __init__(self, adam: str) -> None:
-        self.patterns = adam.lower().split()
+    With the axes of the model it is by role, without them by type, name and shape.
+    """
+
+    def __init__(self, adam: str | None, axes: ModelAxes | None = None) -> None:
+        patterns = _EMBEDDINGS_AND_HEADS if adam is None and axes is None else adam or ""
+        self.patterns = patterns.lower().split()
+        self.axes = axes
 
     def __call__(self, param: Tensor, name: str | None, owner: torch.nn.Module | None) -> bool:
+        if self.axes is not None and name is not None:
+            return self.axes.of(name).role == "hidden" and not layout.match_name(name.lower(), self.patterns)
         if param.dim() < 2 or not param.numel() or min(param.shape[0], param[0].numel()) < 2:
             return False
         if isinstance(owner, torch.nn.Embedding | torch.nn.EmbeddingBag):
@@ -29,8 +37,15 @@ class _IsHidden:
         return name is None or not layout.match_name(name.lower(), self.patterns)
 
 
-def _muon(matrices: Sequence[Module], rest: Module, adam: str, weight_decay: Any, lr: Any) -> list[Module]:
-    return [m.Split(_IsHidden(adam), list(matrices), rest), *_decay(weight_decay), m.LR(lr)]
+def _muon(
+    matrices: Sequence[Module],
+    rest: Module,
+    adam: str | None,
+    weight_decay: Any,
+    lr: Any,
+    axes: ModelAxes | None = None,
+) -> list[Module]:
+    return [m.Split(_IsHidden(adam, axes), list(matrices), rest), *_decay(weight_decay), m.LR(lr)]
 
 
 def muon(
@@ -43,7 +58,9 @@ def muon(
     beta1: Any = 0.9,
     beta2: Any = 0.999,
     eps: Any = 1e-8,
-    adam: str = _EMBEDDINGS_AND_HEADS,
+    adam: str | None = None,
+    axes: ModelAxes | None = None,
+    batch: str | tuple[str, ...] | None = None,
 ) -> list[Module]:
     """Muon: Nesterov momentum, orthogonalised, for the matrices of hidden layers, and Adam for everything else.
 
@@ -61,7 +78,9 @@ def muon(
         beta1: Memory of Adam's mean.
         beta2: Memory of Adam's mean square.
         eps: Added to Adam's denominator.
-        adam: Patterns of names that Adam takes, separated by spaces; by default embeddings and heads.
+        adam: Patterns of names that Adam takes, separated by spaces; by default names of embeddings and heads, or none with axes.
+        axes: The axes of the model (`mo.axes.trace`): hidden matrices are then those from units to units, whatever their names.
+        batch: Axes whose entries are matrices by themselves ("head"), see `m.Orthogonalize`.
 
     Example:
         >>> from moduli import optim, presets
@@ -73,8 +92,9 @@ def muon(
         J. Liu et al., "Muon is scalable for LLM training", 2025.
         N. Amsel, D. Persson, C. Musco, R. M. Gower, "The Polar Express", 2025.
     """
-    matrices = [m.NAG(momentum, lerp=True), m.Orthogonalize(steps=steps, method=method, adjust_lr=True)]  # type: ignore[arg-type]
-    return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2, eps=eps), adam, weight_decay, lr)
+    orthogonal = m.Orthogonalize(steps=steps, method=method, adjust_lr=True, batch=batch)  # type: ignore[arg-type]
+    matrices = [m.NAG(momentum, lerp=True), orthogonal]
+    return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2, eps=eps), adam, weight_decay, lr, axes)
 
 
 def normuon(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform, MatrixTransform
+from ...optim import BufferTransform, MatrixLink, MatrixTransform
 from ...optim import ranges as check
 from ._axes import without_last, without_second_last, work
 from ._orthogonalize import as_matrix
@@ -268,7 +268,7 @@ def _check_rank(link: str, key: str, rank: Any) -> None:
     (check.probability if isinstance(rank, float) else check.at_least_one)(link, key, rank)
 
 
-class Dion(BufferTransform):
+class Dion(MatrixLink, BufferTransform):
     r"""Momentum, orthonormalised along r directions that one step of power iteration follows, with error feedback.
 
     $B = M + U,\quad P = \operatorname{orth}(B Q),\quad R = B^T P,\quad M \leftarrow B - (1-\mu) P R^T,\quad
@@ -302,11 +302,13 @@ class Dion(BufferTransform):
         check.positive: ("rank",),
     }
 
-    attributes = ("seed",)
+    attributes = ("seed", "batch", "matrix")
 
     momentum: Any = 0.95
     rank: int | float = 0.25
     seed: int | None = None
+    batch: str | tuple[str, ...] | None = None
+    matrix: str | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         matrix = as_matrix(tensor)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform, Chainable, DeclaredLink, Ranges, as_real, restore_complex
+from ...optim import BufferTransform, Chainable, DeclaredLink, MatrixLink, Ranges, as_real, restore_complex
 from ...optim import ranges as check
 from . import _kron, _lra
 from ._axes import work
@@ -44,7 +44,7 @@ class _PSGDWhiten(_PSGDFit, BufferTransform):
     grad_clip_max_amp: float = float("inf")
 
 
-class PSGDKronWhiten(_PSGDWhiten):
+class PSGDKronWhiten(MatrixLink, _PSGDWhiten):
     r"""Fits one factor per axis so that their product whitens the update, and preconditions with it.
 
     $P = Q^T Q$ with $Q = Q_1 \otimes \cdots \otimes Q_k$ minimises $E[u^T P u + v^T P^{-1} v]$ for white noise v, so that
@@ -84,11 +84,14 @@ class PSGDKronWhiten(_PSGDWhiten):
     """
 
     members = "batched"
+    attributes = ("batch", "matrix")
 
     max_dim: int = 10_000
     max_skew: float = 1.0
     dQ: Geometry = "Q0.5EQ1.5"
     balance_probability: float = 0.01
+    batch: str | tuple[str, ...] | None = None
+    matrix: str | None = None
 
     follows = {"factors": "factors", "products": "factors"}
 

@@ -116,6 +116,7 @@ class Shampoo(MatrixTransform):
             if exponent is None:
                 exponent = -1 / (2 * len(state["axes"]))
             scale = self._debias(state, setting)
+            # Contiguous, as a checkpoint brings them back: products round differently for other strides.
             state["roots"] = [
                 power(
                     total if scale == 1 else total * scale,
@@ -123,7 +124,7 @@ class Shampoo(MatrixTransform):
                     setting["reg"],
                     setting["matrix_power_method"],
                     half,
-                )
+                ).contiguous()
                 for total, half in zip(state["covariances"], state["halves"], strict=True)
             ]
 

@@ -9,21 +9,26 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import Module, Need, Objective
+from ...optim import MatrixLink, Module, Need, Objective
 from ...optim import ranges as check
 from ._projection import Projection
 
 
-class _LowRank(Projection):
-    """The links inside see a matrix through `rank` directions of its shorter side, which are renewed now and then."""
+class _LowRank(MatrixLink, Projection):
+    """The links inside see a matrix through `rank` directions of its shorter side, which are renewed now and then.
+
+    Where axes make a parameter a batch of matrices, each has directions of its own; the links inside see a batch, too.
+    """
 
     needs = frozenset({Need.GRADIENT})
 
     ranges = {check.at_least_one: ("rank", "update_gap"), check.positive: ("scale",), check.above_one: ("growth",)}
-    attributes = ("rank", "update_gap", "tensorwise", "growth", "seed")
+    attributes = ("rank", "update_gap", "tensorwise", "growth", "seed", "batch", "matrix")
 
     rank: int
     update_gap: int
+    batch: str | tuple[str, ...] | None = None
+    matrix: str | None = None
 
     @abstractmethod
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
@@ -39,8 +44,8 @@ class _LowRank(Projection):
                 continue
             state = self.state[param]
             made = state["step"] = state.get("step", 0) + 1
-            matrix = _flat_side(update)
-            if matrix is not None and (made - 1) % self.update_gap == 0 and min(matrix.shape) > self.rank:
+            matrix = self._flatten(update, param)
+            if matrix is not None and (made - 1) % self.update_gap == 0 and min(matrix.shape[-2:]) > self.rank:
                 state["basis"] = self.directions(matrix, state).contiguous()
 
     def _run_inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
@@ -52,14 +57,35 @@ class _LowRank(Projection):
 
     def prepare(self, params: list[Tensor]) -> list[str]:
         keys = super().prepare(params)
-        self._rows = [self.state[params[i]] for i in self._order]
+        self._shown = [params[i] for i in self._order]
+        self._rows = [self.state[param] for param in self._shown]
         return keys
 
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         return [
-            tensor if "basis" not in row else row["basis"].mH @ _flat_side(tensor)
-            for tensor, row in zip(tensors, self._rows, strict=True)
+            tensor if "basis" not in row else row["basis"].mH @ cast(Tensor, self._flatten(tensor, param))
+            for tensor, param, row in zip(tensors, self._shown, self._rows, strict=True)
         ]
+
+    def _flatten(self, tensor: Tensor, param: Tensor) -> Tensor | None:
+        """Return a tensor as a matrix no higher than wide, or as a batch of such; None where it is a vector."""
+        view = self.find_view(param)
+        if view is None:
+            return _flat_side(tensor)
+        blocks = view.split(tensor)
+        if len(blocks) > 1:
+            name = self.settings.binding.slots.find_name(param)
+            raise ValueError(f"{type(self).__name__}: {name!r} is cut into matrices of several sizes: {view}")
+        return _flat_side(blocks[0], batched=True)
+
+    def _restore(self, matrix: Tensor, param: Tensor) -> Tensor:
+        """Return what `_flatten` has made of a tensor in the parameter's shape."""
+        view = self.find_view(param)
+        if view is None:
+            tall = param.shape[0] > param[0].numel()
+            return (matrix.mT if tall else matrix).reshape(param.shape)
+        tall = view.shapes[0][1] > view.shapes[0][2]
+        return view.join([matrix.mT if tall else matrix])
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         out = []
@@ -67,10 +93,9 @@ class _LowRank(Projection):
             if "basis" not in row:
                 out.append(tensor)
                 continue
-            matrix = cast(Tensor, _flat_side(self._given[self._order[k]]))
-            found = self.expand(tensor, matrix, row) * self.settings[param]["scale"]
-            tall = param.shape[0] > param[0].numel()
-            out.append((found.mT if tall else found).reshape(param.shape).to(param.dtype))
+            matrix = cast(Tensor, self._flatten(self._given[self._order[k]], self._shown[k]))
+            expanded = self.expand(tensor, matrix, row) * self.settings[param]["scale"]
+            out.append(self._restore(expanded, self._shown[k]).to(param.dtype))
         return out
 
     def update(self, objective: Objective) -> None:
@@ -84,13 +109,13 @@ class _LowRank(Projection):
         return super().step(objective)
 
 
-def _flat_side(tensor: Tensor) -> Tensor | None:
+def _flat_side(tensor: Tensor, batched: bool = False) -> Tensor | None:
     """A tensor as a matrix no higher than wide, in a type that can be factorised; None where it is a vector."""
     if tensor.dim() < 2 or not tensor.numel():
         return None
-    matrix = tensor.flatten(1)
+    matrix = tensor if batched else tensor.flatten(1)
     matrix = matrix.float() if matrix.dtype in (torch.float16, torch.bfloat16) else matrix
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+    return matrix.mT if matrix.shape[-2] > matrix.shape[-1] else matrix
 
 
 class GaLore(_LowRank):
@@ -124,10 +149,10 @@ class GaLore(_LowRank):
     scale: Any = 0.25
 
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
-        left = torch.linalg.svd(matrix, full_matrices=False)[0][:, : self.rank]
+        left = torch.linalg.svd(matrix, full_matrices=False)[0][..., : self.rank]
         # A singular vector's sign is the factorisation's accident: states of the links inside would change sign with it.
-        largest = left.abs().argmax(0, keepdim=True)
-        pivot = left.gather(0, largest)
+        largest = left.abs().argmax(-2, keepdim=True)
+        pivot = left.gather(-2, largest)
         return left * (pivot.conj() / pivot.abs() if pivot.is_complex() else pivot.sign())
 
     def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
@@ -206,13 +231,13 @@ class APOLLO(_LowRank):
 
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
         generator = self.get_generator(matrix.device, self.seed)
-        drawn = torch.randn(self.rank, matrix.shape[0], dtype=matrix.dtype, device=matrix.device, generator=generator)
-        return drawn.mT / self.rank**0.5
+        drawn = torch.randn(self.rank, matrix.shape[-2], dtype=matrix.dtype, device=matrix.device, generator=generator)
+        return (drawn.mT / self.rank**0.5).expand(*matrix.shape[:-2], -1, -1)
 
     def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
         seen = state["basis"].mH @ matrix
         if self.tensorwise:
-            ratio = _ratios(inner.reshape(-1, 1), seen.reshape(-1, 1)).squeeze()
+            ratio = _ratios(inner.flatten(-2).unsqueeze(-1), seen.flatten(-2).unsqueeze(-1))
         else:
             ratio = _ratios(inner, seen)
         return _limit_growth(matrix * ratio, state, self.growth)
@@ -220,17 +245,25 @@ class APOLLO(_LowRank):
 
 def _ratios(after: Tensor, before: Tensor) -> Tensor:
     """The ratio of norms, column by column; zero where there was nothing."""
-    above, below = (torch.linalg.vector_norm(t, dim=0) for t in (after, before))
+    above, below = (torch.linalg.vector_norm(t, dim=-2, keepdim=True) for t in (after, before))
     return torch.where(below > 0, above / torch.where(below > 0, below, 1.0), 0.0)
 
 
 def _limit_growth(matrix: Tensor, state: Any, growth: float) -> Tensor:
     """A matrix whose norm is at most `growth` times what it was at the last step."""
-    norm = torch.linalg.vector_norm(matrix)
+    norm = _measure(matrix)
     before = state.get("norm")
     if before is not None:
         bound = before * growth
-        matrix = torch.where((bound > 0) & (norm > bound), matrix * (bound / torch.where(norm > 0, norm, 1.0)), matrix)
-        norm = torch.linalg.vector_norm(matrix)
+        shrunk = matrix * (bound / torch.where(norm > 0, norm, 1.0))[..., None, None]
+        matrix = torch.where(((bound > 0) & (norm > bound))[..., None, None], shrunk, matrix)
+        norm = _measure(matrix)
     state["norm"] = norm
     return matrix
+
+
+def _measure(matrix: Tensor) -> Tensor:
+    """Return the norm of a matrix, or of each in a batch."""
+    if matrix.dim() == 2:
+        return torch.linalg.vector_norm(matrix)
+    return torch.linalg.vector_norm(matrix, dim=(-2, -1))

@@ -1,6 +1,6 @@
 """Step sizes that are given.
 
-* The step size.
+* The step size, and its factors by width.
 * A multiplier that rises at the start of training.
 * Random step sizes.
 * Layer-wise trust ratios: LARS and LAMB.
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ...axes import ModelAxes, check_base, find_step_scale
 from ...optim import Across, Chain, ListTransform, Module, Optimizer, SettingsList, States, Tensors, UpdateTransform
 from ...optim import ranges as check
 from .._measures import lengths, metric_of_all
@@ -49,6 +50,68 @@ class LR(UpdateTransform):
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor * setting["lr"]
+
+
+class MuP(UpdateTransform):
+    r"""Scales the update of each parameter by its role and width, so that one step size serves all widths.
+
+    The maximal update parametrization. With $\tilde n$ the fan-in over that of the base width: after Adam, and other links whose
+    updates have a size of their own, hidden and output matrices take $1/\tilde n$; after plain gradients output matrices
+    $1/\tilde n$, input matrices and vectors the ratio of their fan-out. `ax.initialise_mup(net)` draws the start. Put weight decay
+    after it, and divide attention scores by the size of a head, not its root, where that size grows.
+
+    Args:
+        axes: The axes of the model (`mo.axes.trace`); None takes those of the optimizer.
+        base: The width at which nothing is scaled: a size, to which the number of units is compared, or the axes of a model of that
+            width, parameter by parameter.
+        rule: "adam" where updates have a size of their own, "sgd" where they are gradients.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 2))
+        >>> ax = mo.axes.trace(net, torch.zeros(1, 4))
+        >>> opt = mo.Optimizer(net, m.Sign(), m.MuP(ax, base=64), m.LR(0.25))
+        >>> before = [param.detach().clone() for param in net.parameters()]
+        >>> _ = opt.step(mo.closure(lambda: net(torch.ones(1, 4)).square().sum()))
+        >>> [round((a - b.detach()).abs().max().item(), 3) for a, b in zip(before, net.parameters())]
+        [0.25, 0.25, 0.125, 0.25]
+
+    References:
+        G. Yang et al., "Tensor Programs V: tuning large neural networks via zero-shot hyperparameter transfer", 2022, table 3.
+    """
+
+    elementwise = True
+    reads_axes = True
+    attributes = ("axes", "base", "rule")
+
+    axes: ModelAxes | None = field(default=None, kw_only=False)
+    base: int | ModelAxes = 64
+    rule: Literal["adam", "sgd"] = "adam"
+
+    def collect(self, given: Mapping[str, Any]) -> None:
+        check_base(given["base"])
+        super().collect(given)
+        self.defaults["mup_scale"] = 1.0
+
+    def attached(self, optimizer: Optimizer) -> None:
+        """Find the factor of every parameter.
+
+        Raises:
+            ValueError: If there are no axes, or a parameter is an embedding and a head at once.
+        """
+        axes = optimizer.binding.axes
+        if axes is None:
+            raise ValueError("MuP has to know the axes of the model: m.MuP(mo.axes.trace(net, example), base=64)")
+        find_name = optimizer.binding.slots.find_name
+        groups: dict[float, list[Tensor]] = {}
+        for param in optimizer.list_params():
+            scale = find_step_scale(axes, find_name(param) or "", self.base, self.rule)
+            groups.setdefault(scale, []).append(param)
+        self.set_param_groups([{"params": params, "mup_scale": scale} for scale, params in groups.items()])
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor * setting["mup_scale"]
 
 
 class StepSize(UpdateTransform):

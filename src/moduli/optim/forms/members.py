@@ -231,20 +231,20 @@ def _map_members(
     run: Callable[..., Any], objective: Objective, updates: list[Tensor], grads: list[Tensor], losses: Any, kept: Any
 ) -> tuple[list[Tensor], Any]:
     """All members in one call. Links with a seed draw the same for every member, as where they run in turn."""
-    flat, shape = _flatten(kept)
+    flat, shape = flatten_tensors(kept)
     left: list[Any] = []
 
     def one(rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Any, known: list[Tensor]) -> Any:
         with OutOfPlace():
-            moved, made = run(None, rows, (changes, slopes, loss), _unflatten(known, shape))
-        tensors, left[:] = _flatten(made)
+            moved, made = run(None, rows, (changes, slopes, loss), unflatten_tensors(known, shape))
+        tensors, left[:] = flatten_tensors(made)
         return moved, tensors
 
     rows, own = [param.detach() for param in objective.params], [tensor.clone() for tensor in flat]
     mapped = torch.vmap(one, (0, 0, 0, None if losses is None else 0, 0), randomness="same")
     moved, made = mapped(rows, [update.clone() for update in updates], grads, losses, own)
     spread = [tensor if tensor.stride(0) or len(tensor) == 1 else tensor.clone() for tensor in moved]
-    return spread, _unflatten(made, left)
+    return spread, unflatten_tensors(made, left)
 
 
 @contextmanager
@@ -280,14 +280,15 @@ _PLAIN: dict[Any, Any] = {
 }
 
 
-def _flatten(held: Any) -> tuple[list[Tensor], Any]:
+def flatten_tensors(held: Any) -> tuple[list[Tensor], Any]:
     """The tensors of nested data, and the rest of it."""
     leaves, spec = pytree.tree_flatten(held)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return tensors, [spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]]
 
 
-def _unflatten(tensors: Sequence[Tensor], rest: Any) -> Any:
+def unflatten_tensors(tensors: Sequence[Tensor], rest: Any) -> Any:
+    """The nested data of which these are the tensors."""
     spec, others = rest
     items = iter(tensors)
     return pytree.tree_unflatten([next(items) if other is None else other[0] for other in others], spec)
