@@ -1,7 +1,8 @@
 """Axes of whole models: what tracing costs, and learning rates that hold for every width.
 
 GPT-2 small has no weights here (the meta device). The sweep trains an MLP of three layers on digits with Adam, for 60 steps, at
-widths from 64 to 1024 and learning rates a factor of two apart, five seeds each; the best rate has the least geometric mean of the losses.
+widths from 64 to 1024 and learning rates a factor of two apart, five seeds each; the best rate has the least geometric mean of the
+losses.
 `python benchmarks/axes.py` runs the sweep and keeps it for the picture of docs/axes.md. The comparison with `mup` runs where it is
 installed (`pip install --no-deps mup`: its torchvision need not fit this torch).
 """
