@@ -227,3 +227,35 @@ def test_populations(name):
             own.step(mo.closure(lambda: ((net(x) - y) ** 2).mean()))
         for (path, param), (_, stacked) in zip(net.named_parameters(), population.named_parameters(), strict=True):
             torch.testing.assert_close(stacked[i], param, atol=1e-6, rtol=1e-6, msg=lambda text: f"{path}: {text}")
+
+
+def test_labels_are_axes():
+    """A module with labelled tensors needs no trace."""
+
+    class Heads(mo.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = mo.tensor(torch.randn(4, 6, 8, dtype=torch.float64), "head size model", requires_grad=True)
+
+        def forward(self, x):
+            return mo.dot(self.w, x)
+
+    torch.manual_seed(0)
+    net = Heads()
+    start = net.w.data.detach().clone()
+    opt = mo.Optimizer(net, m.Orthogonalize(matrix="size model"), m.LR(0.1))
+    (param,) = net.parameters()
+    gradients = make_gradients(param)
+    for grad in gradients:
+        param.grad = grad.clone()
+        opt.step()
+    for head in range(4):
+        alone = run_alone(start[head], [grad[head] for grad in gradients], m.Orthogonalize())
+        torch.testing.assert_close(param.detach()[head], alone, atol=1e-6, rtol=1e-6)
+    assert mo.Optimizer(Heads(), m.Orthogonalize(), m.LR(0.1)).binding.axes is None  # nothing is read unless asked
+
+
+def test_soap_with_links_inside_is_refused(fused):
+    net, ax = fused
+    with pytest.raises(ValueError, match="SOAP: inner= and batch= or matrix= do not go together"):
+        mo.Optimizer(net, m.SOAP(batch="head", inner=m.EMA(0.9)), m.LR(0.1), axes=ax)

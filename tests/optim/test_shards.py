@@ -40,19 +40,23 @@ CHAINS = [
     lambda: [m.Backtracking()],
     lambda: [m.Adam(), m.StrongWolfe(), m.LR(0.5)],
     lambda: [m.HeavyBall(0.5), m.StrongWolfe()],
+    lambda: [m.Orthogonalize(batch="group"), m.MuP(base=3), m.WeightDecay(0.1, only="matrices"), m.LR(0.05)],
+    lambda: [m.NeuronNormalize(batch="group"), m.LR(0.05)],
+    lambda: [m.Adafactor(matrix="unit in"), m.LR(0.05)],
 ]
 torch.manual_seed(5)
 X, Y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
+axes = mo.axes.trace(make(), X, names={"0.weight": "(group=2 unit) feature"})
 x, y = X[4 * rank : 4 * rank + 4], Y[4 * rank : 4 * rank + 4]
 for index, links in enumerate(CHAINS):
     sharded, plain = make(), make()
     for layer in (sharded[0], sharded[2]) if index % 2 else ():  # otherwise the root holds all parameters
         fully_shard(layer)
     fully_shard(sharded)
-    a, b = mo.Optimizer(sharded, *links()), mo.Optimizer(plain, *links(), reduce=None)
+    a, b = mo.Optimizer(sharded, *links(), axes=axes), mo.Optimizer(plain, *links(), reduce=None, axes=axes)
     for step in range(6):
         if step == 3:
-            saved, a = a.state_dict(), mo.Optimizer(sharded, *links())
+            saved, a = a.state_dict(), mo.Optimizer(sharded, *links(), axes=axes)
             a.load_state_dict(saved)
         if step % 2 or any(isinstance(link, m.LineSearchBase) for link in a.modules):
             a.step(mo.closure(lambda: (sharded(x) - y).square().mean()))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Follows, MatrixTransform, Objective, SettingsList, States
+from ...optim import Chainable, Follows, MatrixTransform, MatrixView, Objective, SettingsList, States
 from ...optim import ranges as check
 from .._measures import read
 from ._adam import correct_bias
@@ -283,9 +283,15 @@ class SOAP(MatrixTransform):
 
     def collect(self, given: Mapping[str, Any]) -> None:
         super().collect(given)
+        if given["inner"] is not None and (self.batch is not None or self.matrix is not None):
+            raise ValueError("SOAP: inner= and batch= or matrix= do not go together; put the links before SOAP")
         # To follow the basis costs two rotations, to be outside of it one at each step.
         self.inside = given["precond_freq"] > 2 if self.proj_exp_avg is None else self.proj_exp_avg
         self._inner: dict[int, Tensor] = {}
+
+    def find_view(self, param: Tensor) -> MatrixView | None:
+        """As for other links, but with links inside a parameter is what its shape says: they see whole updates."""
+        return None if "inner" in self.children else super().find_view(param)
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """The covariances see the update, the moments what the inner links make of it."""
