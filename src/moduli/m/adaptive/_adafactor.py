@@ -35,6 +35,9 @@ class Adafactor(MatrixTransform):
         relative_step: Scale steps by the size of the parameters and by a schedule of the paper, so that no step size is
             needed; put `LR(1.0)` after it, if anything.
         scale_eps: The least size of a parameter that counts, $\epsilon_2$.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo
@@ -130,6 +133,9 @@ class CAME(MatrixTransform):
         eps1: Added to the square of the update.
         eps2: Added to the instability.
         clip: The largest root mean square of a scaled update, d.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo
@@ -197,6 +203,9 @@ class AdamMini(MatrixTransform):
         beta2: Memory of the mean square.
         eps: Added to the denominator after bias correction.
         blocks: The number of blocks that the first axis is cut into; None for one block per index.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo
@@ -279,6 +288,9 @@ class Dion(MatrixLink, BufferTransform):
         momentum: The part of the followed directions that stays in the buffer, $\mu$.
         rank: How many directions, r; a fraction is taken of the shorter side.
         seed: Draws the first directions from a generator of its own.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo

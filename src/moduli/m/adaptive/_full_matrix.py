@@ -200,6 +200,9 @@ class KLShampoo(MatrixTransform):
         beta: Memory of the factors.
         eps: Added to eigenvalues, relative to their mean.
         precond_freq: Steps between two eigendecompositions, T.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo
@@ -281,6 +284,9 @@ class SPlus(MatrixTransform):
         beta2: Memory of the covariances.
         precond_freq: Steps between two eigendecompositions, T.
         max_dim: The longest axis that is rotated.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo

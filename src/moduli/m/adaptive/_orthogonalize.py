@@ -129,6 +129,9 @@ class Orthogonalize(MatrixTransform):
             (out, in * height * width); False: a batch of matrices.
         channel_first: In a batch, whether the first two axes are the matrix; False: the last two.
         orthogonalize: False leaves tensors as they are; meant for groups of parameters.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch
@@ -197,6 +200,9 @@ class DualNormCorrection(MatrixTransform):
     Args:
         flatten: A tensor with more than two axes is the matrix of its first axis by all others; False: a batch.
         channel_first: In a batch, whether the first two axes are the matrix; False: the last two.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch
@@ -239,6 +245,9 @@ class MuonAdjustLR(MatrixTransform):
         alpha: A factor.
         flatten: A tensor with more than two axes is the matrix of its first axis by all others; False: a batch.
         channel_first: In a batch, whether the first two axes are the matrix; False: the last two.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch
@@ -273,6 +282,9 @@ class LMO(MatrixTransform):
         ball: The norm.
         radius: The radius $\rho$.
         steps: Iterations of the orthogonalisation.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch
@@ -322,6 +334,9 @@ class NeuronNormalize(MatrixTransform):
     Args:
         beta: Memory of the mean squares.
         eps: Added to the denominator.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch

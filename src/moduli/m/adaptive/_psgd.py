@@ -67,6 +67,9 @@ class PSGDKronWhiten(MatrixLink, _PSGDWhiten):
         balance_probability: How often factors are brought to the same size.
         inner: Links that transform the update before it is preconditioned, after the factors were fitted to it.
         seed: Seed of the noise; None uses torch's own generator.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch

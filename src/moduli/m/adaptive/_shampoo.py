@@ -41,6 +41,9 @@ class Shampoo(MatrixTransform):
         init: What the covariances start at: "identity", or "zeros" as a limit of the paper's small multiple of it. From
             zero, directions that were never seen are left out or blown up: use it with `precond_freq=1` or a large `reg`.
         inner: Links that transform the update before it is preconditioned, after its covariances were learnt.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo
@@ -242,6 +245,9 @@ class SOAP(MatrixTransform):
             None chooses by `precond_freq`. It is the same method.
         alpha: A factor; a step size is better given by a link of its own, `LR`.
         inner: Links that transform the update before Adam sees it, after the covariances have.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo

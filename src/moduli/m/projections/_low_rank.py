@@ -130,6 +130,9 @@ class GaLore(_LowRank):
         rank: How many directions, r.
         update_gap: Steps between two decompositions, T.
         scale: The factor $\alpha$ of projected updates.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo
@@ -171,6 +174,9 @@ class Fira(GaLore):
         update_gap: Steps between two decompositions.
         scale: The factor $\alpha$ of updates.
         growth: The limit $\gamma$.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo
@@ -208,6 +214,9 @@ class APOLLO(_LowRank):
         tensorwise: One ratio for each matrix.
         growth: The limit $\gamma$.
         seed: Draws from a generator of its own.
+        batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
+            the model (see `optim.matrix_view`).
+        matrix: Rows and columns of the matrices by their axes ("out in").
 
     Example:
         >>> import torch, moduli as mo
