@@ -20,15 +20,15 @@ Example:
 
 from ._check import ModelAxesError as ModelAxesError
 from ._check import check as check
+from ._factors import Factors as Factors
+from ._factors import Segments as Segments
+from ._factors import list_names as list_names
+from ._factors import measure as measure
 from ._labelled import LabelledParameters as LabelledParameters
 from ._labelled import label as label
-from ._model_axes import Factors as Factors
 from ._model_axes import ModelAxes as ModelAxes
 from ._model_axes import ModelAxis as ModelAxis
 from ._model_axes import ParameterAxes as ParameterAxes
-from ._model_axes import Segments as Segments
-from ._model_axes import list_names as list_names
-from ._model_axes import measure as measure
 from ._mup import check_base as check_base
 from ._mup import find_step_scale as find_step_scale
 from ._notation import parse as parse

@@ -11,7 +11,8 @@ from torch import nn
 from ..labels import Tensor, tensor
 from ..layout import Axes, Layout, unwrapped_name
 from ._atoms import Atoms, Dim
-from ._model_axes import Factors, ModelAxes, Segments, list_names
+from ._factors import Factors, Segments, list_names
+from ._model_axes import ModelAxes
 from ._tracer import Traced
 
 

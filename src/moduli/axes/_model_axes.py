@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..layout import list_bases, public_name, suggest_name, unwrapped_name
+from ..layout import public_name, suggest_name, unwrapped_name
 from ._atoms import is_width
+from ._factors import Factors, decode, encode, index_factors, list_names, show_factors
 from ._mup import check_base, initialise_mup
 
 FORMAT = 1
-
-
-class Segments(NamedTuple):
-    """A factor that is a concatenation of axes.
-
-    Attributes:
-        parts: The axes, in order, each a product of factors.
-    """
-
-    parts: tuple[Factors, ...]
-
-
-Factors = tuple["str | Segments", ...]
-"""One axis of a parameter: the product of axes of the model (by name) and of concatenations of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,66 +100,7 @@ class ParameterAxes:
         """
         if not any(name in units for name in list_names(self.dims[axis])):
             return None
-        return _index_factors(self.dims[axis], self.sizes, units)
-
-
-def list_names(factors: Factors) -> list[str]:
-    """Return the names of the model's axes in a product, in order, also those in concatenations."""
-    names: list[str] = []
-    for factor in factors:
-        if isinstance(factor, str):
-            names.append(factor)
-        else:
-            names += [name for part in factor.parts for name in list_names(part)]
-    return names
-
-
-def measure(factors: Factors, sizes: Mapping[str, int]) -> int:
-    """Return the size of a product of factors."""
-    return math.prod(
-        sizes[factor] if isinstance(factor, str) else sum(measure(part, sizes) for part in factor.parts)
-        for factor in factors
-    )
-
-
-def _index_factors(factors: Factors, sizes: Mapping[str, int], units: Mapping[str, Tensor]) -> Tensor:
-    index = torch.zeros(1, dtype=torch.int64)
-    for factor in factors:
-        if isinstance(factor, str):
-            size = sizes[factor]
-            chosen = units[factor].to("cpu") if factor in units else torch.arange(size)
-        else:
-            size, pieces = 0, []
-            for part in factor.parts:
-                pieces.append(_index_factors(part, sizes, units) + size)
-                size += measure(part, sizes)
-            chosen = torch.cat(pieces)
-        index = (index[:, None] * size + chosen).flatten()
-    return index
-
-
-def show_factors(factors: Factors, sizes: Mapping[str, int], owner: str | None = None, outer: bool = False) -> str:
-    """Return a product of factors as text, with sizes."""
-    words = []
-    for factor in factors:
-        if isinstance(factor, str):
-            words.append(f"{factor.removeprefix(f'{owner}.') if owner else factor}={sizes[factor]}")
-        else:
-            text = " + ".join(show_factors(part, sizes, owner) for part in factor.parts)
-            words.append(text if len(factors) == 1 else f"({text})")
-    text = " ".join(words) or "1"
-    return f"({text})" if outer and " " in text else text
-
-
-def find_owner(parameter: str) -> str:
-    """Return the name of the layer of a parameter: the module for a weight or bias, else the parameter's own name."""
-    if "parametrizations." in parameter:  # the tensors that a parametrized one is computed from
-        parameter = list_bases(parameter)[-1]
-    parameter = public_name(parameter)
-    path, _, last = parameter.rpartition(".")
-    for suffix in ("weight", "bias"):
-        last = last.removesuffix(suffix).removesuffix("_")
-    return ".".join(part for part in (path, last) if part)
+        return index_factors(self.dims[axis], self.sizes, units)
 
 
 class ModelAxes:
@@ -343,7 +270,7 @@ class ModelAxes:
             "parameters": {
                 name: {
                     "shape": list(axes.shape),
-                    "dims": [_encode(dim) for dim in axes.dims],
+                    "dims": [encode(dim) for dim in axes.dims],
                     "uses": list(axes.uses),
                     "role": axes.role,
                 }
@@ -367,7 +294,7 @@ class ModelAxes:
             {
                 name: (
                     tuple(each["shape"]),
-                    tuple(_decode(dim) for dim in each["dims"]),
+                    tuple(decode(dim) for dim in each["dims"]),
                     tuple(each["uses"]),
                     each["role"],
                 )
@@ -419,11 +346,3 @@ def build(
         if places[name]
     }
     return ModelAxes(models, values, ties, unknown)
-
-
-def _encode(factors: Factors) -> list[Any]:
-    return [factor if isinstance(factor, str) else [_encode(part) for part in factor.parts] for factor in factors]
-
-
-def _decode(factors: Sequence[Any]) -> Factors:
-    return tuple(each if isinstance(each, str) else Segments(tuple(map(_decode, each))) for each in factors)

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..layout import Layout, unwrapped_name
 from ._atoms import Atoms, is_width
+from ._factors import Factors, Segments, find_owner
 from ._labelled import apply_labels
-from ._model_axes import Factors, ModelAxes, Segments, build, find_owner
+from ._model_axes import ModelAxes, build
 from ._notation import apply_names
 from ._tracer import Traced, Tracer
 

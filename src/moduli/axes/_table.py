@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 
-from ._model_axes import ModelAxes, ModelAxis, ParameterAxes, find_owner, list_names
+from ._factors import find_owner, list_names
+from ._model_axes import ModelAxes, ModelAxis, ParameterAxes
 
 _MOST_PLACES = 8
 

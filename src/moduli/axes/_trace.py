@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._torch import open_fake_mode, pytree
 from ..layout import layout_of, unwrapped_name
-from . import _rules, _rules_index, _rules_layers  # noqa: F401  the table fills when they are imported
+from . import _rules_index, _rules_layers, _rules_views  # noqa: F401  the table fills when they are imported
 from ._atoms import LABELLED, OUTPUT
 from ._labelled import list_labelled
 from ._model_axes import ModelAxes
@@ -130,13 +130,13 @@ def run_forward(
     with _avoid_fused_layers(net), torch.no_grad(), mode or contextlib.nullcontext():
         convert = _copy if mode is None else _drop_numbers
         tensors = {name: convert(tensor) for name, tensor in _list_stored(net)}
-        given, named = pytree.tree_map_only(Tensor, convert, (tuple(example), dict(kwargs)))
+        arguments, keywords = pytree.tree_map_only(Tensor, convert, (tuple(example), dict(kwargs)))
         parameters = enter_parameters(tracer, tensors)
-        for leaf in pytree.tree_leaves((given, named)):
+        for leaf in pytree.tree_leaves((arguments, keywords)):
             if isinstance(leaf, Tensor):
                 tracer.enter_input(leaf)
         with tracer, _explain_data_dependence(fake):
-            result = torch.func.functional_call(net, tensors, given, named)
+            result = torch.func.functional_call(net, tensors, arguments, keywords)
             result = result if output is None else output(result)
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if not outputs:

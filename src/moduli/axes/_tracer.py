@@ -270,15 +270,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return dataclasses.replace(traced, dims=self._make_dims(tensor))
             return traced
 
-        given, named = pytree.tree_map_only(Tensor, read, (args, kwargs))
-        operands = [leaf for leaf in pytree.tree_leaves((given, named)) if isinstance(leaf, Traced)]
+        arguments, keywords = pytree.tree_map_only(Tensor, read, (args, kwargs))
+        operands = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, Traced)]
         if function is None:
             self.unknown[name] = self.unknown.get(name, 0) + 1
             results = self._fix_operands(name, operands, outputs)
         else:
             self._fix_points(function, name, operands)
             call = RuleCall(self, name, shapes)
-            results = self._complete(function(call, *given, **named), operands, outputs, views)
+            results = self._complete(function(call, *arguments, **keywords), operands, outputs, views)
         if in_place and not views and operands:
             self._write(operands[0], results)
         for output, traced in zip(outputs, results, strict=True):

@@ -394,7 +394,7 @@ def _map_blocks(
     grads = [None] * len(blocks) if grad is None else view.split(grad)
     stored = state.get("blocks") or [{} for _ in blocks]
     results, rows = [], []
-    for given, own, slope, row in zip(blocks, params, grads, stored, strict=True):
+    for block, own, slope, row in zip(blocks, params, grads, stored, strict=True):
         leaves, rest = flatten_tensors(row)
         left: list[Any] = []
 
@@ -409,14 +409,14 @@ def _map_blocks(
             inner = {**numbers, **unflatten_tensors(leaves, rest)}
             with OutOfPlace():
                 result = hook(one, at, slope, loss, inner, setting)
-            made, left[:] = flatten_tensors({key: value for key, value in inner.items() if key not in numbers})
-            return () if result is None else result, made
+            changed, left[:] = flatten_tensors({key: value for key, value in inner.items() if key not in numbers})
+            return () if result is None else result, changed
 
         mapped = torch.vmap(call, (0, 0, None if slope is None else 0, 0), randomness="same")
-        result, made = mapped(given, own, slope, [leaf.clone() for leaf in leaves])
+        result, states = mapped(block, own, slope, [leaf.clone() for leaf in leaves])
         results.append(result if isinstance(result, Tensor) else None)
         # What does not depend on the batch comes out expanded, and states are written to.
-        rows.append(unflatten_tensors([each.contiguous() for each in made], left))
+        rows.append(unflatten_tensors([each.contiguous() for each in states], left))
     if any(rows):
         state["blocks"] = rows
     return results
