@@ -48,7 +48,13 @@ def broadcast(call: RuleCall, operands: Sequence[Traced], shape: Sequence[int]) 
 
 
 @rule(
-    "pointwise", "aten::masked_fill", "aten::where", "aten::log_sigmoid_forward", "aten::copy", "aten::rrelu_with_noise"
+    "pointwise",
+    "aten::_prelu_kernel",
+    "aten::masked_fill",
+    "aten::where",
+    "aten::log_sigmoid_forward",
+    "aten::copy",
+    "aten::rrelu_with_noise",
 )
 def align_pointwise(call: RuleCall, *args: Any, **named: Any) -> Any:
     """Operands are aligned, entry by entry. Every operation with torch's tag `pointwise` has this rule."""
