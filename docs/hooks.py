@@ -31,6 +31,7 @@ ROOMS = (
     "kernels",
     "labels",
     "nn",
+    "axes",
     "particles",
     "population",
     "merge",
