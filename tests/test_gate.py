@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import warnings
 
 import pytest
 import torch
@@ -405,3 +406,22 @@ def test_a_population_refuses_other_labels_and_warns_of_lost_ones():
     assert torch.equal(target.matrix, before)
     target.load_state_dict(dict(source.state_dict()), labels="ignore")
     assert torch.equal(target.matrix, source.matrix)
+
+
+@pytest.mark.parametrize("name", ["prune", "weight_norm", "spectral_norm"])
+def test_a_result_has_computed_attributes_of_its_own(name):
+    """Those of the operand would have its values, and its history, until the first call."""
+    net = mo.adopt(nn.Linear(3, 2))
+    if name == "prune":
+        l1_unstructured(net, "weight", 2)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            getattr(nn.utils, name)(net)
+    twin = 2 * net
+    read = twin.weight
+    twin.eval()
+    twin(torch.ones(1, 3))
+    torch.testing.assert_close(read, twin.weight)
+    read.sum().backward()
+    assert all(param.grad is None for param in net.parameters())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._torch import is_flat_shard
-from ..layout import Guard, make_whole, map_tensors
+from ..layout import Guard, make_whole, map_tensors, unwrapped_name
 from . import _groups
 from ._checks import HALVES
 from ._label_order import find_reorders, follow, list_axes
@@ -389,7 +389,7 @@ def match_names(shapes: Mapping[str, Any], here: Mapping[str, tuple[int, ...]]) 
             what = f"saved {list(shapes.values())}, here {list(here.values())}"
             raise ValueError(f"only one side has names of parameters, and their shapes differ in order: {what}")
         return dict(zip(shapes, here, strict=True))
-    new = {name: _groups.clean_name(name) for name in shapes}
+    new = {name: unwrapped_name(name) for name in shapes}
     if not any(name in here for name in new.values()):
         if all(name.startswith(_WRAPPER) for name in new.values()):
             return {old: name.removeprefix(_WRAPPER) for old, name in new.items()}

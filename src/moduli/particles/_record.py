@@ -32,7 +32,7 @@ from moduli._torch import (
 from moduli.kernels import pause_collection
 from moduli.layout import Reading, Structure, read
 
-from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of
+from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of, recompute
 from .errors import StructureError
 
 if TYPE_CHECKING:
@@ -255,6 +255,7 @@ def build(shell: nn.Module) -> None:
         record.saw(Reading(structure, parameters, pending.buffers, ordered), states)
         pending.version.data.species.members.add(shell)
         del shell.__dict__[PENDING]
+        recompute(states, ordered)
 
 
 def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:

@@ -14,7 +14,11 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from moduli.layout import Reading, Structure, read
 
@@ -70,6 +74,8 @@ def capture(
         if slot_names(kind):
             state[SLOTS] = read_slots(module)
         hooks = {key: _drop_wrapper_hooks(own[key]) for key in HOOKS if own[key]} if any(_HOOKS_OF(own)) else {}
+        for name in _find_computed(hooks.get(_PRE_HOOKS, {})):
+            state.pop(name, None)
         if hooks or not SCALARS.issuperset(map(type, state.values())):
             referring = [key for key, value in state.items() if may_refer(value)]
             if references is None and (hooks or referring):
@@ -245,6 +251,30 @@ def assemble(
         modules[place].__dict__.update(made)
 
 
+_PRE_HOOKS = "_forward_pre_hooks"
+
+
+def _find_computed(hooks: Mapping[int, Any]) -> dict[str, Any]:
+    """Return the hooks of pruning and old normalisations, by the attribute that each computes before every call.
+
+    A copy with the attribute of the operand would have its values and history until its first call.
+    """
+    names = {BasePruningMethod: "_tensor_name", WeightNorm: "name", SpectralNorm: "name"}
+    return {getattr(hook, n): hook for hook in hooks.values() for kind, n in names.items() if isinstance(hook, kind)}
+
+
+def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
+    """Compute in new modules the attributes that hooks compute of parameters."""
+    for state, module in zip(states, modules, strict=True):
+        if _PRE_HOOKS in state:
+            with torch.enable_grad():
+                for name, hook in _find_computed(module.__dict__[_PRE_HOOKS]).items():
+                    if isinstance(hook, SpectralNorm):
+                        setattr(module, name, hook.compute_weight(module, do_power_iteration=False))
+                    else:
+                        hook(module, None)
+
+
 def copy_unwrapped(module: nn.Module) -> Any:
     """A copy of a model, its tensors copied, its plain attributes shared, without what `fully_shard` put around it.
 
@@ -263,6 +293,7 @@ def copy_unwrapped(module: nn.Module) -> Any:
     buffers = [held.detach().clone() for held in reading.buffers]
     states, made = capture(reading.modules, reading), dict[int, nn.Module]()
     assemble(made, reading.structure, states, parameters, buffers)
+    recompute(states, [made[place] for place in range(len(made))])
     return made[0]
 
 

@@ -20,6 +20,12 @@ class _IsHidden:
 
     def __init__(self, adam: str) -> None:
         self.patterns = adam.lower().split()
+        self.is_default = adam == _EMBEDDINGS_AND_HEADS
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise UnknownNameError if a pattern that the user gave matches no parameter; the usual names need not occur."""
+        for pattern in () if self.is_default else self.patterns:
+            layout.check_pattern(pattern, [name.lower() for name in names])
 
     def __call__(self, param: Tensor, name: str | None, owner: torch.nn.Module | None) -> bool:
         if param.dim() < 2 or not param.numel() or min(param.shape[0], param[0].numel()) < 2:
