@@ -12,7 +12,7 @@ from torch.nn.utils.prune import l1_unstructured
 import moduli as mo
 from moduli import merge, particles
 from moduli.layout import AxesError, Axis, Reorder, align, align_axes, layout_of, read, reorder_state
-from moduli.nn import Module, nograd_tensors
+from moduli.nn import AveragedModel, Module, nograd_tensors
 from moduli.particles import StructureError
 
 ORDERS = {"same": ("r", "g", "b"), "reversed": ("b", "g", "r"), "rotated": ("g", "b", "r")}
@@ -50,6 +50,18 @@ def lerp_(a, b):
     return particles.lerp_(a, b, 0.25)
 
 
+def informations(net):
+    """A Fisher information that belongs to labels, as the values of the model do."""
+    return {name: param.detach() * 2 + 1 for name, param in net.named_parameters()}
+
+
+def average(a, b):
+    model = AveragedModel(a, use_buffers=True)
+    model.update_parameters(a)
+    model.update_parameters(b)
+    return model.module
+
+
 MODELS = {
     "add": operator.add,
     "sub": operator.sub,
@@ -62,6 +74,8 @@ MODELS = {
     "merge": lambda a, b: merge.linear([a, b], weights=[0.25, 0.75]),
     "task arithmetic": lambda a, b: merge.task_arithmetic(a, [b, b], 0.5),
     "slerp": lambda a, b: merge.slerp(a, b, 0.3),
+    "fisher": lambda a, b: merge.fisher([a, b], [informations(a), informations(b)]),
+    "average": average,
     "load": lambda a, b: (a.load_state_dict(b.state_dict()), a)[1],
     "assigning load": lambda a, b: (a.load_state_dict(b.state_dict(), assign=True), a)[1],
     "migrate": lambda a, b: particles.migrate(b, a),

@@ -62,6 +62,11 @@ class Row:
     def __len__(self) -> int:
         return len(self._views)
 
+    def reorder(self, index: int, tensor: Tensor) -> Tensor:
+        """Return a tensor that was computed for a model, such as its Fisher information, in the order of the first's labels."""
+        reorder = self._views[index].reorders.get(self._name)
+        return tensor if reorder is None else reorder(tensor)
+
     def __iter__(self) -> Iterator[Tensor]:
         return (self[index] for index in range(len(self)))
 
