@@ -32,7 +32,7 @@ from ._backend import KernelError, reset
 from ._bound import Bound
 from ._explain import Explanation, explain
 from ._fuse import Fused, fuse
-from ._memory import pause_collection
+from ._memory import allocate_large, count_operand, is_temporary, pause_collection
 from ._purity import SelfRecorder
 from ._reduce import amax, dot, norm, over_processes, reducing_over, sum
 from ._trace import NotPointwiseError
@@ -54,6 +54,9 @@ __all__ = [
     "over_processes",
     "reducing_over",
     "pause_collection",
+    "allocate_large",
+    "count_operand",
+    "is_temporary",
     "SelfRecorder",
     "Launch",
     "watch_launches",

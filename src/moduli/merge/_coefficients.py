@@ -75,6 +75,11 @@ class Coefficients:
         return found
 
     @property
+    def is_number(self) -> bool:
+        """Whether there is one number for all names."""
+        return self._function is None and self._patterns.keys() == {"*"}
+
+    @property
     def number(self) -> float:
         """The number, where there is one for all names.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli._torch import keep_from_tracing
+from moduli.kernels import allocate_large
 from moduli.layout import Guard, any_sharded, cut_like, is_expanded, is_sharded, piece_like, piece_of
 
 from ._config import result_buffers
@@ -37,25 +37,9 @@ _FOREACH: dict[Any, str] = {
     torch.lerp: "lerp",
 }
 _SIGNS = {operator.add: 1, operator.sub: -1}
-# Fresh memory costs more than the arithmetic on it: the system hands it out in pages of 4 KB, each at the price of a fault. An
-# allocator keeps what was freed for the next result, but not where a whole model was freed at once. One mapping in huge pages
-# has a five-hundredth of the faults.
-# From this many elements on results have memory of their own, and are written over operands that exist only inside the
-# expression.
-LARGE = 1 << 20
-
-_ALIGNMENT = 64
-_PAGE = 1 << 21
-_HUGE: int = getattr(mmap, "MADV_HUGEPAGE", 0)
 
 
-def binary(
-    fn: Callable[[Any, Any], Any],
-    x: Any,
-    other: Any,
-    reflected: bool = False,
-    spare: tuple[bool, bool] = (False, False),
-) -> Any:
+def binary(fn: Callable[[Any, Any], Any], x: Any, other: Any, reflected: bool = False) -> Any:
     """A function of the values of a particle and of another particle, a number or a tensor.
 
     Args:
@@ -63,12 +47,11 @@ def binary(
         x: The particle, or a part of one.
         other: The other operand.
         reflected: Whether the other operand is the left one.
-        spare: Whether the values of either may be written over.
     """
     with record_nothing():
-        left = Operand(x, spare=spare[0])
+        left = Operand(x)
         if isinstance(other, NytoModuleBase):
-            left, right = pair(left, Operand(other, spare=spare[1]))
+            left, right = pair(left, Operand(other))
             first, second = (right, left) if reflected else (left, right)
             if fn in _SIGNS and not is_composing() and not left.sharded:
                 # A sum has the dtypes and shapes of its operands.
@@ -142,40 +125,10 @@ def _add(x: Operand, y: Operand, sign: int) -> Sequence[Tensor]:
         first, a = list(torch._foreach_mul(first, a)), 1
     elif a != 1:
         x, y, a, b, first, second = y, x, b, a, second, first
-    if x.layout.numel < LARGE or not _is_large(second):
+    outs = allocate_large(first, x.layout.numel)
+    if outs is None:
         return torch._foreach_add(first, second, alpha=b)
-    outs = second if y.spare else first if x.spare else _allocate_like(first)
     return [torch.add(p, q, alpha=b, out=out) for p, q, out in zip(first, second, outs, strict=True)]
-
-
-def _is_large(tensors: Sequence[Tensor]) -> bool:
-    """Whether copies of tensors are better in a mapping of their own: many bytes of plain numbers on the CPU."""
-    return (
-        _HUGE > 0
-        and sum(map(Tensor.numel, tensors)) >= LARGE
-        and all(t.device.type == "cpu" and t.is_floating_point() and t.layout is torch.strided for t in tensors)
-    )
-
-
-def _allocate_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Uninitialised contiguous tensors of the shapes and dtypes of others.
-
-    Each has a storage of its own, so saving one of them writes that part only, and a version counter of its own. The
-    mapping goes with the last of them.
-    """
-    offsets, end = [], 0
-    for tensor in tensors:
-        offsets.append(end)
-        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = mmap.mmap(-1, end + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(_HUGE)
-    start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _PAGE
-    made = []
-    for tensor, offset in zip(tensors, offsets, strict=True):
-        count, dtype = tensor.numel(), tensor.dtype
-        part = torch.frombuffer(memory, dtype=dtype, count=count, offset=start + offset) if count else tensor.detach()
-        made.append(part.view(tensor.shape))
-    return made
 
 
 # -- results -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from moduli._torch import (
-    count_references,
     has_dispatch_mode,
     in_transform,
     keep_from_tracing,
@@ -149,14 +148,6 @@ class Pending:
         with _BUILDING:
             return self.tensors, self.scale
 
-    @property
-    def is_sole(self) -> bool:
-        """Whether no other result refers to the tensors, and an operation may write over them."""
-        if self.graph or self.shared or not all(g.dtype.is_floating_point for g in self.structure.layout.groups):
-            return False
-        # Python counts the owners of the list: this result, and those that it was lent to or from.
-        return not self.lent or count_references(self.tensors) <= count_references(_ALONE.tensors)
-
     def take(self) -> list[Tensor]:
         """Return the values in tensors that nothing else refers to; several threads may ask for them."""
         with _BUILDING:
@@ -166,14 +157,6 @@ class Pending:
                 self.tensors = [tensor.clone() if type(tensor) is Tensor else tensor for tensor in self.tensors]
             self.lent = False
             return self.tensors
-
-
-class _Owner:
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-
-
-_ALONE = _Owner()
 
 
 def record_of(module: nn.Module) -> ParticleRecord:

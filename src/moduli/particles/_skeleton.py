@@ -303,10 +303,12 @@ class Facts(NamedTuple):
     Attributes:
         restoring: Their copies need the `__setstate__` of their class, as recurrent layers of torch do.
         particles: They are particles inside the particle.
+        copying: Some class says itself how it is copied.
     """
 
     restoring: frozenset[int]
     particles: tuple[int, ...]
+    copying: bool
 
 
 def facts_of(structure: Structure) -> Facts:
@@ -315,15 +317,18 @@ def facts_of(structure: Structure) -> Facts:
     if known is None:
         kinds = [entry.kind for entry in structure.modules]
         known = structure.notes["particles"] = Facts(
-            frozenset(place for place, kind in enumerate(kinds) if _restores_itself(kind)),
+            frozenset(place for place, kind in enumerate(kinds) if _overrides(kind, "__setstate__")),
             tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
+            any(hasattr(kind, "__deepcopy__") or _overrides(kind, "__getstate__", "__reduce_ex__") for kind in kinds),
         )
     return known
 
 
-def _restores_itself(kind: type) -> bool:
+def _overrides(kind: type, *names: str) -> bool:
+    """Whether a class of others than torch's `nn.Module` and this library defines one of some methods."""
     return any(
-        "__setstate__" in base.__dict__ and not f"{base.__module__}.".startswith("moduli.")
+        name in base.__dict__ and not f"{base.__module__}.".startswith("moduli.")
+        for name in names
         for base in kind.__mro__
-        if base is not nn.Module
+        if base not in (nn.Module, object)
     )

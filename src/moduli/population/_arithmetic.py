@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli import particles
+from moduli.kernels import count_operand, is_temporary
 from moduli.layout import Alignment, AxesError, Group, Guard, Layout, align, diff, read
 from moduli.particles import StructureError
 
@@ -35,7 +36,7 @@ class Arithmetic(particles.InPlaceOperators, Core):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> Any:
-        counts = particles.count_operand(self), particles.count_operand(other)
+        counts = count_operand(self), count_operand(other)
         self._check_operands()
         values = read_operand(self, other, fn)
         if values is None:
@@ -43,7 +44,7 @@ class Arithmetic(particles.InPlaceOperators, Core):
         out = None
         if not self._inert():
             for which, (pop, count) in enumerate(zip((self, other), counts, strict=True)):
-                if out is None and _is_spare(pop) and particles.is_temporary(count, which, reflected and not which):
+                if out is None and _is_spare(pop) and is_temporary(count, which, reflected and not which):
                     out = pop._values
         made = operate(self, fn, values, reflected, out)
         on_buffers = make_buffer_operation(self, fn, other, reflected) if self._buffers else None
