@@ -188,8 +188,7 @@ def _count_uses(tensor: torch.Tensor) -> int:
     return 0 if is_fake(tensor) else count_storage_uses(tensor)
 
 
-@contextmanager
-def pause_collection() -> Iterator[None]:
+class pause_collection:
     """A block in which Python looks for no cycles of garbage; reference counts free the rest as ever.
 
     Thousands of objects that are made to be kept would have it look through all of a program, which takes longer than to make
@@ -202,10 +201,13 @@ def pause_collection() -> Iterator[None]:
         ...     gc.isenabled()
         False
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
+
+    __slots__ = ("_collects",)
+
+    def __enter__(self) -> None:
+        self._collects = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        if self._collects:
             gc.enable()

@@ -3,6 +3,7 @@
 The values are those of the general way, bit for bit. Whatever is out of the ordinary is left to it, errors included.
 """
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,5 +100,5 @@ def _make_zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _are_finite(tensors: Sequence[Tensor], numel: int) -> bool:
     """Return whether all values are finite; no where a sum of squares overflows."""
     if numel < _CHUNK and len({tensor.dtype for tensor in tensors}) == 1:
-        return bool(torch.cat([tensor.reshape(-1) for tensor in tensors]).sum().isfinite())
-    return all(norm.isfinite() for norm in torch._foreach_norm(list(tensors)))
+        return math.isfinite(torch.cat([tensor.reshape(-1) for tensor in tensors]).sum().item())
+    return all(math.isfinite(norm.item()) for norm in torch._foreach_norm(list(tensors)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import call, is_
@@ -82,8 +82,8 @@ class ParticleRecord:
     order: dict[str, None] = field(default_factory=dict)
     # What the particle looked like when it was last seen to be at its version.
     structure: Structure | None = None
-    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)
+    modules: Sequence[weakref.ref[nn.Module]] = ()
+    states: Sequence[State] = ()
     # The module at the top of the particle; None when it is the module itself.
     root: weakref.ref[nn.Module] | None = None
     wrapped: bool = False
@@ -93,8 +93,8 @@ class ParticleRecord:
     # Why the module cannot be converted or moved; empty if it can.
     pinned: str = ""
     # Additions that have no version yet: modules with the names that they got, and copies of the values they got then.
-    journal: list[tuple[weakref.ref[nn.Module], str]] = field(default_factory=list)
-    snapshots: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    journal: list[tuple[weakref.ref[nn.Module], str]] | tuple[()] = ()
+    snapshots: dict[int, tuple[Tensor, Tensor]] | None = None
     # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
     origin: tuple[str, dict[str, Any]] | None = None
 

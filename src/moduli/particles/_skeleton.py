@@ -11,7 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from operator import itemgetter
+from operator import call, itemgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -169,17 +169,21 @@ def restore(state: State, tables: Sequence[Any]) -> State:
         state: Captured attributes.
         tables: The modules, parameters and buffers of the model by key, and a dict of the objects made so far.
     """
-    made: State = {key: OrderedDict() for key in HOOKS}
-    made |= state
+    made: State = dict(zip(HOOKS, map(call, _EMPTY), strict=True))
+    made.update(state)
     if _Linked in map(type, state.values()):
         for key, value in state.items():
             if type(value) is _Linked:
                 made[key] = restore_hooks(value, tables) if key in HOOKS else resolve(value.value, tables)
-    for key in (RECORD, SLOTS):
-        made.pop(key, None)
-    if "_labelled" in state:
-        made["_labelled"] = dict(state["_labelled"])
+    if not _UNSEEN.isdisjoint(state):
+        for key in (RECORD, SLOTS):
+            made.pop(key, None)
+        if "_labelled" in state:
+            made["_labelled"] = dict(state["_labelled"])
     return made
+
+
+_EMPTY = (OrderedDict,) * len(HOOKS)
 
 
 def restore_hooks(hooks: _Linked, tables: Sequence[Any]) -> OrderedDict[int, Any]:
@@ -198,13 +202,10 @@ def restore_slots(module: nn.Module, state: State, tables: Sequence[Any]) -> Non
 
 def select_plain_attributes(state: State) -> tuple[State, list[str]]:
     """The attributes that can be had without building anything, and the names of the others."""
-    plain = state.copy()
-    for key in _UNSEEN & state.keys():
-        del plain[key]
-    linked = [key for key, held in plain.items() if type(held) is _Linked]
-    for key in linked:
-        del plain[key]
-    return plain, [key for key in linked if key not in HOOKS]
+    plain = {key: held for key, held in state.items() if type(held) is not _Linked and key not in _UNSEEN}
+    if len(plain) == len(state):
+        return plain, []
+    return plain, [key for key, held in state.items() if type(held) is _Linked and key not in HOOKS and key != SLOTS]
 
 
 _UNSEEN = frozenset((RECORD, SLOTS, "_labelled"))
@@ -247,7 +248,8 @@ def assemble(
             twin: Any = object.__new__(unwrap_kind(entry.kind))
             twin.__setstate__(made)
             made = twin.__dict__
-        restore_slots(modules[place], states[place], tables)
+        if SLOTS in states[place]:
+            restore_slots(modules[place], states[place], tables)
         modules[place].__dict__.update(made)
 
 
