@@ -32,7 +32,7 @@ from ._backend import KernelError, reset
 from ._bound import Bound
 from ._explain import Explanation, explain
 from ._fuse import Fused, fuse
-from ._memory import allocate_large, count_operand, is_temporary, pause_collection
+from ._memory import allocate_large, find_temporaries, pause_collection
 from ._purity import SelfRecorder
 from ._reduce import amax, dot, norm, over_processes, reducing_over, sum
 from ._trace import NotPointwiseError
@@ -55,8 +55,7 @@ __all__ = [
     "reducing_over",
     "pause_collection",
     "allocate_large",
-    "count_operand",
-    "is_temporary",
+    "find_temporaries",
     "SelfRecorder",
     "Launch",
     "watch_launches",

@@ -82,57 +82,56 @@ def allocate_large(tensors: Sequence[torch.Tensor], numel: int) -> list[torch.Te
     return results
 
 
+def find_temporaries(left: Any, right: Any, reflected: bool = False) -> tuple[bool, bool]:
+    """Return which operands exist only inside the expression that is being computed, as NumPy elides temporaries.
+
+    It is called by `_binary(self, fn, other, reflected)`, which the operators of a class call. How many references a call adds
+    depends on the interpreter, and on whether tools such as torch.compile watch its frames at this moment, so counts are
+    compared with those of values made on the spot. Where the interpreter does not count a named value more often than a nameless
+    one, the answer is no.
+
+    Args:
+        left: The operand whose method is called.
+        right: The other one.
+        reflected: Whether the method is a reflected one, such as `__rmul__`.
+
+    Example:
+        >>> from moduli import kernels
+        >>> one, two = object(), object()
+        >>> kernels.find_temporaries(one, two)
+        (False, False)
+    """
+    counts = _count_both(left, right)
+    named = _ReferenceProbe()
+    if reflected:
+        alone, with_name = 1 * _ReferenceProbe(), 1 * named
+    else:
+        alone, with_name = _ReferenceProbe() * _ReferenceProbe(), (named * 1)[:1] + (_ReferenceProbe() * named)[1:]
+    first, second = (counts[i] <= alone[i] < with_name[i] for i in (0, 1))
+    return first, second and not reflected
+
+
+def _count_both(left: Any, right: Any) -> tuple[int, int]:
+    return count_references(left), count_references(right)
+
+
 class _ReferenceProbe:
     """Counts the references to operands as an operator does that is a function around `_binary`."""
 
     __slots__ = ()
 
-    def _binary(self, other: Any) -> tuple[int, int]:
-        return count_operand(self), count_operand(other)
+    def _binary(self, fn: Any, other: Any, reflected: bool = False) -> tuple[int, int]:
+        return _pass_on(self, other)
 
-    def __mul__(self, other: Any) -> Any:
-        return self._binary(other)
+    def __mul__(self, other: Any) -> tuple[int, int]:
+        return self._binary(None, other)
 
-    __rmul__ = __mul__
-
-
-def count_operand(operand: Any) -> int:
-    """Return how many references there are to an operand; to be called by the method that an operator calls.
-
-    Example:
-        >>> from moduli import kernels
-        >>> kernels.count_operand(object()) < kernels.count_operand(kernels)
-        True
-    """
-    return count_references(operand)
+    def __rmul__(self, other: Any) -> tuple[int, int]:
+        return self._binary(None, other, True)
 
 
-def is_temporary(count: int, which: int, reflected: bool = False) -> bool:
-    """Return whether an operand exists only inside the expression that is being computed, as NumPy elides temporaries.
-
-    How many references a call adds depends on the interpreter, and on whether tools such as torch.compile watch its frames at
-    this moment, so the count is compared with that of a value made on the spot. Where the interpreter does not count a named
-    value more often than a nameless one, the answer is no.
-
-    Args:
-        count: The references that `count_operand` counted.
-        which: 0 for the operand whose method is called, 1 for the other one.
-        reflected: Whether the method is a reflected one, such as `__rmul__`.
-
-    Example:
-        >>> from moduli import kernels
-        >>> named = object()
-        >>> kernels.is_temporary(kernels.count_operand(named) + 8, 0)
-        False
-    """
-    named = _ReferenceProbe()
-    if reflected:
-        alone, with_name = 1 * _ReferenceProbe(), 1 * named
-    elif which == 0:
-        alone, with_name = _ReferenceProbe() * 1, named * 1
-    else:
-        alone, with_name = _ReferenceProbe() * _ReferenceProbe(), _ReferenceProbe() * named
-    return bool(count <= alone[which] < with_name[which])
+def _pass_on(left: Any, right: Any, reflected: bool = False) -> tuple[int, int]:
+    return _count_both(left, right)
 
 
 def put_bounded(cache: dict[K, V], key: K, value: V) -> V:

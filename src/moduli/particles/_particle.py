@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from moduli import particles
 from moduli._torch import keep_from_tracing
+from moduli.kernels import find_temporaries
 from moduli.labels import Tensor as LabelledTensor
 from moduli.layout import refuse_pattern
 from moduli.nn import updates_value
@@ -384,7 +385,10 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        return _arithmetic.binary(fn, self, other, reflected)
+        spare = (False, False)
+        if _arithmetic.may_overwrite(self) or _arithmetic.may_overwrite(other):
+            spare = find_temporaries(self, other, reflected)
+        return _arithmetic.binary(fn, self, other, reflected, spare)
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return _arithmetic.unary(fn, self)

@@ -118,7 +118,7 @@ class ParticleRecord:
         return pack(self)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Pending:
     """The result of an operation: values, and what to build around them."""
 
@@ -128,19 +128,19 @@ class Pending:
     flags: tuple[bool, ...]
     buffers: list[Any]
     version: VersionKernelImp
-    # The values are the tensors times this number; then the tensors are those of another result, too.
+    # The values are the tensors times this number.
     scale: float = 1
     # Whether some of the tensors are parameters of the operand itself.
     shared: bool = False
     # Whether the tensors carry a graph, so that they are parameters as they are.
     graph: bool = False
-    # Whether another result may refer to the tensors, so that a module needs copies.
-    lent: bool = False
+    # Other results that have, or had, the same list of tensors.
+    partners: tuple[weakref.ref[Pending], ...] = ()
 
     # Some classes copy the attributes of a module one by one: the copy of a shell is a shell.
     def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
         tensors, buffers = [each.clone() for each in self.tensors], [each.detach().clone() for each in self.buffers]
-        return replace(self, tensors=tensors, buffers=buffers, shared=False, lent=False)
+        return replace(self, tensors=tensors, buffers=buffers, shared=False, partners=())
 
     @property
     def terms(self) -> tuple[list[Tensor], float]:
@@ -148,14 +148,34 @@ class Pending:
         with _BUILDING:
             return self.tensors, self.scale
 
+    def share_with(self, source: Pending) -> None:
+        """Note that another result has the same tensors."""
+        with _BUILDING:
+            self.partners = (*source.partners, weakref.ref(source))
+            for each in self.partners:
+                partner = each()
+                if partner is not None:
+                    partner.partners = (*partner.partners, weakref.ref(self))
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether another result refers to the tensors, so that a module needs copies."""
+        partners = (each() for each in self.partners)
+        return any(partner is not None and partner.tensors is self.tensors for partner in partners)
+
+    @property
+    def is_sole(self) -> bool:
+        """Whether no other result refers to the tensors, and an operation may write over them."""
+        floating = all(group.dtype.is_floating_point for group in self.structure.layout.groups)
+        return floating and not (self.graph or self.shared or self.is_lent)
+
     def take(self) -> list[Tensor]:
         """Return the values in tensors that nothing else refers to; several threads may ask for them."""
         with _BUILDING:
             if self.scale != 1:
                 self.tensors, self.scale = list(torch._foreach_mul(self.tensors, self.scale)), 1
-            elif self.lent:
+            elif self.is_lent:
                 self.tensors = [tensor.clone() if type(tensor) is Tensor else tensor for tensor in self.tensors]
-            self.lent = False
             return self.tensors
 
 
