@@ -439,3 +439,35 @@ def test_a_result_has_computed_attributes_of_its_own(name):
     torch.testing.assert_close(read, twin.weight)
     read.sum().backward()
     assert all(param.grad is None for param in net.parameters())
+
+
+class Gain(mo.Module):
+    def __init__(self, values, labels, dtype):
+        super().__init__()
+        self.w = mo.tensor(torch.tensor(values, dtype=dtype), ch=labels).attach()
+
+
+KINDS = {
+    "add": (lambda a, b: a + b, 11),
+    "in place": (lambda a, b: operator.iadd(a, b), 11),
+    "axpy_": (lambda a, b: particles.axpy_(a, 2, b), 21),
+    "expression": (lambda a, b: a + 0.5 * (b - a), 5.5),
+    "where": (lambda a, b: particles.where(False, a, b), 10),
+    "map": (lambda a, b: particles.map(torch.add, a, b), 11),
+    "clone_from": (lambda a, b: a.clone_from(b), 10),
+    "merge": (lambda a, b: merge.linear([a, b]), 5.5),
+    "load": (lambda a, b: (a.load_state_dict(b.state_dict()), a)[1], 10),
+    "population": (lambda a, b: (population_of(a) + population_of(b))[0], 11),
+    "average": (average, 5.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_decide_in_every_dtype(kind, dtype):
+    """Half precision and complex numbers take other ways through kernels and merges."""
+    act, expected = KINDS[kind]
+    a, b = Gain([1.0, 2.0], ["r", "g"], dtype), Gain([20.0, 10.0], ["g", "r"], dtype)
+    assert act(a, b).w.sel(ch="r").item() == expected
+    with pytest.raises((ValueError, RuntimeError), match="w.*the labels of axis 'ch' differ"):
+        act(a, Gain([1.0, 2.0], ["x", "y"], dtype))

@@ -97,9 +97,14 @@ def find_temporaries(left: Any, right: Any, reflected: bool = False) -> tuple[bo
 
     Example:
         >>> from moduli import kernels
-        >>> one, two = object(), object()
-        >>> kernels.find_temporaries(one, two)
-        (False, False)
+        >>> class Value:
+        ...     def _binary(self, fn, other, reflected=False):
+        ...         return kernels.find_temporaries(self, other, reflected)
+        ...     def __mul__(self, other):
+        ...         return self._binary(None, other)
+        >>> named = Value()
+        >>> named * Value()
+        (False, True)
     """
     counts = _count_both(left, right)
     named = _ReferenceProbe()
