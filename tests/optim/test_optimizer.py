@@ -369,6 +369,6 @@ def test_hundreds_of_tensors_are_one_call():
     opt = Optimizer(params, m.Adam(), m.LR(0.1))
     for _ in range(3):
         opt.step()
-    (run,) = opt._segments[1]
+    (run,) = opt._plan.list_segments()
     assert len(run._cohorts) == 1
     assert torch.allclose(params[7], torch.full((3,), 0.7))

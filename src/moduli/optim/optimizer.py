@@ -14,7 +14,7 @@ from torch import Tensor
 from .._torch import is_observed, keep_from_tracing
 from ..layout import Guard
 from ..population import Population
-from . import _chain_checks, _groups, _portable, _saved, _stepping
+from . import _chain_checks, _groups, _portable, _saved
 from ._needs import ChainError, Need
 from ._processes import are_several, choose_reduction
 from ._settings import Binding, is_per_member
@@ -25,7 +25,7 @@ from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
 from .forms.shards import are_in_pieces
 from .module import Chainable, Module
-from .plan import StepPlan
+from .plan import StepPlan, find_early_links, make_first_state, make_step
 
 __all__ = ["Optimizer"]
 
@@ -120,7 +120,6 @@ class Optimizer(torch.optim.Optimizer):
             self.binding.members = len(params)
         if groups:
             given = _groups.make_groups(given, groups)
-        self._segments: Any = None
         self._plan: StepPlan | None = None
         self.current_step = 0
         self.num_evaluations = 0
@@ -138,8 +137,6 @@ class Optimizer(torch.optim.Optimizer):
         #: Settings that every group has for schedulers to read.
         self._exported = _groups.export_settings(links)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
-        #: The list of parameters with which the hooks were checked.
-        self._checked: list[Tensor] | None = None
         self._built = False
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
@@ -172,7 +169,7 @@ class Optimizer(torch.optim.Optimizer):
         self._links = _chain_checks.claim_links(self)
         self._needs: frozenset[Need] = frozenset().union(*(link.all_needs() for link in self.modules))
         self._evaluated = [need for need in self._needs if need.evaluates]
-        self._early = _stepping.find_early_links(self.modules)
+        self._early = find_early_links(self.modules)
         _chain_checks.check_chain(self)
 
     def _own_links(self) -> None:
@@ -254,12 +251,12 @@ class Optimizer(torch.optim.Optimizer):
         if is_observed(self):
             given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
             return Optimizer._hooked_step(self, *given, **kwargs)  # type: ignore[no-any-return]
-        return _stepping.make_step(self, closure, loss, kwargs)
+        return make_step(self, closure, loss, kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
 
     def _run_step(self, closure: Any = None, loss: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-        return _stepping.make_step(self, closure, loss, kwargs)
+        return make_step(self, closure, loss, kwargs)
 
     _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_run_step)
 
@@ -338,7 +335,7 @@ class Optimizer(torch.optim.Optimizer):
             before(self)
         portable = _portable.wants_portable(self)
         if portable and _portable.TOOL in sys.modules:
-            _stepping.make_first_state(self)  # into whose tensors a checkpoint is read
+            make_first_state(self)  # into whose tensors a checkpoint is read
         packed = self.named_state_dict()
         if portable:
             packed = _portable.make_portable(self, packed)
@@ -393,10 +390,8 @@ class Optimizer(torch.optim.Optimizer):
             self.rows.dissolve()
         kept = {
             **self.__dict__,
-            "_segments": None,
             "_plan": None,
             "_carried": None,
-            "_checked": None,
             "_links": None,
             "rows": None,
         }
@@ -416,4 +411,4 @@ class Optimizer(torch.optim.Optimizer):
             self.rows = MemberMatrices(self, self.population)
 
 
-keep_from_tracing(_stepping.make_step, Optimizer.zero_grad, Optimizer.add_param_group)
+keep_from_tracing(make_step, Optimizer.zero_grad, Optimizer.add_param_group)

@@ -22,6 +22,7 @@ from ...layout import map_tensors
 from .._closure import Evaluator, FormEvaluator
 from .._needs import keeps_graph
 from .._vectors import fill_zeros
+from .graph import copy_state
 from .members import MembersForm, takes_matrices
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class MemberMatrices(MembersForm):
         apart: Whether at some step not all parameters had a gradient, so that they are no longer trained alike.
     """
 
+    enters = True
+
     def __init__(self, optimizer: Optimizer, population: Population) -> None:
         self.population = population
         #: Lets autograd and members know that there are new values.
@@ -48,6 +51,8 @@ class MemberMatrices(MembersForm):
         self.binding, self.slots = optimizer.binding, optimizer.binding.slots
         self.blocks: list[Block] = []
         self.apart = False
+        #: Parameters without a gradient in the step that runs, with their values, and their state by link and slot.
+        self._aside: tuple[list[tuple[Tensor, Tensor]], list[tuple[Module, int, Any]]] | None = None
         self.relink(optimizer)
 
     def relink(self, optimizer: Optimizer) -> None:
@@ -61,7 +66,7 @@ class MemberMatrices(MembersForm):
 
     def enter(self, leaves: list[Tensor], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
         """Return blocks, or the leaves themselves; with their gradients, where those are known."""
-        evaluated = evaluator is None
+        evaluated, self._aside = evaluator is None, None
         if evaluated:
             missing = [leaf.grad is None for leaf in leaves]
             self.apart = self.apart or (any(missing) and not all(missing))
@@ -166,16 +171,39 @@ class MemberMatrices(MembersForm):
         def gather() -> None:
             # Only at the start of a step: at trial points a parameter without a gradient is one with the gradient zero.
             nonlocal expected
-            missing, expected = [leaf.grad is None for leaf in expected], ()
-            if any(missing) and not all(missing):
-                self.apart = True
-                raise OtherPresenceError
+            missing, count = [leaf for leaf in expected if leaf.grad is None], len(expected)
+            expected = ()
+            if 0 < len(missing) < count:
+                self._set_aside(missing)
             self.gather()
 
         held = [tensor for block in self.blocks for tensor in (*block.leaves, block.tensor)]
         form = FormEvaluator(evaluator, held, self.push, gather)
         form.fixed = evaluator.fixed
         return form
+
+    def _set_aside(self, leaves: list[Tensor]) -> None:
+        """Store parameters that turn out to have no gradient in a step of matrices, and their state, for `finish`."""
+        self.apart = True
+        states: list[tuple[Module, int, Any]] = []
+        for link in self.links:
+            rows = dict(self.list_rows(link))
+            states += [(link, slot, copy_state(rows.get(slot))) for slot in map(self.slots.number, leaves)]
+        self._aside = ([(leaf, leaf.detach().clone()) for leaf in leaves], states)
+
+    def finish(self) -> None:
+        """End a step: parameters without a gradient are where they were, and what was moved is marked."""
+        if self._aside is not None:
+            (values, states), self._aside = self._aside, None
+            self.dissolve()
+            for leaf, value in values:
+                leaf.copy_(value)
+                leaf.grad = None
+            for link, slot, row in states:
+                link.rows.pop(slot, None)
+                if row is not None:
+                    link.rows[slot] = link.make_row(row)
+        self.push()
 
     # ------------------------------------------------------------------ links that need shapes
 
@@ -184,6 +212,9 @@ class MemberMatrices(MembersForm):
         self.push()
         objective.blocks, objective.matrices = None, None
         objective.params = [leaf for block in self.blocks for leaf in block.leaves]
+        if self._aside is not None:
+            missing = {leaf for leaf, _ in self._aside[0]}
+            objective.present = [leaf not in missing for leaf in objective.params]
         for key in ("updates", "grads"):
             held = getattr(objective, key)
             if held is not None:
@@ -221,10 +252,6 @@ class MemberMatrices(MembersForm):
                 if each is leaf and row:
                     return MappingProxyType({name: block.column(value, i) for name, value in row.items()})
         return None
-
-
-class OtherPresenceError(Exception):
-    """Not all parameters have gradients, so that the step begins again with each of them by itself."""
 
 
 class Block:

@@ -59,6 +59,8 @@ class ShardedParams(StepForm):
 
     exchange: Exchange
 
+    enters = True
+
     def __init__(self, optimizer: Optimizer, before: ShardedParams | None = None) -> None:
         self.slots = optimizer.binding.slots
         self.links = [link for _, link in optimizer._links]
