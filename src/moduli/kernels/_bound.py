@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import environ
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from . import _backend, _call
 from ._c import CForm
 from ._plain import arrange_results
 from ._plan import CallPlan, Plans, PlanState, Ranges
+from ._reduce import CompiledReduction, are_plain, norm
 from ._runtime import READ_ERRORS, Runtime, WarmTable
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ._fuse import Fused
 
 _NUMBERS = frozenset({float, int})
+_SCALARS = ("scalar", "whole")
 _SETTING = "MODULI_KERNELS"
 _is_negated = torch.Tensor.is_neg
 #: What a warm call returns where a plan has to be found.
@@ -46,13 +48,19 @@ class Bound:
     """
 
     def __init__(
-        self, fused: Fused, given: dict[str, Any], out: Any, flat: bool, offsets: Sequence[int] | None
+        self,
+        fused: Fused,
+        given: dict[str, Any],
+        out: Any,
+        flat: bool,
+        offsets: Sequence[int] | None,
+        norms: Mapping[str, str],
     ) -> None:
         self.fused = fused
-        self._given = given
+        self._given, self._norms = given, norms
         self._values = [given.get(name) for name in fused.names]
-        self._rest = [name for name in fused.names if name not in given]
-        self._open = [i for i, name in enumerate(fused.names) if name not in given]
+        self._rest = [name for name in fused.names if name not in given and name not in norms]
+        self._open = [fused.names.index(name) for name in self._rest]
         self._options = (out, flat, offsets)
         self._plans = Plans()
         # Lists of private roles that are given once stay where they are; others are looked at in every call.
@@ -89,19 +97,21 @@ class Bound:
             names = ", ".join(self._rest)
             raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({names}), got {len(args)}")
         if len(args) == len(self._rest) and not kwargs:
-            values: Sequence[Any] = list(self._values)
+            values: list[Any] = list(self._values)
             for i, value in zip(self._open, args, strict=True):
-                values[i] = value  # type: ignore[index]
+                values[i] = value
         else:
-            given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
-            values = self.fused._arguments((), given)
+            given = {**self._given, **dict.fromkeys(self._norms), **dict(zip(self._rest, args, strict=False)), **kwargs}
+            values = list(self.fused._arguments((), given))
+        for name, role in self._norms.items():
+            values[self.fused.names.index(name)] = norm(values[self.fused.names.index(role)])
         if is_transformed():
             return _call.call(self.fused, values, *self._options, self._plans)
         request = _call.Request(self.fused, values, *self._options)
         plan, state = _call.find_plan(request, self._plans)
         result = _call.run_plan(request, plan, state)
         if self._stays:
-            self._warm = make_warm(request, plan, state, self._rest)
+            self._warm = make_warm(request, plan, state, self._rest, self._norms)
         return result
 
 
@@ -115,6 +125,7 @@ class WarmCall:
         given: The roles that are given at each call, in order; the others stay where they are.
         facts: What the tensors of these roles look like.
         runtime: The compiled reader.
+        norms: The scalar that is the norm of a role, with that role.
     """
 
     def __init__(
@@ -125,12 +136,13 @@ class WarmCall:
         given: Sequence[int],
         facts: array[int],
         runtime: Runtime,
+        norms: Mapping[str, str],
     ) -> None:
         piece = plan.pieces[0]
         self._bind, self._reads = runtime.bind, [reads.get_comparison() for reads in plan.reads]
         self._piece = piece  # whose arrays the kernel reads
         self._kernel: Any = piece.form.kernel.run  # type: ignore[attr-defined]
-        self._lists, self._arguments = len(given), len(given) + len(request.scalars)
+        self._lists, self._arguments = len(given), len(given) + len(request.scalars) - len(norms)
         self._surroundings = (environ.get(_SETTING), torch.is_inference_mode_enabled(), torch.get_default_dtype())
         self._elements, self._runs, self._lengths = piece.starts[-1], len(piece.sizes), frozenset({plan.count})
         self._short = self._elements < 2 * _backend.GRAIN  # not worth a second thread
@@ -147,6 +159,14 @@ class WarmCall:
         position = {role: k for k, role in enumerate(given)}
         columns = [(role, position.get(role, -1)) for role in roles]
         self._checked = _CheckedTable(plan, state, given, facts, columns, runtime)
+        # Where norms go among the numbers, and where their lists are among those that are given.
+        self._norms: list[tuple[int, int, CompiledReduction]] = []
+        numbered = [name for name, mark in zip(request.fused.names, request.marks, strict=True) if mark in _SCALARS]
+        for name, role in norms.items():
+            k = given.index(request.names.index(role))
+            tensors = (request.roles[given[k]],)
+            reduction = CompiledReduction(tensors, runtime, runtime.facts(tensors) or facts)
+            self._norms.append((numbered.index(name), 8 * plan.count * k, reduction))
         # What is returned: the list of a role, given at the call or before it.
         returned = [at if kind == "role" else over[at] for kind, at in plan.graph.results]
         self._returned = [(request.given[role], position.get(role)) for role in returned]
@@ -180,6 +200,8 @@ class WarmCall:
         for k in self._counted:
             increment_version(lists[k])
         scalars = array("d", (*numbers, *self._numbers))
+        for i, offset, reduction in self._norms:
+            scalars.insert(i, reduction.run_at("norm", now.buffer_info()[0] + offset))
         threads = 1 if self._short else _backend.threads(self._elements)
         self._kernel(self._runs, columns, *self._sizes, scalars.buffer_info()[0], threads)
         if not self._returned:
@@ -232,7 +254,9 @@ class _CheckedTable:
         self.addresses = (runtime.python, ctypes.addressof(self._table))
 
 
-def make_warm(request: Request, plan: CallPlan, state: PlanState | None, names: Sequence[str]) -> WarmCall | None:
+def make_warm(
+    request: Request, plan: CallPlan, state: PlanState | None, names: Sequence[str], norms: Mapping[str, str]
+) -> WarmCall | None:
     """Return the warm form of a call that was just made; None where it has none.
 
     Args:
@@ -240,6 +264,7 @@ def make_warm(request: Request, plan: CallPlan, state: PlanState | None, names: 
         plan: Its plan.
         state: Where its lists are.
         names: The arguments that are given at each call: lists, then numbers.
+        norms: The scalars that are norms of roles.
     """
     roles = {name: role for role, name in enumerate(request.names)}
     given = [roles[name] for name in names if name in roles]
@@ -248,8 +273,10 @@ def make_warm(request: Request, plan: CallPlan, state: PlanState | None, names: 
     runtime = _backend.runtime()
     if state is None or not _is_one_kernel(request, plan, state) or isinstance(runtime, str):
         return None
+    if not all(roles[role] in given and are_plain([request.roles[roles[role]]]) for role in norms.values()):
+        return None
     facts = runtime.facts([request.roles[role] for role in given])
-    return None if facts is None else WarmCall(request, plan, state, given, facts, runtime)
+    return None if facts is None else WarmCall(request, plan, state, given, facts, runtime, norms)
 
 
 def _is_one_kernel(request: Request, plan: CallPlan, state: PlanState) -> bool:

@@ -259,10 +259,10 @@ def _chooses_triton(device: torch.device) -> bool:
 # -- compiled --------------------------------------------------------------------------------------------------------------
 
 
-class _CompiledReduction:
+class CompiledReduction:
     """Compiled reductions of lists that look like some lists; it does not hold the lists."""
 
-    __slots__ = ("_arrays", "_blank", "_codes", "_elements", "_partial", "_runtime", "counts")
+    __slots__ = ("_arrays", "_blank", "_codes", "_elements", "_partial", "_places", "_runtime", "counts")
 
     def __init__(self, lists: Sequence[tuple[torch.Tensor, ...]], runtime: Runtime, facts: array[int]) -> None:
         self._runtime = runtime
@@ -271,14 +271,14 @@ class _CompiledReduction:
         sizes = [tensor.numel() for tensor in lists[0]]
         firsts = list(itertools.accumulate((-(-size // Runtime.CHUNK) for size in sizes), initial=0))
         self._arrays = [array("q", self.counts), facts, array("q", sizes), array("q", firsts)]
+        self._places = [each.buffer_info()[0] for each in self._arrays[2:]]
         self._elements = builtins.sum(sizes)
         self._blank, self._partial = bytes(8 * len(sizes) * len(lists)), bytes(16 * max(firsts[-1], 1))
 
     def try_run(self, kind: str, lists: tuple[tuple[torch.Tensor, ...], ...], scale: float) -> float | None:
         """Reduce lists; None where they do not look as those that it was made for."""
-        runtime, now, partial = self._runtime, array("Q", self._blank), array("d", self._partial)
-        lengths, facts, sizes, firsts = [each.buffer_info()[0] for each in self._arrays]
-        base, codes, count = now.buffer_info()[0], self._codes, self.counts[0]
+        runtime, now = self._runtime, array("Q", self._blank)
+        lengths, facts, base = self._arrays[0].buffer_info()[0], self._arrays[1].buffer_info()[0], now.buffer_info()[0]
         try:
             if runtime.read(lists, len(lists), lengths, runtime.python, facts, None, base, base) < 0:
                 return None
@@ -286,14 +286,20 @@ class _CompiledReduction:
             return None
         if kind in _SIGNED and any(True in map(torch.Tensor.is_neg, tensors) for tensors in lists):
             return None
-        second = base + 8 * count * (len(codes) - 1)
+        return self.run_at(kind, base, scale)
+
+    def run_at(self, kind: str, base: int, scale: float = 1.0) -> float:
+        """Reduce lists that look as those that it was made for, whose addresses are in a table, one list after the other."""
+        codes, count, partial = self._codes, self.counts[0], array("d", self._partial)
+        second, sizes, firsts = base + 8 * count * (len(codes) - 1), *self._places
         threads = 1 if self._elements < 2 * _backend.GRAIN else _backend.threads(self._elements)
         numbers = (scale, partial.buffer_info()[0], threads)
-        return float(runtime.reduce(KINDS[kind], codes[0], codes[-1], count, base, second, sizes, firsts, *numbers))
+        result = self._runtime.reduce(KINDS[kind], codes[0], codes[-1], count, base, second, sizes, firsts, *numbers)
+        return float(result)
 
 
 # By number of lists and of tensors: a program alternates between a few of those.
-_compiled: dict[tuple[int, ...], _CompiledReduction] = {}
+_compiled: dict[tuple[int, ...], CompiledReduction] = {}
 
 
 def _try_compiled(kind: str, given: Lists, scale: float = 1.0) -> torch.Tensor | None:
@@ -304,7 +310,7 @@ def _try_compiled(kind: str, given: Lists, scale: float = 1.0) -> torch.Tensor |
     key = tuple(map(len, lists))
     reduction = _compiled.get(key)
     result = None if reduction is None else reduction.try_run(kind, lists, scale)
-    if result is None and _are_plain(lists):
+    if result is None and are_plain(lists):
         runtime = _backend.runtime()
         if isinstance(runtime, str):
             if _backend.mode() == "c":
@@ -312,7 +318,7 @@ def _try_compiled(kind: str, given: Lists, scale: float = 1.0) -> torch.Tensor |
             return None
         facts = runtime.facts(lists)
         if facts is not None:
-            result = put_bounded(_compiled, key, _CompiledReduction(lists, runtime, facts)).try_run(kind, lists, scale)
+            result = put_bounded(_compiled, key, CompiledReduction(lists, runtime, facts)).try_run(kind, lists, scale)
     return None if result is None else torch.tensor(result, dtype=torch.float64, device="cpu")
 
 
@@ -320,7 +326,7 @@ def _may_compile() -> bool:
     return _backend.mode() in ("auto", "c")
 
 
-def _are_plain(lists: Sequence[tuple[torch.Tensor, ...]]) -> bool:
+def are_plain(lists: Sequence[tuple[torch.Tensor, ...]]) -> bool:
     """Whether lists have tensors of the same sizes, each list those of one dtype, contiguous on the CPU."""
     if explain_opaque(lists) is not None or len({tuple(map(torch.numel, tensors)) for tensors in lists}) > 1:
         return False

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 _FLOATS = frozenset({float})
+#: What hooks are checked with where the kernel's call finds the norm.
+_NORM: Mapping[str, Any] = {"norm": 1.0}
 _INITIALIZE = ("single_tensor_initialize", "multi_tensor_initialize")
 
 #: What was traced of the hooks of runs of links, by those links.
@@ -150,6 +152,8 @@ class FusedRun:
         #: Whether some parameters are complex: hooks see them as pairs of reals.
         self._pairs = False
         self._measures = links[0].finds_numbers()
+        #: Whether what the first link measures is the norm of the update, which the call of the kernel finds.
+        self._finds_norm = False
         self._grads = any(link.uses_grad for link in links)
 
     def explain(self) -> list[Any]:
@@ -227,6 +231,8 @@ class FusedRun:
         ]
         self._params, self._present = params, present
         self._pairs = any(cohort.params[0].is_complex() for cohort in self._cohorts)
+        first, whole = self.links[0], len(self._cohorts) == 1 and len(positions) == len(params)
+        self._finds_norm = first.measures == "norm" and whole and objective.shards is None and not first.numbers
         for link in self.links:
             # Passes know where the states are: a caller that replaces one, or is handed it and may, changes the plan.
             link.row_writes.watcher = self._binding.writes
@@ -266,7 +272,9 @@ class FusedRun:
             )
             if any(map(is_per_member, values)):  # which a schedule has made
                 return self._run_unfused(objective)
-        measured = self._measure(objective, [tensors, objective.params, grads], now) if self._measures else [{}]
+        measured = [_NORM] if self._finds_norm else []
+        if self._measures and not self._finds_norm:
+            measured = self._measure(objective, [tensors, objective.params, grads], now)
         # Hooks after the step read the update, so there has to be one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
@@ -286,16 +294,11 @@ class FusedRun:
 
         What are no numbers become settings.
         """
-        link, first = self.links[0], self._cohorts[0]
+        link = self.links[0]
         if self._pairs:
             lists = [None if each is None else list(map(as_real, each)) for each in lists]
-        tensors, params, grads = lists
-        if len(first.indices) == len(tensors) and objective.shards is None:
-            settings = [now[0][0]] * len(tensors)
-            results: list[Any] = [link.measure(tensors, params, grads, settings, objective.members) or {}]
-        else:
-            places = [cohort.indices for cohort in self._cohorts]
-            results = measure(link, objective, [settings[0] for settings in now], places, lists)
+        places = [cohort.indices for cohort in self._cohorts]
+        results: list[Any] = measure(link, objective, [settings[0] for settings in now], places, lists)
         for i, cohort in enumerate(self._cohorts):
             if not _FLOATS.issuperset(map(type, results[i].values())):
                 results[i] = map_tensors(results[i], partial(Tensor.to, device=cohort.params[0].device))
@@ -319,7 +322,8 @@ class FusedRun:
             if split is None or split[0] is not setting or split[1] != tuple(extra):
                 split = self._split_settings(cohort, k, setting, tuple(extra))
             numbers += split[3]
-            numbers += extra.values()
+            if not self._finds_norm:
+                numbers += extra.values()
             if link.numbers:
                 advanced[k] = dict(cohort.numbers[k])
                 link.advance_numbers(advanced[k], {**setting, **extra})
@@ -388,7 +392,9 @@ class FusedRun:
                 run = Composite(self.links, key)
                 fused = self._traced[key] = kernels.fuse(run, private=run.private)
             names = () if self._shared else fused.fn.private  # type: ignore[attr-defined]
-            bound = cohort.bound[key] = fused.bind(**dict(zip(names, chain(*cohort.states), strict=False)))
+            norms = {f"number0_{parts[0][1].index('norm')}": "tensor"} if self._finds_norm else {}
+            states = dict(zip(names, chain(*cohort.states), strict=False))
+            bound = cohort.bound[key] = fused.bind(norms=norms, **states)
         cohort.last = (key, bound)
         return bound
 
