@@ -270,7 +270,7 @@ def test_explain_says_which_form_ran_and_why(monkeypatch):
 
 
 def test_why_a_link_is_not_fused():
-    from moduli.optim._fusion import explain_unfused
+    from moduli.optim.segments import explain_unfused
 
     inner = Half()
     inner.set_child("inner", Half())

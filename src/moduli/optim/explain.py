@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._fusion import FusedRun, explain_unfused, make_segments
+from ._fusion import FusedRun
+from .segments import explain_unfused, make_segments
 
 if TYPE_CHECKING:
     from . import Module, Optimizer

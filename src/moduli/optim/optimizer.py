@@ -102,8 +102,7 @@ class Optimizer(torch.optim.Optimizer):
                 "an Optimizer needs at least one link; for plain descent write Optimizer(params, m.LR(1e-2))"
             )
         self.maximize = maximize
-        self.binding = Binding()
-        self.binding.fuse = fuse is not False
+        self.binding = Binding(fuse=fuse is not False)
         self.model: torch.nn.Module | None = None
         self.population: Population | None = None
         #: The population's parameters as the links see them; None for one model.
@@ -121,8 +120,7 @@ class Optimizer(torch.optim.Optimizer):
         if groups:
             given = _groups.make_groups(given, groups)
         self._plan: StepPlan | None = None
-        self.current_step = 0
-        self.num_evaluations = 0
+        self.current_step = self.num_evaluations = 0
         self.should_terminate = False
         self.reasons: list[str] = []
         self.attrs: dict[str, Any] = {}
@@ -130,10 +128,7 @@ class Optimizer(torch.optim.Optimizer):
         links = [link for _, link in self._links]
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
-        if capturable:
-            _chain_checks.check_capturable(links)
-        if differentiable:
-            _chain_checks.check_graph(self)
+        _chain_checks.check_options(self, capturable)
         #: Settings that every group has for schedulers to read.
         self._exported = _groups.export_settings(links)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
@@ -150,8 +145,6 @@ class Optimizer(torch.optim.Optimizer):
         for link in links:
             link.attached(self)
         self.rows = None if self.population is None else MemberMatrices(self, self.population)
-
-    # ------------------------------------------------------------------ building
 
     def _find_shards(self) -> None:
         """Take notice of parameters that are in pieces."""
@@ -388,13 +381,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self.rows is not None:
             self.rows.dissolve()
-        kept = {
-            **self.__dict__,
-            "_plan": None,
-            "_carried": None,
-            "_links": None,
-            "rows": None,
-        }
+        kept = {**self.__dict__, **dict.fromkeys(("_plan", "_carried", "_links", "rows"))}
         kept.pop("step", None)  # schedulers put a wrapper there, which would step the original
         return kept
 
@@ -405,9 +392,7 @@ class Optimizer(torch.optim.Optimizer):
         self._links = _chain_checks.claim_links(self)
         self._own_links()
         if self.population is not None:
-            slots = self.binding.slots
-            named = zip(slots.names, slots.params, strict=True)
-            members.adopt(self.population, {name: param for name, param in named if name is not None})
+            members.adopt(self.population, self.binding.slots)
             self.rows = MemberMatrices(self, self.population)
 
 

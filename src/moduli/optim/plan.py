@@ -22,12 +22,13 @@ from torch import Tensor
 
 from ..layout import Guard
 from ._closure import Evaluator, FormEvaluator, negate_gradients
-from ._fusion import LinkRun, Segment, Traced, make_segments
+from ._fusion import Traced
 from ._groups import apply_groups
 from ._needs import PASS_LOSS, ClosureError, Need
 from ._writes import CountedDict
 from .forms import MEMBERS_FORM, PLAIN, GraphForm, StepForm
 from .objective import Objective
+from .segments import LinkRun, Segment, make_segments
 from .transform import TensorTransform
 
 if TYPE_CHECKING:

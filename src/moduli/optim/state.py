@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ._settings import Binding, LinkSettings
+from ._link_settings import LinkSettings
+from ._settings import Binding
 from ._vector_state import VECTOR
 from ._writes import CountedDict, RowWrites
 from .slots import describe_params

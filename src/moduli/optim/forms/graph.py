@@ -82,8 +82,8 @@ def _renew(link: Module) -> None:
 
 def _find_wide(links: Sequence[Module], wide: bool) -> list[bool]:
     """Whether each link may leave the update in single precision: pointwise, and before another such link or at the end."""
-    from .._fusion import explain_unfused
     from ..chain import Chain
+    from ..segments import explain_unfused
 
     pointwise = [explain_unfused(link) is None for link in links]
     may = [own or isinstance(link, Chain) for own, link in zip(pointwise, links, strict=True)]
