@@ -25,7 +25,7 @@ from ._portable import REST, read_portable
 from ._settings import same
 from ._torch_states import read_torch
 from ._vector_state import VECTOR, Vector
-from .forms.shards import is_stored_here, join_owned, pack_value, unpack_value
+from .forms.shard_state import is_stored_here, join_owned, pack_value, unpack_value
 from .state import Rows, StandIns
 from .state_encoding import decode_value, encode_row, encode_value, upgrade_value
 
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from .module import Module
     from .optimizer import Optimizer
 
-
 FORMAT = 2
-ALL = "@all:"
-"""Before the path of a link whose state is over all parameters, in place of the name of one."""
+ALL = "@all:"  # before the path of a link whose state is over all parameters, in place of the name of one
 # What an optimizer itself remembers.
 _KEPT = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed")
 
