@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
+import moduli
 from _fresh import time_steps
 from _timing import interleaved
 from kernels import FRESH, SHAPES, TINY, form
-from moduli import m, presets
+from moduli import Population, m, presets
 from moduli.optim import Optimizer
 
 try:
@@ -72,6 +73,38 @@ def small_steps() -> list[dict]:
             theirs, params = parameters(shapes), parameters(shapes)
             value = compare(theirs, make(theirs).step, params, Optimizer(params, *links).step, shapes)
             rows.append(row(f"{name} step, {what} / torch's default", value, bar))
+    return rows
+
+
+def count_calls() -> list[dict]:
+    """Calls of functions of the library in one warm step with new gradients, and the files that they are in."""
+    population = Population.of(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)), 8)
+    params = parameters(next(iter(TINY.values())))
+    cases = {
+        "ClipNorm | Adam | WeightDecay | LR": (params, Optimizer(params, *chain()), 70, 8),
+        "Adam | LR of a population": (
+            list(population.parameters()),
+            Optimizer(population, m.Adam(), m.LR(1e-3)),
+            110,
+            12,
+        ),
+    }
+    root, rows = str(Path(moduli.__file__).parent), []
+    for name, (params, optimizer, calls, files) in cases.items():
+        names: list[str] = []
+
+        def note(frame, event, arg, names=names) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(root):
+                names.append(frame.f_code.co_filename)
+
+        for turn in range(5):
+            for param in params:
+                param.grad = torch.randn_like(param)
+            sys.setprofile(note if turn == 4 else None)
+            optimizer.step()
+            sys.setprofile(None)
+        rows.append(row(f"warm step of {name}, calls", len(names), calls, ""))
+        rows.append(row(f"warm step of {name}, files", len(set(names)), files, ""))
     return rows
 
 
@@ -212,6 +245,7 @@ def table() -> list[dict]:
     """All rows."""
     started = time.perf_counter()
     rows = [
+        *count_calls(),
         *adam_steps(),
         *small_steps(),
         *chain_steps(fused=True),

@@ -8,11 +8,13 @@ The `out=` axpy writes into storage that exists.
 """
 
 import importlib.util
+import math
 
 import torch
 from torch import nn
 
 from _timing import interleaved
+from moduli import merge
 from moduli.particles import NytoModule, adopt
 
 
@@ -60,7 +62,8 @@ def table():
     torch.manual_seed(0)
     with torch.no_grad():
         rows = [*mlps(), *transformers(), *tinies(), *large()]
-    return rows + building()
+        rows += [*merges(), *touches()]
+    return rows + products() + building() + growing() + scaling()
 
 
 def mlps():
@@ -81,9 +84,16 @@ def mlps():
         theirs = Their()
         twin = theirs.clone()
         candidates["nytorch"] = lambda: (theirs + twin).net[0].weight
+    c = mlp()
+    loops = [dict(net.state_dict()) for net in (a, b, c)]
+    candidates |= {
+        "expression": lambda: (a + 0.5 * (b - c)).l1.weight,
+        "loop": lambda: {name: loops[0][name] + 0.5 * (loops[1][name] - loops[2][name]) for name in loops[0]},
+    }
     times = interleaved(candidates, rounds=25)
     return [
-        *against("MLP: a + b", times, "tensordict", 0.7),
+        row("MLP: a + 0.5*(b - c) / a loop over dicts", times["expression"] / times["loop"], 2.0, "x"),
+        *against("MLP: a + b", times, "tensordict", 1.0),
         *against("MLP: a + b", times, "nytorch", None),
         row("MLP: a + b / flat", times["ours"] / times["flat"], None, "x"),
     ]
@@ -133,6 +143,85 @@ def large():
         row("a + 0.5*(b - c), 10.9M parameters / out= axpy", times["modules"] / times["axpy"], 2.5, "x"),
         row("the same on flat vectors / out= axpy", times["naive"] / times["axpy"], None, "x"),
     ]
+
+
+def merges():
+    """Weighted sums against what one would write for dictionaries of tensors."""
+    rows = []
+    small = lambda: adopt(nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)))  # noqa: E731
+    for name, make, bar in (("small models", small, 3.0), ("encoders of 12 layers", encoder, 1.2)):
+        a, b = make(), make()
+        x, y = dict(a.state_dict()), dict(b.state_dict())
+        candidates = {
+            "ours": lambda a=a, b=b: first(merge.linear([a, b])),
+            "loop": lambda x=x, y=y: {key: 0.5 * x[key] + 0.5 * y[key] for key in x},
+        }
+        times = interleaved(candidates, rounds=25)
+        rows.append(row(f"merge.linear of two {name} / a loop over dicts", times["ours"] / times["loop"], bar, "x"))
+    return rows
+
+
+def touches():
+    """`touch` where there is nothing to do: a model without layers, and one with three beside a relative."""
+    single = NytoModule()
+    single.w = nn.Parameter(torch.zeros(4))
+    single.touch(), single._version_kernel
+    net = mlp()
+    twin = net.clone()
+    twin.l1  # noqa: B018 - it is built
+    times = interleaved({"single": single.touch, "mlp": twin.touch}, rounds=15)
+    return [
+        row("touch, one parameter, no relative", times["single"] * 1e6, 3.0, "us"),
+        row("touch, MLP beside a relative", times["mlp"] * 1e6, 3.0, "us"),
+    ]
+
+
+def products():
+    """To a product and back, a parameter read."""
+    if not has("nytorch"):
+        return []
+    import nytorch
+
+    class Peer(nytorch.NytoModule):
+        def __init__(self):
+            super().__init__()
+            self.l1, self.l2, self.l3 = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+
+    net, peer = mlp(), Peer()
+    times = interleaved(
+        {"ours": lambda: net.product().module().l1.weight, "nytorch": lambda: peer.product().module().l1.weight},
+        rounds=15,
+    )
+    return against("MLP: a product and back", times, "nytorch", 1.0)
+
+
+def growing():
+    """Adding layers to a model beside a relative, which follows at the end."""
+
+    def grow(count):
+        net = NytoModule()
+        twin = net.clone()
+        twin.training  # noqa: B018 - it is built
+        for i in range(count):
+            setattr(net, f"l{i}", nn.Linear(4, 4))
+        return twin.touch()
+
+    times = interleaved({"25": lambda: grow(25), "200": lambda: grow(200)}, rounds=11, number=1)
+    return [row("adding 200 layers beside a relative / adding 25", times["200"] / times["25"], 8.0, "x")]
+
+
+def scaling():
+    """How the time of a sum grows with the number of layers: the exponent from 1,000 to 5,000."""
+
+    def make(count):
+        a = adopt(nn.ModuleList(nn.Linear(4, 4) for _ in range(count)))
+        return a, 2 * a
+
+    pairs = {str(count): make(count) for count in (1000, 5000)}
+    candidates = {name: lambda a=a, b=b: first(a + b) for name, (a, b) in pairs.items()}
+    times = interleaved(candidates, rounds=7, number=1)
+    exponent = math.log(times["5000"] / times["1000"]) / math.log(5)
+    return [row("a + b of 1,000 to 5,000 layers, exponent", exponent, 1.1, "")]
 
 
 def building():

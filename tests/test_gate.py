@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn.utils.prune import l1_unstructured
 import moduli as mo
 from moduli import merge, particles
 from moduli.layout import AxesError, Axis, Reorder, align, align_axes, layout_of, read, reorder_state
-from moduli.nn import Module, nograd_tensors
+from moduli.nn import AveragedModel, Module, nograd_tensors
 from moduli.particles import StructureError
 
 ORDERS = {"same": ("r", "g", "b"), "reversed": ("b", "g", "r"), "rotated": ("g", "b", "r")}
@@ -49,6 +50,18 @@ def lerp_(a, b):
     return particles.lerp_(a, b, 0.25)
 
 
+def informations(net):
+    """A Fisher information that belongs to labels, as the values of the model do."""
+    return {name: param.detach() * 2 + 1 for name, param in net.named_parameters()}
+
+
+def average(a, b):
+    model = AveragedModel(a, use_buffers=True)
+    model.update_parameters(a)
+    model.update_parameters(b)
+    return model.module
+
+
 MODELS = {
     "add": operator.add,
     "sub": operator.sub,
@@ -61,6 +74,8 @@ MODELS = {
     "merge": lambda a, b: merge.linear([a, b], weights=[0.25, 0.75]),
     "task arithmetic": lambda a, b: merge.task_arithmetic(a, [b, b], 0.5),
     "slerp": lambda a, b: merge.slerp(a, b, 0.3),
+    "fisher": lambda a, b: merge.fisher([a, b], [informations(a), informations(b)]),
+    "average": average,
     "load": lambda a, b: (a.load_state_dict(b.state_dict()), a)[1],
     "assigning load": lambda a, b: (a.load_state_dict(b.state_dict(), assign=True), a)[1],
     "migrate": lambda a, b: particles.migrate(b, a),
@@ -405,3 +420,54 @@ def test_a_population_refuses_other_labels_and_warns_of_lost_ones():
     assert torch.equal(target.matrix, before)
     target.load_state_dict(dict(source.state_dict()), labels="ignore")
     assert torch.equal(target.matrix, source.matrix)
+
+
+@pytest.mark.parametrize("name", ["prune", "weight_norm", "spectral_norm"])
+def test_a_result_has_computed_attributes_of_its_own(name):
+    """Those of the operand would have its values, and its history, until the first call."""
+    net = mo.adopt(nn.Linear(3, 2))
+    if name == "prune":
+        l1_unstructured(net, "weight", 2)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            getattr(nn.utils, name)(net)
+    twin = 2 * net
+    read = twin.weight
+    twin.eval()
+    twin(torch.ones(1, 3))
+    torch.testing.assert_close(read, twin.weight)
+    read.sum().backward()
+    assert all(param.grad is None for param in net.parameters())
+
+
+class Gain(mo.Module):
+    def __init__(self, values, labels, dtype):
+        super().__init__()
+        self.w = mo.tensor(torch.tensor(values, dtype=dtype), ch=labels).attach()
+
+
+KINDS = {
+    "add": (lambda a, b: a + b, 11),
+    "in place": (lambda a, b: operator.iadd(a, b), 11),
+    "axpy_": (lambda a, b: particles.axpy_(a, 2, b), 21),
+    "expression": (lambda a, b: a + 0.5 * (b - a), 5.5),
+    "where": (lambda a, b: particles.where(False, a, b), 10),
+    "map": (lambda a, b: particles.map(torch.add, a, b), 11),
+    "clone_from": (lambda a, b: a.clone_from(b), 10),
+    "merge": (lambda a, b: merge.linear([a, b]), 5.5),
+    "load": (lambda a, b: (a.load_state_dict(b.state_dict()), a)[1], 10),
+    "population": (lambda a, b: (population_of(a) + population_of(b))[0], 11),
+    "average": (average, 5.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_decide_in_every_dtype(kind, dtype):
+    """Half precision and complex numbers take other ways through kernels and merges."""
+    act, expected = KINDS[kind]
+    a, b = Gain([1.0, 2.0], ["r", "g"], dtype), Gain([20.0, 10.0], ["g", "r"], dtype)
+    assert act(a, b).w.sel(ch="r").item() == expected
+    with pytest.raises((ValueError, RuntimeError), match="w.*the labels of axis 'ch' differ"):
+        act(a, Gain([1.0, 2.0], ["x", "y"], dtype))

@@ -53,6 +53,37 @@ def merged(pattern):
     return [name for name, (x, y) in compare(a, mixed) if not torch.equal(x, y)]
 
 
+def grouped(pattern):
+    net = particle()
+    opt = mo.Optimizer(net, m.LR(0.1), groups={pattern: {"lr": 1.0}})
+    names = {id(param): name for name, param in net.named_parameters()}
+    return [names[id(param)] for group in opt.param_groups if group["lr"] == 1.0 for param in group["params"]]
+
+
+def added_group(pattern):
+    net = particle()
+    opt = mo.Optimizer([("other", nn.Parameter(torch.zeros(1)))], m.LR(0.1))
+    opt.model = net
+    opt.add_param_group({"params": pattern})
+    names = {id(param): name for name, param in net.named_parameters()}
+    return [names[id(param)] for param in opt.param_groups[1]["params"]]
+
+
+def split(pattern):
+    net = particle()
+    before = {name: param.detach().clone() for name, param in net.named_parameters()}
+    opt = mo.Optimizer(net, m.Split(pattern, m.LR(1.0), m.LR(0.0)))
+    opt.step(mo.closure(lambda: net.coef.sum().data + net.head(torch.ones(2)).sum()))
+    return [name for name, param in net.named_parameters() if not torch.equal(param, before[name])]
+
+
+def searched(pattern):
+    net = particle()
+    with torch.no_grad():
+        mo.search(net, lambda each: sum(float((p - 5).square().sum()) for p in each.parameters()), pattern, budget=20)
+    return [name for name, (x, y) in compare(particle(), net) if not torch.equal(x, y)]
+
+
 def compare(a, b):
     pairs = zip(a.named_parameters(), b.parameters(), strict=True)
     return [(name, (x, y)) for (name, x), y in pairs]
@@ -64,6 +95,10 @@ SITES = {
     "population.requires_grad_": population_frozen,
     "set_param_config": configured,
     "merge": merged,
+    "groups": grouped,
+    "add_param_group": added_group,
+    "Split": split,
+    "search": searched,
 }
 
 
@@ -146,3 +181,10 @@ def test_split_knows_public_names_and_refuses_patterns_that_match_nothing():
     assert torch.equal(net.body.weight, before)
     with pytest.raises(ValueError, match="'body.wieght'; did you mean 'body.weight'?"):
         mo.Optimizer(net, m.Split("body.wieght", m.LR(1.0)))
+
+
+def test_presets_refuse_patterns_of_the_user_that_match_nothing():
+    net = nn.Sequential(nn.Linear(2, 2))
+    mo.Optimizer(net, *mo.presets.muon())  # the usual names of embeddings need not occur
+    with pytest.raises(ValueError, match=r"'0\.wieght'; did you mean '0\.weight'\?"):
+        mo.Optimizer(net, *mo.presets.muon(adam="0.wieght"))

@@ -244,6 +244,11 @@ def in_forward_ad() -> bool:
     return True
 
 
+def is_transformed() -> bool:
+    """Whether torch is doing something with operations other than running them: tracing, transforming, forward-mode tangents."""
+    return torch.compiler.is_compiling() or in_transform() or in_forward_ad()
+
+
 def run_outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function as at the top of a program: in no transform or mode, with gradients recorded.
 

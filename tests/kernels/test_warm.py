@@ -87,3 +87,34 @@ def test_graphs_and_versions(monkeypatch):
     leaf = [torch.nn.Parameter(param) for param in params]
     with pytest.raises(RuntimeError, match="leaf Variable"):
         bound(leaf, [torch.ones(len(param)) for param in params], 0.25)
+
+
+@pytest.mark.parametrize("form", ["auto", "foreach", "plain"])
+@torch.no_grad()
+def test_a_scalar_that_is_a_norm(monkeypatch, form):
+    """It is that of the list that is given at each call, wherever the scalar stands, cold and warm, also where squares overflow."""
+    monkeypatch.setenv("MODULI_KERNELS", form)
+
+    def scale(p, g, a, size, b):
+        p.copy_(a * g / size + b)
+
+    bound = kernels.fuse(scale).bind(norms={"size": "g"})
+    params = [torch.zeros(n) for n in (100, 1, 5)]
+    for factor in (1.0, 2.0, 1e30, 1e-30, 3.0):
+        grads = [torch.arange(1.0, len(param) + 1) * factor for param in params]
+        bound(params, grads, 2.0, 0.5)
+        size = torch.cat(grads).double().norm()
+        for param, grad in zip(params, grads, strict=True):
+            torch.testing.assert_close(param.double(), 2.0 * grad.double() / size + 0.5, rtol=1e-5, atol=0)
+    bound(params, grads, a=2.0, b=0.5)
+    assert (bound._warm is not None) == (form == "auto")
+
+
+@torch.no_grad()
+def test_a_norm_of_a_list_that_can_not_be_read_at_once():
+    bound = kernels.fuse(lambda g, size: g / size, inplace="g").bind(norms={"size": "g"})
+    lists = [[torch.tensor([3.0])], [torch.tensor([3.0, 0.0])[::2]], [torch.tensor([3.0], dtype=torch.float64)]]
+    for tensors in (*lists, *lists):
+        tensors = [tensors[0].clone(), torch.tensor([4.0], dtype=tensors[0].dtype)]
+        bound(tensors)
+        torch.testing.assert_close([float(t[0]) for t in tensors], [0.6, 0.8])

@@ -270,7 +270,7 @@ def test_explain_says_which_form_ran_and_why(monkeypatch):
 
 
 def test_why_a_link_is_not_fused():
-    from moduli.optim._fusion import explain_unfused
+    from moduli.optim.segments import explain_unfused
 
     inner = Half()
     inner.set_child("inner", Half())
@@ -369,6 +369,6 @@ def test_hundreds_of_tensors_are_one_call():
     opt = Optimizer(params, m.Adam(), m.LR(0.1))
     for _ in range(3):
         opt.step()
-    (run,) = opt._segments[1]
+    (run,) = opt._plan.list_segments()
     assert len(run._cohorts) == 1
     assert torch.allclose(params[7], torch.full((3,), 0.7))

@@ -121,9 +121,9 @@ def test_new_numbers_make_no_new_kernel():
     for t in range(5):
         opt.param_groups[0].update({"lr": 0.1 / (t + 1), "betas": (0.9 - 0.01 * t, 0.99), "momentum": 0.5 + 0.01 * t})
         opt.step(mo.closure(lambda: (w**2).sum()))
-    (run,) = opt._segments[1]
+    (run,) = opt._plan.list_segments()
     assert isinstance(run, FusedRun)
-    assert len(run._fused) == 1
+    assert len(run._traced) == 1
 
 
 def test_numpy_numbers_make_no_new_kernel():
@@ -134,7 +134,7 @@ def test_numpy_numbers_make_no_new_kernel():
         opt.param_groups[0]["factor"] = np.float64(t + 1)
         opt.step(mo.closure(lambda: w.sum()))
     assert w.item() == -6.0
-    assert len(opt._segments[1][0]._fused) == 1
+    assert len(opt._plan.list_segments()[0]._traced) == 1
 
 
 def test_groups_are_plain_dictionaries_and_can_be_replaced():

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from moduli.particles import _arithmetic, adopt
+from moduli.kernels import _memory, allocate_large
+from moduli.particles import adopt
 
 OPERATIONS = [operator.add, operator.sub, operator.mul, operator.truediv]
 
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(_arithmetic, "LARGE", 1)
+    monkeypatch.setattr(_memory, "_MANY_ELEMENTS", 1)
 
 
 def make(dtype=torch.float32):
@@ -47,9 +48,9 @@ def test_an_operation_is_what_it_is_tensor_by_tensor(fn, dtype):
 
 
 def test_only_large_floating_results_on_the_cpu_are():
-    assert _arithmetic._is_large([torch.zeros(2)])
-    assert not _arithmetic._is_large([torch.zeros(2, dtype=torch.int64)])
-    assert not _arithmetic._is_large([torch.zeros(2, device="meta")])
+    assert allocate_large([torch.zeros(2)], 2) is not None
+    assert allocate_large([torch.zeros(2, dtype=torch.int64)], 2) is None
+    assert allocate_large([torch.zeros(2, device="meta")], 2) is None
 
 
 def test_parameters_are_independent_of_each_other():
@@ -85,7 +86,7 @@ def uncollected():
 
 @pytest.mark.parametrize("large", [1, 1 << 30])
 def test_a_factor_that_waits_is_applied_once_and_to_nothing_else(monkeypatch, large):
-    monkeypatch.setattr(_arithmetic, "LARGE", large)
+    monkeypatch.setattr(_memory, "_MANY_ELEMENTS", large)
     a, b, c = (adopt(nn.Linear(3, 2)) for _ in range(3))
     with torch.no_grad():
         x, y, z = (net.weight.clone() for net in (a, b, c))

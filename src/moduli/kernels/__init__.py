@@ -19,8 +19,8 @@ Read them in this order:
 * `_forms` (what a form is; `_choice` has the list), `_plain`, `_foreach` (with `_foreach_call`, the functions of torch, and
   `_cuts`, groups of tensors), `_c` with `_emit_c`;
 * `_lists` (what lists of tensors look like), `_runs` (tensors as runs of elements), `_plan`, `_checks` and `_prepare` (which make
-  a plan), `_call` (which runs it), `_bound` and `_warm` (a call that is repeated);
-* `_reduce`, by `_c_reduce` or `_torch_reduce`; `_memory`;
+  a plan), `_call` (which runs it), `_bound` (a call that is repeated);
+* `_reduce` (with `_torch_reduce` and `_over_processes`); `_memory`;
 * `_emit_triton` (the graph as a Triton kernel), `_triton_table` (the addresses it reads) and `_triton` (launches, reductions).
 
 `MODULI_KERNELS` chooses: `auto` (compile where possible), `c` or `triton` (compile or raise), `foreach` (never compile;
@@ -32,9 +32,10 @@ from ._backend import KernelError, reset
 from ._bound import Bound
 from ._explain import Explanation, explain
 from ._fuse import Fused, fuse
-from ._memory import pause_collection
+from ._memory import allocate_large, find_temporaries, pause_collection
+from ._over_processes import over_processes, reducing_over
 from ._purity import SelfRecorder
-from ._reduce import amax, dot, norm, over_processes, reducing_over, sum
+from ._reduce import amax, dot, norm, sum
 from ._trace import NotPointwiseError
 from ._triton import Launch, watch_launches
 
@@ -54,6 +55,8 @@ __all__ = [
     "over_processes",
     "reducing_over",
     "pause_collection",
+    "allocate_large",
+    "find_temporaries",
     "SelfRecorder",
     "Launch",
     "watch_launches",

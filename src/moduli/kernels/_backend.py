@@ -18,7 +18,8 @@ from ._runtime import Runtime, load_runtime
 T = TypeVar("T")
 
 _MODES = ("auto", "c", "triton", "foreach", "plain")
-_GRAIN = 16384
+#: Elements that are worth a thread.
+GRAIN = 16384
 
 
 _lock = threading.RLock()
@@ -66,7 +67,7 @@ def threads(elements: int) -> int:
     """How many threads a pass over so many elements is worth."""
     if _forked:
         return 1
-    return min(torch.get_num_threads(), max(1, elements // _GRAIN))
+    return min(torch.get_num_threads(), max(1, elements // GRAIN))
 
 
 def _after_fork() -> None:

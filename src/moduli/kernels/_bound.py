@@ -1,16 +1,39 @@
-"""A fused call whose lists are given: it keeps its own plans, and repeats a call that was made before."""
+"""A fused call whose lists are given: it keeps its own plans, and repeats a call that was made before.
+
+In training only gradients move: they are new tensors at every step. So the lists that are given are compared with the plan and
+their addresses written into the kernel's table by one call in C, and only a difference leaves it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from array import array
+from collections.abc import Mapping, Sequence
+from os import environ
 from typing import TYPE_CHECKING, Any
 
-from . import _call
-from ._plan import Plans
-from ._warm import DIFFERENT, WarmCall, is_transformed, make_warm
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+
+from .._torch import has_dispatch_mode, is_transformed
+from . import _backend, _call
+from ._c import CForm
+from ._plain import arrange_results
+from ._plan import CallPlan, Plans, PlanState, Ranges
+from ._reduce import CompiledReduction, are_plain, norm
+from ._runtime import READ_ERRORS, Runtime, WarmTable
 
 if TYPE_CHECKING:
+    from ._call import Request
     from ._fuse import Fused
+
+_NUMBERS = frozenset({float, int})
+_SCALARS = ("scalar", "whole")
+_SETTING = "MODULI_KERNELS"
+_is_negated = torch.Tensor.is_neg
+#: What a warm call returns where a plan has to be found.
+DIFFERENT = object()
 
 
 class Bound:
@@ -25,13 +48,19 @@ class Bound:
     """
 
     def __init__(
-        self, fused: Fused, given: dict[str, Any], out: Any, flat: bool, offsets: Sequence[int] | None
+        self,
+        fused: Fused,
+        given: dict[str, Any],
+        out: Any,
+        flat: bool,
+        offsets: Sequence[int] | None,
+        norms: Mapping[str, str],
     ) -> None:
         self.fused = fused
-        self._given = given
+        self._given, self._norms = given, norms
         self._values = [given.get(name) for name in fused.names]
-        self._rest = [name for name in fused.names if name not in given]
-        self._open = [i for i, name in enumerate(fused.names) if name not in given]
+        self._rest = [name for name in fused.names if name not in given and name not in norms]
+        self._open = [fused.names.index(name) for name in self._rest]
         self._options = (out, flat, offsets)
         self._plans = Plans()
         # Lists of private roles that are given once stay where they are; others are looked at in every call.
@@ -68,17 +97,191 @@ class Bound:
             names = ", ".join(self._rest)
             raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({names}), got {len(args)}")
         if len(args) == len(self._rest) and not kwargs:
-            values: Sequence[Any] = list(self._values)
+            values: list[Any] = list(self._values)
             for i, value in zip(self._open, args, strict=True):
-                values[i] = value  # type: ignore[index]
+                values[i] = value
         else:
-            given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
-            values = self.fused._arguments((), given)
+            given = {**self._given, **dict.fromkeys(self._norms), **dict(zip(self._rest, args, strict=False)), **kwargs}
+            values = list(self.fused._arguments((), given))
+        for name, role in self._norms.items():
+            values[self.fused.names.index(name)] = norm(values[self.fused.names.index(role)])
         if is_transformed():
             return _call.call(self.fused, values, *self._options, self._plans)
         request = _call.Request(self.fused, values, *self._options)
         plan, state = _call.find_plan(request, self._plans)
         result = _call.run_plan(request, plan, state)
         if self._stays:
-            self._warm = make_warm(request, plan, state, self._rest)
+            self._warm = make_warm(request, plan, state, self._rest, self._norms)
         return result
+
+
+class WarmCall:
+    """What a call looked like, where its lists were, and its kernel. Never changed once it is made.
+
+    Args:
+        request: The call.
+        plan: Its plan: one kernel over whole tensors, which writes into roles.
+        state: Where its lists were.
+        given: The roles that are given at each call, in order; the others stay where they are.
+        facts: What the tensors of these roles look like.
+        runtime: The compiled reader.
+        norms: The scalar that is the norm of a role, with that role.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        plan: CallPlan,
+        state: PlanState,
+        given: Sequence[int],
+        facts: array[int],
+        runtime: Runtime,
+        norms: Mapping[str, str],
+    ) -> None:
+        piece = plan.pieces[0]
+        self._bind, self._reads = runtime.bind, [reads.get_comparison() for reads in plan.reads]
+        self._piece = piece  # whose arrays the kernel reads
+        self._kernel: Any = piece.form.kernel.run  # type: ignore[attr-defined]
+        self._lists, self._arguments = len(given), len(given) + len(request.scalars) - len(norms)
+        self._surroundings = (environ.get(_SETTING), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+        self._elements, self._runs, self._lengths = piece.starts[-1], len(piece.sizes), frozenset({plan.count})
+        self._short = self._elements < 2 * _backend.GRAIN  # not worth a second thread
+        self._sizes = (piece.sizes.buffer_info()[0], piece.starts.buffer_info()[0])
+        self._numbers = piece.numbers or ((0.0,) if not request.scalars else ())
+        # The lists that do not move are held: a tensor of one's own may be given other memory through another reference.
+        fixed = [own for role, own in enumerate(request.roles) if role not in given]
+        self._storages = [tensor.untyped_storage() for own in fixed for tensor in own]
+        self._lazy = [k for k, role in enumerate(given) if role not in plan.private]
+        self._counted = [k for k in self._lazy if given[k] in plan.written]
+        # The columns of the kernel: the roles, then for each output the role that it overwrites.
+        over = [output.role or 0 for output in plan.outputs]
+        roles = [*range(plan.roles), *over]
+        position = {role: k for k, role in enumerate(given)}
+        columns = [(role, position.get(role, -1)) for role in roles]
+        self._checked = _CheckedTable(plan, state, given, facts, columns, runtime)
+        # Where norms go among the numbers, and where their lists are among those that are given.
+        self._norms: list[tuple[int, int, CompiledReduction]] = []
+        numbered = [name for name, mark in zip(request.fused.names, request.marks, strict=True) if mark in _SCALARS]
+        for name, role in norms.items():
+            k = given.index(request.names.index(role))
+            tensors = (request.roles[given[k]],)
+            reduction = CompiledReduction(tensors, runtime, runtime.facts(tensors) or facts)
+            self._norms.append((numbered.index(name), 8 * plan.count * k, reduction))
+        # What is returned: the list of a role, given at the call or before it.
+        returned = [at if kind == "role" else over[at] for kind, at in plan.graph.results]
+        self._returned = [(request.given[role], position.get(role)) for role in returned]
+        self._single = plan.graph.single
+        self._now, self._blank = bytes(8 * plan.count * len(given)), bytes(8 * len(roles))
+
+    def run(self, args: Sequence[Any]) -> Any:
+        """Run with these lists and numbers; `DIFFERENT`, with nothing done, where anything is not as it was."""
+        lists, numbers = tuple(map(tuple, args[: self._lists])), args[self._lists :]
+        if not (_NUMBERS.issuperset(map(type, numbers)) and self._lengths.issuperset(map(len, lists))):
+            return DIFFERENT
+        if torch.is_grad_enabled() or len(args) != self._arguments or is_transformed() or has_dispatch_mode():
+            return DIFFERENT
+        # `get` raises and catches an error where there is no such key, the usual case.
+        setting = environ[_SETTING] if _SETTING in environ else None  # noqa: SIM401
+        if (setting, torch.is_inference_mode_enabled(), torch.get_default_dtype()) != self._surroundings:
+            return DIFFERENT
+        for find_changed, names in self._reads:
+            if find_changed(*names) >= 0:
+                return DIFFERENT
+        now, table = array("Q", self._now), array("Q", self._blank)
+        columns = table.buffer_info()[0]
+        try:
+            if self._bind(lists, *self._checked.addresses, now.buffer_info()[0], columns):
+                return DIFFERENT
+        except READ_ERRORS:
+            return DIFFERENT
+        for k in self._lazy:  # which the reader does not tell
+            if True in map(_is_negated, lists[k]):
+                return DIFFERENT
+        for k in self._counted:
+            increment_version(lists[k])
+        scalars = array("d", (*numbers, *self._numbers))
+        for i, offset, reduction in self._norms:
+            scalars.insert(i, reduction.run_at("norm", now.buffer_info()[0] + offset))
+        threads = 1 if self._short else _backend.threads(self._elements)
+        self._kernel(self._runs, columns, *self._sizes, scalars.buffer_info()[0], threads)
+        if not self._returned:
+            return None
+        return arrange_results([held if k is None else args[k] for held, k in self._returned], self._single)
+
+
+class _CheckedTable:
+    """The addresses and looks that the reader compares lists with, and the memory that holds them.
+
+    Args:
+        plan: The plan of the call.
+        state: Where its lists were.
+        given: The roles that are given at each call.
+        facts: What their tensors look like.
+        columns: For each column of the kernel its role, and its position among the given ones or -1.
+        runtime: The compiled reader.
+    """
+
+    def __init__(
+        self,
+        plan: CallPlan,
+        state: PlanState,
+        given: Sequence[int],
+        facts: array[int],
+        columns: Sequence[tuple[int, int]],
+        runtime: Runtime,
+    ) -> None:
+        ranges = state.written or Ranges(*[np.empty(0, np.uint64)] * 3)
+        self._fixed = [np.ascontiguousarray(state.columns[role]) for role, _ in columns]
+        arrays: dict[str, Any] = {
+            "lengths": array("q", [plan.count] * len(given)),
+            "known": facts,
+            "before": np.concatenate([state.columns[role] for role in given]),
+            "extents": np.concatenate([plan.extents[role] for role in given]),
+            "written": array("q", [role in plan.written for role in given]),
+            "begin": ranges.begin,
+            "end": ranges.end,
+            "fixed": array("Q", [column.ctypes.data for column in self._fixed]),
+            "source": array("q", [k for _, k in columns]),
+        }
+        self._arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+        self._table = WarmTable(
+            count=len(given),
+            n=plan.count,
+            ranges=len(ranges.begin),
+            columns=len(columns),
+            **{name: values.ctypes.data for name, values in self._arrays.items()},
+        )
+        self.addresses = (runtime.python, ctypes.addressof(self._table))
+
+
+def make_warm(
+    request: Request, plan: CallPlan, state: PlanState | None, names: Sequence[str], norms: Mapping[str, str]
+) -> WarmCall | None:
+    """Return the warm form of a call that was just made; None where it has none.
+
+    Args:
+        request: The call.
+        plan: Its plan.
+        state: Where its lists are.
+        names: The arguments that are given at each call: lists, then numbers.
+        norms: The scalars that are norms of roles.
+    """
+    roles = {name: role for role, name in enumerate(request.names)}
+    given = [roles[name] for name in names if name in roles]
+    if not given or not roles.keys() >= set(names[: len(given)]):
+        return None
+    runtime = _backend.runtime()
+    if state is None or not _is_one_kernel(request, plan, state) or isinstance(runtime, str):
+        return None
+    if not all(roles[role] in given and are_plain([request.roles[roles[role]]]) for role in norms.values()):
+        return None
+    facts = runtime.facts([request.roles[role] for role in given])
+    return None if facts is None else WarmCall(request, plan, state, given, facts, runtime, norms)
+
+
+def _is_one_kernel(request: Request, plan: CallPlan, state: PlanState) -> bool:
+    """Whether a call is one kernel over whole tensors that writes into roles, with numbers of the host."""
+    if state.overlap or state.exact or plan.allocates or request.outs or len(plan.pieces) != 1:
+        return False
+    dense = isinstance(plan.runs.owner, slice) and _NUMBERS.issuperset(map(type, request.scalars))
+    return dense and isinstance(plan.pieces[0].form, CForm)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import has_dispatch_mode
+from .._torch import has_dispatch_mode, is_transformed
 from . import _backend
 from ._checks import LAZY, find_end, refuse_graphs
 from ._forms import Form, Work
@@ -20,7 +20,6 @@ from ._plain import arrange_results, run_directly, run_plain
 from ._plan import CallPlan, Output, Plans, PlanState, locate, make_tables
 from ._prepare import prepare
 from ._purity import Purity
-from ._warm import is_transformed
 
 if TYPE_CHECKING:
     from ._fuse import Fused

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._torch import is_transformed
 from . import _backend, _compiler
 from ._c import CForm
 from ._call import Request, find_plan
@@ -17,7 +18,6 @@ from ._choice import describe_dtypes
 from ._forms import Form
 from ._plain import PlainForm
 from ._plan import CallPlan, PlanState
-from ._warm import is_transformed
 
 if TYPE_CHECKING:
     from ._fuse import Fused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,6 +136,7 @@ class Fused:
         out: Any = None,
         flat: bool = False,
         offsets: Sequence[int] | None = None,
+        norms: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> Bound:
         """The call with these arguments given; the others, in order, are the arguments of what it returns.
@@ -149,6 +150,7 @@ class Fused:
             out: As in a call.
             flat: As in a call.
             offsets: As in a call.
+            norms: Scalars that are the Euclidean norm of a role, found at each call: `{"size": "g"}`.
             **kwargs: More arguments by name.
 
         Example:
@@ -161,7 +163,7 @@ class Fused:
             [tensor([0.5000, 0.5000, 0.5000])]
         """
         bound = self._signature.bind_partial(*args, **kwargs).arguments
-        return Bound(self, dict(bound), out, flat, offsets)
+        return Bound(self, dict(bound), out, flat, offsets, norms or {})
 
     def explain(self, *args: Any, out: Any = None, flat: bool = False, **kwargs: Any) -> Any:
         """Which form runs for these arguments, and why; nothing is written. See `kernels.explain`.

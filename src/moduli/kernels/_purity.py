@@ -59,18 +59,23 @@ class Purity:
 
     def find_change(self) -> str | None:
         """Return what is not as it was, in words; None where everything is. Every call asks."""
+        find_changed, arguments = self.get_comparison()
         names = self._names
-        if names is None:
-            shared = _backend.runtime()
-            places = [(holder, name, value) for (_, name), (holder, value, _) in self._places.items()]
-            names = self._names = Names(shared if isinstance(shared, Runtime) else None, places, _MISSING)
-        while (i := names.find_changed()) >= 0:
+        while names is not None and (i := find_changed(*arguments)) >= 0:
             _, value, words = list(self._places.values())[i]
             now = names.look(i)
             if not _equal(now, value):
                 return words
             names.update(i, now)
         return None if torch.get_default_dtype() is self._dtype else "the default dtype"
+
+    def get_comparison(self) -> tuple[Callable[..., int], tuple[int, ...]]:
+        """Return a function with its arguments that gives -1 where all values are the objects they were."""
+        if self._names is None:
+            shared = _backend.runtime()
+            places = [(holder, name, value) for (_, name), (holder, value, _) in self._places.items()]
+            self._names = Names(shared if isinstance(shared, Runtime) else None, places, _MISSING)
+        return self._names.get_comparison()
 
     def note(self, holder: Any, name: str, words: str, names: frozenset[str]) -> Any:
         """Have what is found under a name compared from now on, check it, and return it."""

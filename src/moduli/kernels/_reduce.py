@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import builtins
+import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from os import environ
 from typing import Any
 
 import torch
 
-from .._torch import has_dispatch_mode
+from .._torch import has_dispatch_mode, is_fake, is_transformed
 from ..layout import is_sharded
-from ._c_reduce import Lists, are_elsewhere, find_root, try_compiled
+from . import _backend
+from ._backend import KernelError
+from ._checks import explain_opaque
+from ._lists import has_memory
+from ._memory import put_bounded
+from ._over_processes import Lists, reduce_counted, scope
+from ._runtime import CODES, KINDS, READ_ERRORS, Runtime
 from ._torch_reduce import join_numbers, reduce_on_device, reduce_without_compiler
 from ._triton import find_problem, reduce_lists
-from ._warm import is_transformed
 
+# Between them neither squares nor their sum have overflowed or lost digits.
+_SMALLEST, _LARGEST = 1e-280, 1e300
+_SIGNED = ("sum", "dot", "amax")
+_SETTING = "MODULI_KERNELS"
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 _DEVICE, _PLACE = operator.attrgetter("device"), operator.attrgetter("device", "layout")
-_PEAKS = ("amax", "largest")
 _NORMS = {1: "absolutes", 2: "norm", math.inf: "largest"}
 
 
@@ -126,7 +136,7 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     listed = _check_tensors("norm", listed)
     if _are_complex("norm", listed):
         listed = _view_real(listed) if ord == 2 else [tensor.detach().abs() for tensor in listed]
-    if over_processes() is None and not any(map(torch.numel, listed)):
+    if scope.get() is None and not any(map(torch.numel, listed)):
         return torch.zeros((), dtype=torch.float64, device="cpu")
     return _reduce(kind, [listed])
 
@@ -153,14 +163,14 @@ def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     listed = _check_tensors("amax", listed)
     if any(tensor.is_complex() for tensor in listed):
         raise TypeError("amax: complex numbers have no order; take amax of the absolute values")
-    if over_processes() is None and not any(map(torch.numel, listed)):
+    if scope.get() is None and not any(map(torch.numel, listed)):
         raise ValueError("amax: there are no elements, so there is no largest; give at least one")
     return _reduce("amax", [listed])
 
 
 def _try_unchecked(kind: str, lists: Lists) -> torch.Tensor | None:
     """Reduce by compiled code, whose reader checks the tensors; None where there is more to check."""
-    return None if torch.is_grad_enabled() or over_processes() is not None else try_compiled(kind, lists)
+    return None if torch.is_grad_enabled() or scope.get() is not None else _try_compiled(kind, lists)
 
 
 def _list_tensors(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -197,17 +207,17 @@ def _view_real(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _reduce(kind: str, lists: Lists, scale: float = 1.0) -> torch.Tensor:
     """Reduce lists that were checked, in the fastest form that takes them."""
-    counted = over_processes() is not None
-    result = None if counted else try_compiled(kind, lists, scale)
+    counted = scope.get() is not None
+    result = None if counted else _try_compiled(kind, lists, scale)
     if result is not None:
         return result
-    if not counted and lists[0] and (are_elsewhere(lists[0]) or _chooses_triton(lists[0][0].device)):
+    if not counted and lists[0] and (_are_elsewhere(lists[0]) or _chooses_triton(lists[0][0].device)):
         return _reduce_on_device(kind, lists)
     if kind == "norm":
-        root = find_root(lambda kind, scale: _reduce(kind, lists, scale))
+        root = _find_root(lambda kind, scale: _reduce(kind, lists, scale))
         return root if isinstance(root, torch.Tensor) else torch.tensor(root, dtype=torch.float64, device="cpu")
     if counted:
-        return _reduce_counted(kind, lists, scale)
+        return reduce_counted(_reduce, kind, lists, scale)
     for tensors in lists:
         _refuse_freed(tensors)
     return reduce_without_compiler(kind, lists, scale)
@@ -246,65 +256,109 @@ def _chooses_triton(device: torch.device) -> bool:
     return find_problem(device, watched) is None and not is_transformed()
 
 
-# -- over processes --------------------------------------------------------------------------------------------------------
-
-# The process group (None for all processes), and for each tensor of a list whether this process counts it.
-_scope: ContextVar[tuple[Any, Sequence[bool]] | None] = ContextVar("reducing over processes", default=None)
+# -- compiled --------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def reducing_over(group: Any, counted: Sequence[bool]) -> Iterator[None]:
-    """A block in which reductions are over the lists of all processes of a group, each of which holds other pieces.
+class CompiledReduction:
+    """Compiled reductions of lists that look like some lists; it does not hold the lists."""
 
-    Args:
-        group: The processes; None for all.
-        counted: For each position of the lists whether this process counts its tensor: of a tensor that several have, one
-            does.
+    __slots__ = ("_arrays", "_blank", "_codes", "_elements", "_partial", "_places", "_runtime", "counts")
 
-    Example:
-        >>> import torch
-        >>> from moduli import kernels
-        >>> torch.distributed.is_initialized()  # otherwise: with kernels.reducing_over(None, [True]): kernels.norm([shard])
-        False
-    """
-    token = _scope.set((group, counted))
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+    def __init__(self, lists: Sequence[tuple[torch.Tensor, ...]], runtime: Runtime, facts: array[int]) -> None:
+        self._runtime = runtime
+        self.counts = list(map(len, lists))
+        self._codes = [CODES[tensors[0].dtype] for tensors in lists]
+        sizes = [tensor.numel() for tensor in lists[0]]
+        firsts = list(itertools.accumulate((-(-size // Runtime.CHUNK) for size in sizes), initial=0))
+        self._arrays = [array("q", self.counts), facts, array("q", sizes), array("q", firsts)]
+        self._places = [each.buffer_info()[0] for each in self._arrays[2:]]
+        self._elements = builtins.sum(sizes)
+        self._blank, self._partial = bytes(8 * len(sizes) * len(lists)), bytes(16 * max(firsts[-1], 1))
+
+    def try_run(self, kind: str, lists: tuple[tuple[torch.Tensor, ...], ...], scale: float) -> float | None:
+        """Reduce lists; None where they do not look as those that it was made for."""
+        runtime, now = self._runtime, array("Q", self._blank)
+        lengths, facts, base = self._arrays[0].buffer_info()[0], self._arrays[1].buffer_info()[0], now.buffer_info()[0]
+        try:
+            if runtime.read(lists, len(lists), lengths, runtime.python, facts, None, base, base) < 0:
+                return None
+        except READ_ERRORS:
+            return None
+        if kind in _SIGNED and any(True in map(torch.Tensor.is_neg, tensors) for tensors in lists):
+            return None
+        return self.run_at(kind, base, scale)
+
+    def run_at(self, kind: str, base: int, scale: float = 1.0) -> float:
+        """Reduce lists that look as those that it was made for, whose addresses are in a table, one list after the other."""
+        codes, count, partial = self._codes, self.counts[0], array("d", self._partial)
+        second, sizes, firsts = base + 8 * count * (len(codes) - 1), *self._places
+        threads = 1 if self._elements < 2 * _backend.GRAIN else _backend.threads(self._elements)
+        numbers = (scale, partial.buffer_info()[0], threads)
+        result = self._runtime.reduce(KINDS[kind], codes[0], codes[-1], count, base, second, sizes, firsts, *numbers)
+        return float(result)
 
 
-def over_processes() -> tuple[Any, Sequence[bool]] | None:
-    """The group and the flags of the block around this call, see `reducing_over`; None outside one.
-
-    Example:
-        >>> from moduli import kernels
-        >>> kernels.over_processes() is None
-        True
-    """
-    return _scope.get()
+# By number of lists and of tensors: a program alternates between a few of those.
+_compiled: dict[tuple[int, ...], CompiledReduction] = {}
 
 
-def _reduce_counted(kind: str, lists: Lists, scale: float) -> torch.Tensor:
-    """Reduce what this process counts, then over the processes of the block around this call."""
-    scope = _scope.get()
-    group, counted = scope or (None, ())
-    flags = [True] * len(lists[0]) if all(counted) else counted
-    if len(flags) != len(lists[0]):
-        raise ValueError(
-            f"a reduction over {len(lists[0])} tensors, but there are {len(counted)} pieces, of which other processes count "
-            "some; reduce lists with one tensor for each parameter"
-        )
-    chosen = [i for i, tensor in enumerate(lists[0]) if flags[i] and tensor.numel()]
-    token = _scope.set(None)
-    try:
-        if chosen:
-            result = _reduce(kind, [[tensors[i] for i in chosen] for tensors in lists], scale).clone()
-        else:
-            device = lists[0][0].device if lists[0] else None
-            result = torch.tensor(-torch.inf if kind == "amax" else 0.0, dtype=torch.float64, device=device)
-    finally:
-        _scope.reset(token)
-    how = torch.distributed.ReduceOp.MAX if kind in _PEAKS else torch.distributed.ReduceOp.SUM
-    torch.distributed.all_reduce(result, how, group=group)
-    return result
+def _try_compiled(kind: str, given: Lists, scale: float = 1.0) -> torch.Tensor | None:
+    """Reduce by compiled code; None where it can't take the lists, or where they are to be checked first."""
+    if not given[0] or is_transformed() or has_dispatch_mode() or (_SETTING in environ and not _may_compile()):
+        return None
+    lists = tuple(map(tuple, given))
+    key = tuple(map(len, lists))
+    reduction = _compiled.get(key)
+    result = None if reduction is None else reduction.try_run(kind, lists, scale)
+    if result is None and are_plain(lists):
+        runtime = _backend.runtime()
+        if isinstance(runtime, str):
+            if _backend.mode() == "c":
+                raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {runtime}")
+            return None
+        facts = runtime.facts(lists)
+        if facts is not None:
+            result = put_bounded(_compiled, key, CompiledReduction(lists, runtime, facts)).try_run(kind, lists, scale)
+    return None if result is None else torch.tensor(result, dtype=torch.float64, device="cpu")
+
+
+def _may_compile() -> bool:
+    return _backend.mode() in ("auto", "c")
+
+
+def are_plain(lists: Sequence[tuple[torch.Tensor, ...]]) -> bool:
+    """Whether lists have tensors of the same sizes, each list those of one dtype, contiguous on the CPU."""
+    if explain_opaque(lists) is not None or len({tuple(map(torch.numel, tensors)) for tensors in lists}) > 1:
+        return False
+    return all(
+        tensor.dtype is tensors[0].dtype
+        and tensor.dtype in CODES
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and has_memory(tensor)
+        for tensors in lists
+        for tensor in tensors
+    )
+
+
+def _find_root(reduce: Callable[[str, float], Any]) -> Any:
+    """Return the root of a sum of squares, of scaled elements where squares would overflow or underflow."""
+    total = reduce("squares", 1.0)
+    if isinstance(total, torch.Tensor) and (_are_elsewhere([total]) or total.is_meta):
+        return total.sqrt()
+    total = float(total)
+    if _SMALLEST < total < _LARGEST or total != total:
+        return math.sqrt(total)
+    largest = float(reduce("largest", 1.0))
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    # A power of two, so that scaling rounds nothing.
+    scale = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
+    return math.sqrt(float(reduce("squares", scale))) / scale
+
+
+def _are_elsewhere(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether some of their numbers can't be read without waiting for a device, or at all."""
+    return not {device.type for device in set(map(_DEVICE, tensors))} <= {"cpu", "meta"} or any(
+        map(is_fake, tensors[:1])
+    )

@@ -225,7 +225,7 @@ static void m_chunk(int32_t kind, int32_t cx, int32_t cy, uint64_t px, uint64_t 
 }
 
 /* Chunks are cut the same way whatever the threads, and joined in order: the same bits with any number of them. */
-double moduli_reduce(int32_t kind, int32_t cx, int32_t cy, int64_t n, const uint64_t *px, const uint64_t *py,
+static double m_reduce(int32_t kind, int32_t cx, int32_t cy, int64_t n, const uint64_t *px, const uint64_t *py,
                      const int64_t *sizes, const int64_t *firsts, double scale, double *partial, int32_t threads) {
   const int64_t chunks = firsts[n], share = (chunks + threads - 1) / threads;
 #ifdef _OPENMP
@@ -246,4 +246,19 @@ double moduli_reduce(int32_t kind, int32_t cx, int32_t cy, int64_t n, const uint
   }
   /* Beside an infinity the error terms are NaN; the plain sum is then already right. */
   return isfinite(s) && isfinite(c) ? s + c : s;
+}
+
+/* The root of the sum of squares (6), of elements scaled by a power of two where squares overflow or underflow; or one of the
+   other kinds. */
+double moduli_reduce(int32_t kind, int32_t cx, int32_t cy, int64_t n, const uint64_t *px, const uint64_t *py,
+                     const int64_t *sizes, const int64_t *firsts, double scale, double *partial, int32_t threads) {
+  if (kind != 6) return m_reduce(kind, cx, cy, n, px, py, sizes, firsts, scale, partial, threads);
+  const double total = m_reduce(2, cx, cy, n, px, py, sizes, firsts, 1.0, partial, threads);
+  if ((total > 1e-280 && total < 1e300) || total != total) return sqrt(total);
+  const double largest = m_reduce(5, cx, cy, n, px, py, sizes, firsts, 1.0, partial, threads);
+  if (largest == 0.0 || !isfinite(largest)) return largest;
+  int exponent;
+  frexp(largest, &exponent);
+  const double by = ldexp(1.0, exponent > 1000 ? -1000 : exponent < -1000 ? 1000 : -exponent);
+  return sqrt(m_reduce(2, cx, cy, n, px, py, sizes, firsts, by, partial, threads)) / by;
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,9 @@ from ._compiler import Library, build
 from ._emit_c import HALF, HEADERS
 
 CODES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
-KINDS = {"sum": 0, "dot": 1, "squares": 2, "absolutes": 3, "amax": 4, "largest": 5}
+KINDS = {"sum": 0, "dot": 1, "squares": 2, "absolutes": 3, "amax": 4, "largest": 5, "norm": 6}
+#: What torch's reader raises for tensors that it can't describe.
+READ_ERRORS = (RuntimeError, BufferError, TypeError)
 
 _ADDRESS, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 Lists = Sequence[tuple[torch.Tensor, ...]]
@@ -37,15 +39,15 @@ class Runtime:
         self.huge.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
         self.huge.restype = None
         holding = ctypes.PyDLL(str(library.path))
-        self._read: Any = holding.moduli_read
-        self._read.argtypes = [ctypes.py_object, _INTEGER, *([_ADDRESS] * 6)]
-        self._read.restype = _INTEGER
-        self._bind: Any = holding.moduli_bind
-        self._bind.argtypes = [ctypes.py_object, *([_ADDRESS] * 4)]
-        self._bind.restype = _INTEGER
-        self._same: Any = holding.moduli_same
-        self._same.argtypes = [_INTEGER, *([_ADDRESS] * 5)]
-        self._same.restype = _INTEGER
+        self.read: Any = holding.moduli_read
+        self.read.argtypes = [ctypes.py_object, _INTEGER, *([_ADDRESS] * 6)]
+        self.read.restype = _INTEGER
+        self.bind: Any = holding.moduli_bind
+        self.bind.argtypes = [ctypes.py_object, *([_ADDRESS] * 4)]
+        self.bind.restype = _INTEGER
+        self.same: Any = holding.moduli_same
+        self.same.argtypes = [_INTEGER, *([_ADDRESS] * 5)]
+        self.same.restype = _INTEGER
         functions = find_tensor_reader()
         classes = [id(torch.Tensor), id(torch.nn.Parameter)]
         self._reader = None if functions is None else array("Q", [*functions, *classes])
@@ -72,16 +74,9 @@ class Runtime:
             return -1
         held, addresses = tuple(lists), [place.buffer_info()[0] for place in (lengths, *places)]
         try:
-            return int(self._read(held, len(held), addresses[0], self.python, known, facts, *addresses[1:]))
-        except (RuntimeError, BufferError, TypeError):  # torch's reader says so of what it can't describe
+            return int(self.read(held, len(held), addresses[0], self.python, known, facts, *addresses[1:]))
+        except READ_ERRORS:
             return -1
-
-    def bind(self, lists: tuple[Any, ...], warm: int, now: int, table: int) -> bool:
-        """Fill the table of a warm call, at these addresses; False where a plan has to be found."""
-        try:
-            return self._bind(lists, self.python, warm, now, table) == 0  # type: ignore[no-any-return]
-        except (RuntimeError, BufferError, TypeError):
-            return False
 
 
 def load_runtime() -> Runtime:
@@ -120,14 +115,14 @@ class Names:
         self._kinds = array("q", attributes or [False])
         columns = [[place[k] for place in places] for k in range(3)]
         self._arrays = [array("Q", [0 if each is none else id(each) for each in column] or [0]) for column in columns]
-        addresses = [each.buffer_info()[0] for each in self._arrays]
+        addresses = [each.buffer_info()[0] for each in (*self._arrays, self._kinds)]
         self._arguments = (len(places), 0 if runtime is None else runtime.python, *addresses)
-        self._last = self._kinds.buffer_info()[0]
 
-    def find_changed(self) -> int:
-        """Return the position of a name that stands for another object now, or -1."""
-        if self._runtime is not None:
-            return self._runtime._same(*self._arguments, self._last)  # type: ignore[no-any-return]
+    def get_comparison(self) -> tuple[Callable[..., int], tuple[int, ...]]:
+        """Return a function with its arguments that gives the position of a name that stands for another object now, or -1."""
+        return (self._compare, ()) if self._runtime is None else (self._runtime.same, self._arguments)
+
+    def _compare(self) -> int:
         return next((i for i, place in enumerate(self._places) if self.look(i) is not place[2]), -1)
 
     def look(self, i: int) -> Any:

@@ -303,7 +303,8 @@ def add_by(coefficients: tuple[Coefficients, ...], choose_weights: Callable[[str
         return weighted_sum(row, choose_weights(name))
 
     # Models that agree give what they agree on when the weights add up to one, but for rounding.
-    return Recipe(kernel, coefficients, lambda name: abs(sum(choose_weights(name)) - 1.0) < 1e-12, elementwise=True)
+    keeps: Callable[[str], bool] = lambda name: abs(sum(choose_weights(name)) - 1.0) < 1e-12  # noqa: E731
+    return Recipe(kernel, coefficients, keeps, elementwise=True, weights=choose_weights)
 
 
 def share_out(weights: list[float], name: str, normalize: bool = True) -> list[float]:

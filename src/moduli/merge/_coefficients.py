@@ -44,6 +44,8 @@ class Coefficients:
                 raise MergeError(f"{what} is an empty mapping; give a number, or at least {{'*': number}}")
         elif not callable(value):
             self._patterns = {"*": self._check(value, what)}
+        #: Whether there is one number for all names.
+        self.is_number = self._patterns.keys() == {"*"}
 
     def _check(self, number: Any, where: str, pattern: Any = "") -> float:
         if not isinstance(pattern, str) or not isinstance(number, Real):
@@ -65,6 +67,8 @@ class Coefficients:
         Raises:
             MergeError: If no pattern matches the name.
         """
+        if self.is_number:
+            return self._patterns["*"]
         if self._function is not None:
             return self._check(self._function(name), f"{self._what} of {shorten(name)}")
         found = find_by_pattern(self._patterns, name)

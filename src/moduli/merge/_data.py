@@ -88,7 +88,8 @@ def fisher(
         result, information = torch.zeros_like(row[0]), torch.zeros_like(row[0].real)
         for index, number in enumerate(numbers):
             if number != 0:
-                share = _information(fishers[index][name], row[index], f"fishers[{index}][{shorten(name)}]", floor)
+                own = row.reorder(index, fishers[index][name])
+                share = _information(own, row[index], f"fishers[{index}][{shorten(name)}]", floor)
                 result.addcmul_(row[index], share.to(result.dtype), value=number)
                 information.add_(share, alpha=number)
         return result.div_(information)  # (2)

@@ -20,6 +20,7 @@ from ..layout import Guard, any_sharded, cut_like, make_whole
 from ..particles import copy_unwrapped
 from ._coefficients import Coefficients, check_patterns, find_by_pattern
 from ._models import COUNTER, MergeError, View, check, check_choice, compare, has_averages, is_extra, ties, view
+from ._whole import try_sum
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Mapping[str, Any])
 
@@ -62,6 +63,11 @@ class Row:
     def __len__(self) -> int:
         return len(self._views)
 
+    def reorder(self, index: int, tensor: Tensor) -> Tensor:
+        """Return a tensor that was computed for a model, such as its Fisher information, in the order of the first's labels."""
+        reorder = self._views[index].reorders.get(self._name)
+        return tensor if reorder is None else reorder(tensor)
+
     def __iter__(self) -> Iterator[Tensor]:
         return (self[index] for index in range(len(self)))
 
@@ -99,6 +105,7 @@ class Recipe:
             piece by piece, in the processor's caches.
         survey: For a recipe that must see every row before it merges the first one: makes the kernel to use. Names that
             are copied are not among them.
+        weights: For a weighted sum, the weights for a name.
     """
 
     kernel: Kernel
@@ -106,6 +113,7 @@ class Recipe:
     keeps: Callable[[str], bool] = lambda _: True
     elementwise: bool = False
     survey: Callable[[Sequence[tuple[str, Row]]], Kernel] | None = None
+    weights: Callable[[str], list[float]] | None = None
 
 
 def run(
@@ -131,6 +139,11 @@ def run(
     Raises:
         MergeError: If structures, values or coefficients do not fit. Nothing has changed then.
     """
+    if recipe.weights is not None and buffers == "first" and all(each.is_number for each in recipe.coefficients):
+        with Guard():
+            whole = try_sum(models, recipe.weights, recipe.keeps, integers)
+        if whole is not None:
+            return cast(ModelT, whole)
     values = stream(recipe, cast(Any, models), labels, buffers=buffers, integers=integers)
     rebuild: Callable[[Any, Any], Any] = _rebuild if isinstance(models[0], nn.Module) else _restate
     with Guard():  # puts grad mode back, wherever an interrupt arrives

@@ -4,8 +4,8 @@ The nouns, and what is built from them:
 
 * A **Module** is a `torch.nn.Module` whose labelled tensors are attributes: assigned by value, registered with torch,
   read as views of the live storage. `nograd_tensors` declares those that are buffers, `tie` makes two names one tensor,
-  `TensorList` and `TensorDict` hold many, `labels_of` tells their axes. `export` and `export_all` (a `FrozenDict`) give
-  independent values.
+  `TensorList` and `TensorDict` hold many, `labels_of` tells their axes, `AveragedModel` averages by label.
+  `export` and `export_all` (a `FrozenDict`) give independent values.
 * A **virtual** tensor is an attribute that is derived, not stored: `virtual` decorates the method that computes it.
   It is computed when it is read; inside `cached` reads share one computation, until `invalidate`. `VirtualTensor` is
   the form made at run time, with a dtype and device of its own.
@@ -21,6 +21,7 @@ from moduli.device import DeviceBounded as DeviceBounded
 from moduli.layout import TENSOR_BUFFER_PREFIX as TENSOR_BUFFER_PREFIX
 from moduli.layout import TENSOR_PARAM_PREFIX as TENSOR_PARAM_PREFIX
 
+from ._averaged import AveragedModel as AveragedModel
 from ._containers import TensorDict as TensorDict
 from ._containers import TensorList as TensorList
 from ._declarations import nograd_tensors as nograd_tensors

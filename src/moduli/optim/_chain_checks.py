@@ -66,7 +66,15 @@ def check_shares(links: Sequence[Module]) -> None:
             raise ChainError(f"{type(link).__name__} needs {across.value}, which ZeroRedundancyOptimizer can't give")
 
 
-def check_capturable(links: Sequence[Module]) -> None:
+def check_options(optimizer: Optimizer, capturable: bool) -> None:
+    """Raise an error where a chain can't be captured in a graph of an accelerator, or differentiated, though it is to be."""
+    if capturable:
+        _check_capturable([link for _, link in optimizer._links])
+    if optimizer.differentiable:
+        _check_graph(optimizer)
+
+
+def _check_capturable(links: Sequence[Module]) -> None:
     """Refuse what a captured graph would repeat with the numbers of the step at which it was captured."""
     from .chain import Chain
 
@@ -78,7 +86,7 @@ def check_capturable(links: Sequence[Module]) -> None:
             raise ChainError(f"{name} counts or decides in Python, and a captured graph would repeat one step of it")
 
 
-def check_graph(optimizer: Optimizer) -> None:
+def _check_graph(optimizer: Optimizer) -> None:
     """Refuse what autograd can't see through."""
     if optimizer.maximize:
         raise ValueError("a differentiable step descends; negate the loss in the closure instead of maximize=True")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..layout import is_expanded
+from ..layout import is_expanded, unwrapped_name
+from ..layout import select as select_names
 from ._settings import as_schedule, check_values, is_per_member, suggest
 from ._vectors import resolve_lazy
 from ._writes import CountedSettings
@@ -36,10 +36,6 @@ _FOREIGN = {
 _SHOWN = ("lr", "momentum", "weight_decay")
 
 
-# What wrappers of torch put into the names of the parameters that they hold.
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-
-
 class ParamGroup(CountedSettings):
     """A parameter group. Where a scheduler looks for a setting that is not there, the error says why."""
 
@@ -61,26 +57,20 @@ def explain_missing(links: Sequence[Module]) -> dict[str, str]:
     return {"lr": text}
 
 
-def clean_name(name: str) -> str:
-    """A parameter's name without what torch.compile, FSDP and checkpointing put into it."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
 def named_parameters(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
     """The parameters of a module by the names they have without wrappers around it."""
     wraps = isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel)
     cut = len("module.") if wraps else 0
-    return [(clean_name(name[cut:]), param) for name, param in model.named_parameters()]
+    return [(unwrapped_name(name[cut:]), param) for name, param in model.named_parameters()]
 
 
 def select(named: Sequence[tuple[str, Tensor]], pattern: str) -> list[tuple[str, Tensor]]:
-    """The parameters whose names match a pattern; there must be some."""
-    found = [(name, param) for name, param in named if fnmatchcase(name, pattern)]
-    if not found:
-        names = [name for name, _ in named]
-        hint = suggest(pattern, names)
-        raise ValueError(f"no parameter is called {pattern!r}{hint} (there are {', '.join(names[:20]) or 'none'})")
-    return found
+    """Return the parameters whose names match a pattern.
+
+    Raises:
+        UnknownNameError: If there are none.
+    """
+    return [named[index] for index in select_names(pattern, [name for name, _ in named])]
 
 
 def make_groups(params: Any, patterns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -266,7 +256,7 @@ def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
     if any(tensor.is_meta for tensor in tensors):
         raise ValueError("parameters are on the meta device; give them memory first: net.to_empty(device='cpu')")
     items = _name_items(items, model, others)
-    group["params"] = [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in items]
+    group["params"] = [(unwrapped_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in items]
     names = [item[0] for item in group["params"] if isinstance(item, tuple)]
     for i, tensor in enumerate(tensors):
         if tensor.requires_grad and is_expanded(tensor):

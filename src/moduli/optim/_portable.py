@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..layout import make_whole, map_tensors
 from ._shown_state import PLACEHOLDER
-from .forms.shards import join_rows
+from .forms.shard_state import join_rows
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer

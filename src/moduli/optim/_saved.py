@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._torch import is_flat_shard
-from ..layout import Guard, make_whole, map_tensors
+from ..layout import Guard, make_whole, map_tensors, unwrapped_name
 from . import _groups
 from ._checks import HALVES
 from ._label_order import find_reorders, follow, list_axes
@@ -25,7 +25,7 @@ from ._portable import REST, read_portable
 from ._settings import same
 from ._torch_states import read_torch
 from ._vector_state import VECTOR, Vector
-from .forms.shards import is_stored_here, join_owned, pack_value, unpack_value
+from .forms.shard_state import is_stored_here, join_owned, pack_value, unpack_value
 from .state import Rows, StandIns
 from .state_encoding import decode_value, encode_row, encode_value, upgrade_value
 
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from .module import Module
     from .optimizer import Optimizer
 
-
 FORMAT = 2
-ALL = "@all:"
-"""Before the path of a link whose state is over all parameters, in place of the name of one."""
+ALL = "@all:"  # before the path of a link whose state is over all parameters, in place of the name of one
 # What an optimizer itself remembers.
 _KEPT = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed")
 
@@ -389,7 +387,7 @@ def match_names(shapes: Mapping[str, Any], here: Mapping[str, tuple[int, ...]]) 
             what = f"saved {list(shapes.values())}, here {list(here.values())}"
             raise ValueError(f"only one side has names of parameters, and their shapes differ in order: {what}")
         return dict(zip(shapes, here, strict=True))
-    new = {name: _groups.clean_name(name) for name in shapes}
+    new = {name: unwrapped_name(name) for name in shapes}
     if not any(name in here for name in new.values()):
         if all(name.startswith(_WRAPPER) for name in new.values()):
             return {old: name.removeprefix(_WRAPPER) for old, name in new.items()}

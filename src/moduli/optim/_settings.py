@@ -7,10 +7,10 @@ import inspect
 import itertools
 import math
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from .slots import Slots
 
 if TYPE_CHECKING:
     from ..axes import ModelAxes
-    from .module import Module
 
 
 _MISSING = object()
@@ -113,13 +112,13 @@ class Binding:
         axes: The axes of the model, where the optimizer was given them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fuse: bool = True) -> None:
         self.slots = Slots()
         self.writes = Writes()
         self.step = 0
         self.members: int | None = None
         self.member: int | None = None
-        self.fuse = True
+        self.fuse = fuse
         self.draws_alike = False
         self.in_pieces = False
         self.read_row: Callable[[dict[int, Any], int], Any] | None = None
@@ -232,108 +231,6 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 def is_per_member(value: Any) -> bool:
     """Whether a setting is a tensor with one number per member of a population."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
-class LinkSettings:
-    """Settings of a link; the attributes are described in `Module`."""
-
-    vector_state: bool = False
-    shared_settings: ClassVar[bool | tuple[str, ...]] = ()
-    fixed_settings: ClassVar[tuple[str, ...]] = ()
-    divides_params: ClassVar[bool] = False
-    aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
-    defaults: dict[str, Any]
-    settings: Settings
-    children: dict[str, Module]
-    _owner: Callable[[], Any] | None
-
-    def set_param_groups(self, param_groups: Iterable[Mapping[str, Any]]) -> Self:
-        """Settings of this link for some parameters; they come before the optimizer's groups.
-
-        Args:
-            param_groups: Dictionaries with "params" (a tensor, or tensors) and settings.
-
-        Returns:
-            This link.
-        """
-        name, binding = type(self).__name__, self.settings.binding
-        given = [param_groups] if isinstance(param_groups, Mapping | Tensor) else list(param_groups)
-        for each in given:
-            if not isinstance(each, Mapping):
-                what = f"got a {type(each).__name__}; write [{{'params': [...], {next(iter(self.defaults), 'lr')!r}: ...}}]"
-                raise TypeError(f"{name}.set_param_groups takes dictionaries with 'params' and settings, {what}")
-        groups = [dict(group) for group in given]
-        for group in groups:
-            if "params" not in group:
-                raise ValueError(f"{name}: a group needs 'params', the parameters it is for")
-            own = {key: value for key, value in group.items() if key != "params"}
-            for key in own:
-                if key not in self.defaults and key not in self.aliases:
-                    raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}")
-            check_values(name, own, binding.members)
-            for key, value in self.resolve_aliases(own).items():
-                self.check_setting(key, value)
-        for group in groups:
-            tensors = group.pop("params")
-            for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
-                found = param[1] if isinstance(param, tuple) else param
-                self.settings.local[found] = {**self.settings.local.get(found, {}), **self.resolve_aliases(group)}
-        self.settings.forget()
-        owner = self._owner() if self._owner is not None else None
-        if owner is not None:
-            owner.relink()
-        return self
-
-    def check_setting(self, key: str, value: Any) -> None:
-        """Raise TypeError or ValueError if this link's setting can't have this value."""
-        default = self.defaults.get(key)
-        if isinstance(default, int | float | Tensor | Schedule) and not isinstance(default, bool):
-            refuse_string(type(self).__name__, key, value)
-
-    def check_shared(self, params: Sequence[Tensor], every: bool = False) -> None:
-        """Refuse groups that give this link or one inside it two values of a setting that has one for all parameters.
-
-        Args:
-            params: The parameters that it sees.
-            every: Whether it sees them as one tensor, so that there is one value of every setting.
-        """
-        if not self.divides_params:
-            for child in self.children.values():
-                child.check_shared(params, every)
-        if not (every or self.shared_settings or self.vector_state or self.fixed_settings) or not params:
-            return
-        name = type(self).__name__
-        first, *others = {id(raw): raw for raw in map(self.settings.raw, params)}.values()
-        for key in self.fixed_settings:
-            for raw in (first, *others):
-                if not same({key: raw[key]}, {key: self.defaults[key]}):
-                    what = f"{name} was made with {self.defaults[key]!r}, which can't be changed"
-                    raise ValueError(f"a group sets {key}={raw[key]!r}, but {what}")
-        whole = every or self.vector_state or self.shared_settings is True
-        for key in tuple(self.defaults) if whole else self.shared_settings or ():  # type: ignore[union-attr]
-            for other in others:
-                if key in first and not same({key: first[key]}, {key: other[key]}):
-                    what = f"{name} has one value of {key} for all parameters that it sees"
-                    raise ValueError(f"{what}, but groups give it {first[key]!r} and {other[key]!r}; use m.Split")
-
-    def resolve_aliases(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings under their own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""
-        out: dict[str, Any] = {}
-        for key, value in group.items():
-            if key in self.aliases:
-                names = self.aliases[key]
-                out.update(zip(names, value if len(names) > 1 else (value,), strict=True))
-            else:
-                out[key] = as_schedule(value, self.defaults.get(key))
-        return out
-
-    def get_settings(self, params: Sequence[Tensor], key: Any, *more: str, cls: type = list) -> Any:
-        """Values of one setting for each parameter; for several keys, one list for each."""
-        rows = [self.settings[param] for param in params]
-        if isinstance(key, str) and not more:
-            return cls(row[key] for row in rows)
-        keys = ([key] if isinstance(key, str) else list(key)) + list(more)
-        return [cls(row[name] for row in rows) for name in keys]
 
 
 # ---------------------------------------------------------------------- the arguments that a link is made with

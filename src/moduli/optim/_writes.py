@@ -25,6 +25,32 @@ class Writes:
         self.numbers += 1
 
 
+class RowWrites:
+    """Changes of the rows of a link, which are counted while a fused pass knows where their tensors are.
+
+    Attributes:
+        watcher: The counters; None where no pass does. Links that run by themselves write into their rows at every step.
+        shared: Whether a caller was handed a row, and may give its tensors other memory at any time.
+    """
+
+    __slots__ = ("shared", "watcher")
+
+    def __init__(self) -> None:
+        self.watcher: Writes | None = None
+        self.shared = False
+
+    def share(self) -> None:
+        """Note that a row is handed out."""
+        if not self.shared:
+            self.shared = True
+            self.add()
+
+    def add(self) -> None:
+        """Count a change after which a step has to be planned again."""
+        if self.watcher is not None:
+            self.watcher.add()
+
+
 class CountedDict(dict[str, Any]):
     """A dictionary that counts its changes.
 
@@ -32,7 +58,7 @@ class CountedDict(dict[str, Any]):
         writes: The counters; None for a dictionary of no optimizer.
     """
 
-    writes: Writes | None = None
+    writes: Writes | RowWrites | None = None
 
     def _note(self) -> None:
         if self.writes is not None:
@@ -83,7 +109,7 @@ class CountedSettings(CountedDict):
     """Settings: a number that replaces a number does not change the plan of a step."""
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if self.writes is not None and _is_number(value) and _is_number(self.get(key)):
+        if isinstance(self.writes, Writes) and _is_number(value) and _is_number(self.get(key)):
             dict.__setitem__(self, key, value)
             self.writes.numbers += 1
         else:

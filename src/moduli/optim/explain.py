@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _fusion
+from ._fusion import FusedRun
+from .segments import explain_unfused, make_segments
 
 if TYPE_CHECKING:
     from . import Module, Optimizer
@@ -26,18 +27,23 @@ def explain(optimizer: Optimizer) -> str:
     rows = optimizer.rows
     over = None if rows is None else rows.name_tensors()
     fusing, where = optimizer.binding.fuse, "" if over is None else f" over {over}"
-    for segment in _fusion.find_segments(optimizer, optimizer.modules):
-        if isinstance(segment, _fusion.FusedRun):
-            told = [bound.explain() for cohort in segment._cohorts for bound in cohort.bound.values() if fusing]
-            forms = [each for each in told if each is not None]
+    plan = optimizer._plan
+    if plan is not None and plan.matches(optimizer):
+        segments = plan.find_segments(optimizer, optimizer.modules)
+    else:
+        segments = make_segments(optimizer.modules, moves=True)
+    for segment in segments:
+        if isinstance(segment, FusedRun):
+            forms = segment.explain() if fusing else []
             names = ", ".join(sorted({each.form for each in forms}))
             how = f"one pass{where}{f' ({names})' if names else ''}" if fusing else f"one by one{where} (fuse=False)"
             lines.append(f"{how}{', which also moves the parameters' if fusing and segment.tail else ''}:")
             lines += [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in segment.links]
             lines += dict.fromkeys(f"  {line}" for each in forms for line in each.slow)
         else:
-            apart = "" if rows is None else f", {rows.describe(segment)}"
-            why = _fusion.explain_unfused(segment, over is not None)
-            lines.append(f"{type(segment).__name__:<{width + 2}}  {_needs(segment)}; on its own{apart}: {why}")
-            lines += [f"  {path}, inside it" for path, _ in segment.links() if path]
+            (link,) = segment.links
+            apart = "" if rows is None else f", {rows.describe(link)}"
+            why = explain_unfused(link, over is not None)
+            lines.append(f"{type(link).__name__:<{width + 2}}  {_needs(link)}; on its own{apart}: {why}")
+            lines += [f"  {path}, inside it" for path, _ in link.links() if path]
     return "\n".join(lines)

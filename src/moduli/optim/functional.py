@@ -11,10 +11,10 @@ from torch import Tensor
 from ..layout import Guard
 from ._needs import ChainError
 from ._settings import Binding
-from ._stepping import run_links
 from ._transformed import TransformedTensors, has_tangent
 from .forms.graph import check_differentiable, copy_state, wants_graph
 from .objective import Objective, fit_update
+from .plan import run_links
 from .state import replace_state
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
     """Run links by hand, on an objective or as a pure function.
 
     `step(objective, links)` threads an objective through links, in order, until one stops the chain. It calls no hooks and
-    moves no parameters; `owner` is an object that lives as long as the links, where fused runs are remembered.
+    moves no parameters; `owner` is the optimizer or link whose chain they are, in whose steps pointwise links run as one pass.
 
     `step(links, params, grads, state)` returns new parameters and a new state (see `init`), and writes into neither its
     arguments nor the links. Gradients and tangents flow through it, also those of settings given as tensors, and

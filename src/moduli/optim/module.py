@@ -16,7 +16,7 @@ from torch import Tensor
 from ..layout import Guard
 from ._needs import Across, ChainError, Need
 from ._settings import LinkType, Settings, check_defaults
-from ._writes import CountedSettings, Writes
+from ._writes import CountedSettings, RowWrites
 from .declared import DeclaredArguments
 from .state import LinkState, ProjectedBuffer, StandIns
 from .state_encoding import encode_row, encode_value
@@ -105,11 +105,10 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         self.global_state: dict[str, Any] = {}
         self.children: dict[str, Module] = {}
         self.rows = {}
-        self.row_writes = Writes()
+        self.row_writes = RowWrites()
         self._projected: dict[str, list[str]] = {}
         self._stand_ins: dict[str, StandIns] = {}
         self._owner: weakref.ref[Any] | None = None
-        self._segments: Any = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -318,7 +317,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
-        return {**self.__dict__, "_owner": None, "_segments": None}
+        return {**self.__dict__, "_owner": None}
 
 
 Chainable = Module | Sequence[Module]

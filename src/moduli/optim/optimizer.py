@@ -15,7 +15,7 @@ from .._torch import is_observed, keep_from_tracing
 from ..axes import ModelAxes
 from ..layout import Guard
 from ..population import Population
-from . import _chain_checks, _groups, _portable, _saved, _stepping
+from . import _chain_checks, _groups, _portable, _saved
 from ._needs import ChainError, Need
 from ._processes import are_several, choose_reduction
 from ._settings import Binding, is_per_member
@@ -27,7 +27,7 @@ from .forms.graph import detach_all
 from .forms.shards import are_in_pieces
 from .matrix_view import take_axes
 from .module import Chainable, Module
-from .plan import StepPlan
+from .plan import StepPlan, find_early_links, make_first_state, make_step
 
 __all__ = ["Optimizer"]
 
@@ -107,8 +107,7 @@ class Optimizer(torch.optim.Optimizer):
                 "an Optimizer needs at least one link; for plain descent write Optimizer(params, m.LR(1e-2))"
             )
         self.maximize = maximize
-        self.binding = Binding()
-        self.binding.fuse = fuse is not False
+        self.binding = Binding(fuse=fuse is not False)
         self.model: torch.nn.Module | None = None
         self.population: Population | None = None
         #: The population's parameters as the links see them; None for one model.
@@ -125,10 +124,8 @@ class Optimizer(torch.optim.Optimizer):
             self.binding.members = len(params)
         if groups:
             given = _groups.make_groups(given, groups)
-        self._segments: Any = None
         self._plan: StepPlan | None = None
-        self.current_step = 0
-        self.num_evaluations = 0
+        self.current_step = self.num_evaluations = 0
         self.should_terminate = False
         self.reasons: list[str] = []
         self.attrs: dict[str, Any] = {}
@@ -136,15 +133,10 @@ class Optimizer(torch.optim.Optimizer):
         links = [link for _, link in self._links]
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
-        if capturable:
-            _chain_checks.check_capturable(links)
-        if differentiable:
-            _chain_checks.check_graph(self)
+        _chain_checks.check_options(self, capturable)
         #: Settings that every group has for schedulers to read.
         self._exported = _groups.export_settings(links)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
-        #: The list of parameters with which the hooks were checked.
-        self._checked: list[Tensor] | None = None
         self._built = False
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
@@ -159,8 +151,6 @@ class Optimizer(torch.optim.Optimizer):
         for link in links:
             link.attached(self)
         self.rows = None if self.population is None else MemberMatrices(self, self.population)
-
-    # ------------------------------------------------------------------ building
 
     def _find_shards(self) -> None:
         """Take notice of parameters that are in pieces."""
@@ -178,7 +168,7 @@ class Optimizer(torch.optim.Optimizer):
         self._links = _chain_checks.claim_links(self)
         self._needs: frozenset[Need] = frozenset().union(*(link.all_needs() for link in self.modules))
         self._evaluated = [need for need in self._needs if need.evaluates]
-        self._early = _stepping.find_early_links(self.modules)
+        self._early = find_early_links(self.modules)
         _chain_checks.check_chain(self)
 
     def _own_links(self) -> None:
@@ -264,12 +254,12 @@ class Optimizer(torch.optim.Optimizer):
         if is_observed(self):
             given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
             return Optimizer._hooked_step(self, *given, **kwargs)  # type: ignore[no-any-return]
-        return _stepping.make_step(self, closure, loss, kwargs)
+        return make_step(self, closure, loss, kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
 
     def _run_step(self, closure: Any = None, loss: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-        return _stepping.make_step(self, closure, loss, kwargs)
+        return make_step(self, closure, loss, kwargs)
 
     _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_run_step)
 
@@ -348,7 +338,7 @@ class Optimizer(torch.optim.Optimizer):
             before(self)
         portable = _portable.wants_portable(self)
         if portable and _portable.TOOL in sys.modules:
-            _stepping.make_first_state(self)  # into whose tensors a checkpoint is read
+            make_first_state(self)  # into whose tensors a checkpoint is read
         packed = self.named_state_dict()
         if portable:
             packed = _portable.make_portable(self, packed)
@@ -401,15 +391,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self.rows is not None:
             self.rows.dissolve()
-        kept = {
-            **self.__dict__,
-            "_segments": None,
-            "_plan": None,
-            "_carried": None,
-            "_checked": None,
-            "_links": None,
-            "rows": None,
-        }
+        kept = {**self.__dict__, **dict.fromkeys(("_plan", "_carried", "_links", "rows"))}
         kept.pop("step", None)  # schedulers put a wrapper there, which would step the original
         return kept
 
@@ -420,10 +402,8 @@ class Optimizer(torch.optim.Optimizer):
         self._links = _chain_checks.claim_links(self)
         self._own_links()
         if self.population is not None:
-            slots = self.binding.slots
-            named = zip(slots.names, slots.params, strict=True)
-            members.adopt(self.population, {name: param for name, param in named if name is not None})
+            members.adopt(self.population, self.binding.slots)
             self.rows = MemberMatrices(self, self.population)
 
 
-keep_from_tracing(_stepping.make_step, Optimizer.zero_grad, Optimizer.add_param_group)
+keep_from_tracing(make_step, Optimizer.zero_grad, Optimizer.add_param_group)

@@ -1,84 +1,329 @@
-"""What a step needs and how it is known to be as it was: one plan, one question.
+"""What a step needs and how it is known to be as it was: one plan, one question; and the step itself.
 
 A plan is made by ordinary code without shortcuts, and replaced when it does not match any more. Changes to a group, to the
-defaults of a link or to one of its declarations are counted (`Writes`), so that a step compares one number; which parameters
-there are and which of them are trained is read from the groups, since torch lets programs write into those lists. A number that
-replaces a number (a learning rate that a scheduler writes) is read again and changes no plan.
+defaults of a link, to one of its declarations or to state that a fused pass has bound are counted (`Writes`), so that a step
+compares one number; which parameters there are and which of them are trained is read from the groups, since torch lets programs
+write into those lists. A number that replaces a number (a learning rate that a scheduler writes) is read again and changes no
+plan.
+
+In a step an objective is made, threaded through the links, and the parameters move by minus the update.
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from ..layout import Guard
+from ._closure import Evaluator, FormEvaluator, negate_gradients
+from ._fusion import Traced
 from ._groups import apply_groups
-from ._writes import CountedDict, Writes
+from ._needs import PASS_LOSS, ClosureError, Need
+from ._writes import CountedDict
+from .forms import MEMBERS_FORM, PLAIN, GraphForm, StepForm
+from .objective import Objective
+from .segments import LinkRun, Segment, make_segments
+from .transform import TensorTransform
 
 if TYPE_CHECKING:
-    from .optimizer import Optimizer
+    from . import Module, Optimizer
 
+_grad = operator.attrgetter("grad")
 _requires_grad = operator.attrgetter("requires_grad")
 
 
 class StepPlan:
-    """The parameters of a step.
+    """What the steps of an optimizer need while nothing is changed but numbers.
+
+    Args:
+        optimizer: The optimizer.
+        before: The plan that it replaces; what was traced of the hooks is taken over.
 
     Attributes:
         active: The parameters that require a gradient, in the order of the groups.
         matrices: The positions of those that are no vectors.
-        numbers: The count of all writes when the settings were last read.
+        form: How links meet them.
+        checked: Whether the results of hooks were checked in a step.
     """
 
-    __slots__ = ("_count", "_flags", "_groups", "_lists", "_params", "_writes", "active", "matrices", "numbers")
-
-    def __init__(self, optimizer: Optimizer, active: list[Tensor]) -> None:
-        groups = optimizer.param_groups
-        self._writes: Writes = optimizer.binding.writes
-        self._count, self.numbers = self._writes.count, self._writes.numbers
+    def __init__(self, optimizer: Optimizer, before: StepPlan | None = None) -> None:
+        groups, writes = optimizer.param_groups, optimizer.binding.writes
+        optimizer.binding.slots.name_params(groups)
+        apply_groups(optimizer)
+        self._writes, self._count, self._numbers = writes, writes.count, writes.numbers
         # Groups that the optimizer did not make do not count what is written into them.
-        counted = all(isinstance(group, CountedDict) and group.writes is self._writes for group in groups)
+        counted = all(isinstance(group, CountedDict) and group.writes is writes for group in groups)
         self._groups: list[Mapping[str, Any]] = list(groups) if counted else []
         self._lists = [group["params"] for group in groups]
-        self._params = list(itertools.chain.from_iterable(self._lists))
+        self._params = list(chain.from_iterable(self._lists))
         self._flags = list(map(_requires_grad, self._params))
-        self.active = active
-        self.matrices = [i for i, param in enumerate(active) if param.dim() > 1]
+        self.active: list[Tensor] = [param for param in self._params if param.requires_grad]
+        self.matrices = [i for i, param in enumerate(self.active) if param.dim() > 1]
+        self.form: StepForm = optimizer.rows or optimizer.shards or PLAIN
+        self.checked = False
+        #: The segments of the optimizer's chain and of chains inside its links: by owner, with its links.
+        self._segments: dict[int, tuple[Sequence[Module], list[Segment]]] = {}
+        self._traced: Traced = {} if before is None else before._traced
 
     def matches(self, optimizer: Optimizer) -> bool:
-        """Whether nothing has changed that the plan was made of."""
-        return self.has_groups(optimizer) and list(map(_requires_grad, self._params)) == self._flags
-
-    def has_groups(self, optimizer: Optimizer) -> bool:
-        """Whether links, groups and their parameters are those that the plan was made of."""
+        """Whether nothing has changed that the plan was made of; numbers that have are read again."""
         groups = optimizer.param_groups
         if self._count != self._writes.count or len(groups) != len(self._groups):
             return False
-        if not all(map(operator.is_, groups, self._groups)):
-            return False
         # Every step looks at every parameter, so this is written to run in C.
-        every = list(itertools.chain.from_iterable(self._lists))
-        return len(every) == len(self._params) and all(map(operator.is_, every, self._params))
-
-
-def find_plan(optimizer: Optimizer) -> StepPlan:
-    """Return the plan of the next step: the one that there is, with the numbers of now, or a new one."""
-    plan, writes = optimizer._plan, optimizer.binding.writes
-    if plan is not None and plan.matches(optimizer):
-        if plan.numbers != writes.numbers:
+        every = list(chain.from_iterable(self._lists))
+        if len(every) != len(self._params) or not all(map(operator.is_, every, self._params)):
+            return False
+        if not all(map(operator.is_, groups, self._groups)) or list(map(_requires_grad, every)) != self._flags:
+            return False
+        if self._numbers != self._writes.numbers:
             apply_groups(optimizer)
-            plan.numbers = writes.numbers
-        return plan
-    if plan is None or not plan.has_groups(optimizer) or plan.numbers != writes.numbers:
-        optimizer.binding.slots.name_params(optimizer.param_groups)
-        apply_groups(optimizer)
-    active = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-    before = None if plan is None else plan.active
-    # The same list while it holds the same parameters: forms of them are made for a list.
-    if before is not None and len(before) == len(active) and all(map(operator.is_, before, active)):
-        active = before
-    plan = optimizer._plan = StepPlan(optimizer, active)
-    return plan
+            self._numbers = self._writes.numbers
+            for segment in self.list_segments():
+                segment.renew_numbers()
+        return True
+
+    def find_segments(self, owner: Any, links: Sequence[Module]) -> list[Segment]:
+        """Return the segments of a chain: runs of pointwise links, and links by themselves."""
+        entry = self._segments.get(id(owner))
+        if entry is None or entry[0] != links:
+            moves = getattr(owner, "moves_parameters", False)
+            entry = self._segments[id(owner)] = (list(links), make_segments(links, moves, self._traced))
+        return entry[1]
+
+    def list_segments(self) -> list[Segment]:
+        """Return the segments of all chains."""
+        return [segment for _, segments in self._segments.values() for segment in segments]
+
+
+def make_step(
+    optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
+) -> Tensor | None:
+    """Make one step of an optimizer; all of it or nothing.
+
+    Interrupts wait while links run, so that neither state nor parameters are left half way; they are handled while the
+    closure is evaluated and derivatives are taken. What was changed before an evaluation that fails is put back.
+    """
+    with Guard(deferred="often", grad=optimizer.differentiable) as guard:
+        if optimizer.rehearsed:
+            optimizer.reset()
+            optimizer.rehearsed = False
+        evaluator = None if closure is None else Evaluator(closure, optimizer.maximize)
+        step = _ascend if optimizer.maximize else _make_step
+        return step(optimizer, evaluator, loss, storage, guard)
+
+
+def _ascend(
+    optimizer: Optimizer, evaluator: Evaluator | None, loss: Tensor | None, storage: dict[str, Any], guard: Guard
+) -> Tensor | None:
+    """Make a step of descent on the negated loss; the loss and the gradients that users see are theirs."""
+    try:
+        found = _make_step(optimizer, evaluator, None if loss is None else -loss, storage, guard)
+    finally:
+        if evaluator is not None and evaluator.turned:
+            negate_gradients(optimizer.list_params())
+    return None if found is None else -found
+
+
+def make_first_state(optimizer: Optimizer) -> None:
+    """Make the state that links have after a first step with gradients of zeros, and move nothing.
+
+    The first real step starts again from no state. Chains that evaluate a closure can't be stepped so, and have none.
+    """
+    started = optimizer.current_step or any(link.rows for _, link in optimizer._links)
+    if started or optimizer._evaluated or optimizer.differentiable:
+        return
+    params = optimizer.list_params()
+    with Guard(deferred=True, grad=False) as guard:
+        guard.tensors(params)
+        guard.gradients(params)
+        guard.mappings(vars(optimizer))
+        for param in params:
+            param.grad = torch.zeros_like(param) if param.requires_grad else None
+        _make_step(optimizer, None, None, {}, Guard())
+        guard.restore()
+    optimizer.rehearsed = True
+
+
+def _make_step(
+    optimizer: Optimizer, evaluator: Evaluator | None, loss: Tensor | None, storage: dict[str, Any], guard: Guard
+) -> Tensor | None:
+    """One step, for parameters as they are, as matrices of members, or in pieces."""
+    step = optimizer.binding.step = optimizer.current_step
+    plan = optimizer._plan
+    if plan is None or not plan.matches(optimizer):
+        plan = optimizer._plan = StepPlan(optimizer, plan)
+    params, asked = plan.active, evaluator
+    if not params:
+        optimizer.current_step += 1
+        optimizer.num_evaluations += 1
+        return None if evaluator is None else torch.as_tensor(evaluator.value()).detach()
+    if plan.form.enters:
+        params, asked = plan.form.enter(params, evaluator)
+    model = optimizer.model if optimizer.population is None else optimizer.population
+    known: Any = asked  # an objective takes closures, too
+    objective = Objective(params, known, loss, model, step, modular=optimizer, storage=storage, guard=guard)
+    objective.needs, objective.members = optimizer._needs, optimizer.binding.members
+    objective.reduce, objective.tail = optimizer._reduce, optimizer.modules[-1]
+    rows = optimizer.rows
+    objective.blocks, objective.shards = rows if rows is not None and rows.blocks else None, optimizer.shards
+    objective.plan, objective.checking = plan, not plan.checked
+    if params is plan.active:
+        objective.matrices = plan.matrices
+    result = _step_objective(optimizer, objective)
+    plan.checked = True
+    return result
+
+
+def run_links(objective: Objective, links: Sequence[Module], owner: Any, wide: bool = False) -> Objective:
+    """Thread an objective through links, in order, until one stops the chain; moves no parameters and calls no hooks.
+
+    Args:
+        objective: The objective.
+        links: The links.
+        owner: The optimizer or link whose chain it is: the plan of the step knows which of its links are one pass.
+        wide: Whether a differentiated step may leave an update of half precision in single precision (`Objective.wide`).
+    """
+    form: StepForm = PLAIN if objective.shards is None else objective.shards
+    if objective.differentiable:
+        form = GraphForm(links, wide)
+    elif objective.members is not None:
+        form = MEMBERS_FORM
+    if owner is None or not form.fuses:
+        segments: Sequence[Segment] = list(map(LinkRun, links))
+    else:
+        segments = make_segments(links) if objective.plan is None else objective.plan.find_segments(owner, links)
+    for segment in segments:
+        objective = segment.run(objective, form)
+        if objective.stop:
+            break
+    objective.wide = False
+    return objective if objective.local is None else form.leave(objective)
+
+
+def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None:
+    """Step an objective; autocast is for the closure, not for what links compute."""
+    device = objective.params[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return _run_chain(optimizer, objective)
+    evaluator = objective.evaluator
+    if evaluator is not None:
+        inner = evaluator.inner if isinstance(evaluator, FormEvaluator) else evaluator
+        inner.scope = partial(torch.autocast, device, dtype=torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
+        return _run_chain(optimizer, objective)
+
+
+def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
+    """Run the links, move the parameters, and count the step."""
+    evaluator, rows, guard = objective.evaluator, optimizer.rows, objective.guard
+    if evaluator is None and not optimizer.differentiable:
+        _take_gradients(optimizer, objective)
+        if objective.present is not None and not any(objective.present):
+            optimizer.current_step += 1
+            optimizer.num_evaluations += 1
+            return objective.loss
+    else:
+        _begin_evaluated(optimizer, objective)
+    if rows is not None:
+        guard.add(rows.push)
+    if (evaluator is not None and optimizer._early) or not optimizer.current_step or not optimizer.binding.fuse:
+        _protect(optimizer, objective.params, guard)
+    last = run_links(objective, optimizer.modules, optimizer, wide=True)
+    last.update_parameters()
+    if rows is not None:
+        rows.finish()
+    # What was accepted under another objective (a reformulation) says nothing about this one.
+    same = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
+    optimizer._carried = last.accepted if same else None
+    if last.attrs:
+        optimizer.attrs.update(last.attrs)
+        optimizer.reasons = last.attrs.get("reasons", optimizer.reasons)
+    if last.should_terminate is not None:
+        optimizer.should_terminate = last.should_terminate
+    optimizer.current_step += 1
+    optimizer.num_evaluations += 1 if evaluator is None else evaluator.count
+    if last.post_step_hooks:
+        guard.commit()
+        last.apply_post_step_hooks(tuple(optimizer.modules))
+    return _find_loss(objective, evaluator, last)
+
+
+def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
+    """Take the gradients in `.grad`; raise ClosureError where links need more."""
+    for need in optimizer._evaluated:
+        if not (need is Need.LOSS and objective.loss is not None):
+            name = next(type(link).__name__ for _, link in optimizer._links if need in link.all_needs())
+            known = " (or step(loss=loss))" if need is Need.LOSS else ""
+            raise ClosureError(f"{name} needs {need.value}, so step needs a closure{known}: {PASS_LOSS}")
+    grads: list[Tensor | None] = list(map(_grad, objective.params))
+    if optimizer.maximize:
+        grads = [None if grad is None else -grad for grad in grads]
+    objective.set_gradients(grads)
+
+
+def _begin_evaluated(optimizer: Optimizer, objective: Objective) -> None:
+    """Prepare a step that evaluates its closure: make parameters part of a graph, or use what the last step evaluated."""
+    evaluator = objective.evaluator
+    if optimizer.differentiable:
+        if evaluator is None:
+            raise ClosureError(f"a differentiable step computes the gradient itself: {PASS_LOSS}")
+        objective.differentiable = True
+        for param in objective.params:
+            if param.is_leaf and param.requires_grad:  # made part of a graph, so that a step can write into it
+                origin = param.detach().clone().requires_grad_()
+                param.requires_grad_(False)
+                param.copy_(origin)
+    elif evaluator is not None and evaluator.fixed and optimizer._carried is not None:
+        # The loss and gradient that the last step found where it ended, if the parameters are still there.
+        point, loss, grads = optimizer._carried
+        if len(point) == len(objective.params) and all(map(torch.equal, point, objective.params)):
+            objective.loss = objective.loss_approx = loss
+            objective.grads = grads
+
+
+def _find_loss(objective: Objective, evaluator: Evaluator | None, last: Objective) -> Tensor | None:
+    """Return the loss where the step began, or the nearest that was evaluated."""
+    replaced = last.evaluator is not evaluator
+    if evaluator is not None and evaluator.start is not None and (replaced or objective.loss is None):
+        return evaluator.start
+    if objective.loss is not None or replaced:
+        return objective.loss
+    return last.loss_approx if last.loss is None else last.loss
+
+
+# Links with one of these evaluate after other links, or they themselves, have changed their state.
+_LATE = frozenset({Need.CLOSURE, Need.PRODUCTS, Need.HESSIAN, Need.RESIDUALS})
+
+
+def find_early_links(modules: Sequence[Module]) -> list[Module]:
+    """Return the links whose state may have changed when the closure is evaluated or differentiated; none in most chains.
+
+    Behind the last link that evaluates by itself, the first to ask for a gradient evaluates: links with hooks ask before
+    they change anything, others may not.
+    """
+    last = max((i for i, top in enumerate(modules) if top.all_needs() & _LATE), default=-1)
+    every = [(i, link) for i, top in enumerate(modules) for _, link in top.links()]
+    return [link for i, link in every if i <= last or not isinstance(link, TensorTransform)]
+
+
+def _protect(optimizer: Optimizer, params: list[Tensor], guard: Guard) -> None:
+    """Register what an evaluation that fails, or a link that raises, must not leave changed.
+
+    Copies of the state of every link at every step would cost as much as the step, so they are made where a closure is
+    evaluated after a link has changed its state, in the first step (when there is none), and with `fuse=False`. Pointwise
+    links that run as one pass change their state where nothing can fail.
+    """
+    links = optimizer._early
+    if not optimizer.binding.fuse:
+        guard.tensors(params)
+    if not optimizer.binding.fuse or not optimizer.current_step:
+        links = [link for _, link in optimizer._links]
+    for link in links:
+        link.protect(guard)

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ._settings import Binding, LinkSettings
+from ._link_settings import LinkSettings
+from ._settings import Binding
 from ._vector_state import VECTOR
-from ._writes import CountedDict, Writes
+from ._writes import CountedDict, RowWrites
 from .slots import describe_params
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
@@ -49,6 +50,7 @@ class StateView(MutableMapping[Tensor, dict[str, Any]]):
 
     def _find(self, key: Tensor | str) -> dict[str, Any] | None:
         binding, rows = self._link.settings.binding, self._link.rows
+        self._link.row_writes.share()
         slot = binding.slots.find(key)
         if slot is None or slot in rows or binding.read_row is None:
             return None if slot is None else rows.get(slot)
@@ -128,22 +130,17 @@ class LinkState(LinkSettings):
 
     Attributes:
         rows: The state for each parameter, by slot.
-        row_writes: Counts changes of rows, so that a fused pass notices state that was replaced.
-        exposed: Whether rows were ever handed out: a caller that holds a tensor of one may give it other memory.
+        row_writes: Counts changes of rows and rows that are handed out, where a fused pass knows the tensors in them.
     """
 
     global_state: dict[str, Any]
     rows: Rows
-    row_writes: Writes
-    exposed: bool = False
+    row_writes: RowWrites
     _projected: dict[str, list[str]]
 
     @property
     def state(self) -> StateView:
         """Per-parameter state: `state[param][key]`."""
-        if not self.exposed:
-            self.exposed = True
-            self.row_writes.add()
         return StateView(self)
 
     def make_row(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -98,7 +98,8 @@ class TensorTransform(Transform):
 
     Attributes:
         elementwise: Whether the `single_tensor_*` hooks are pointwise: runs of such links are fused into one pass.
-        measures: False where `measure` has nothing to find with these settings, so that it need not part a fused run.
+        measures: False where `measure` has nothing to find with these settings, so that it need not part a fused run; "norm"
+            where it finds the Euclidean norm of all tensors and nothing else, as "norm": a pass finds it in the same call.
         counts: Whether `state["step"]` counts the updates of a parameter, from 1.
         numbers: Names of states that are Python numbers, which `advance` changes before the hooks learn.
         uses_params: False where the hooks look at the shapes of parameters only, so that `across` whole tensors theirs need not
@@ -122,7 +123,7 @@ class TensorTransform(Transform):
     elementwise: bool = False
     #: Why its pointwise hooks are not pure, once that was seen: then they run one by one.
     impure: str | None = None
-    measures: bool = True
+    measures: bool | Literal["norm"] = True
     concat_params: bool = False
     uses_grad: bool = False
     uses_loss: bool = False
@@ -178,7 +179,7 @@ class TensorTransform(Transform):
 
     def finds_numbers(self) -> bool:
         """Whether it finds numbers over all tensors first."""
-        return self.measures and self.has_own("measure")
+        return bool(self.measures) and self.has_own("measure")
 
     def all_needs(self) -> frozenset[Need]:
         """As for every link; `uses_loss` adds the loss."""

@@ -42,6 +42,7 @@ from ._functions import sqrt as sqrt
 from ._functions import where as where
 from ._functions import zeros_like as zeros_like
 from ._history import SpeciesView as SpeciesView
+from ._history import copy_plain as copy_plain
 from ._history import events_of as events_of
 from ._history import history as history
 from ._history import independent as independent
@@ -61,8 +62,6 @@ from ._operand import matching_values as matching_values
 from ._operand import read_number as read_number
 from ._operators import InPlaceOperators as InPlaceOperators
 from ._operators import Operators as Operators
-from ._operators import count_operand as count_operand
-from ._operators import is_temporary as is_temporary
 from ._record import Event as Event
 from ._record import differentiable as differentiable
 from ._record import is_differentiable as is_differentiable

@@ -20,7 +20,9 @@ from moduli.nn import VirtualTensor
 # A container whose first items lead to no part of a model holds data.
 _MOST_ITEMS = 256
 
-SCALARS = frozenset((int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type))
+SCALARS = frozenset(
+    (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type, Device)
+)
 
 
 class Anatomy(NamedTuple):

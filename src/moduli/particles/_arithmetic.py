@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli._torch import keep_from_tracing
+from moduli.kernels import allocate_large
 from moduli.layout import Guard, any_sharded, cut_like, is_expanded, is_sharded, piece_like, piece_of
 
 from ._config import result_buffers
@@ -37,16 +37,16 @@ _FOREACH: dict[Any, str] = {
     torch.lerp: "lerp",
 }
 _SIGNS = {operator.add: 1, operator.sub: -1}
-# Fresh memory costs more than the arithmetic on it: the system hands it out in pages of 4 KB, each at the price of a fault. An
-# allocator keeps what was freed for the next result, but not where a whole model was freed at once. One mapping in huge pages
-# has a five-hundredth of the faults.
-# From this many elements on results have memory of their own, and are written over operands that exist only inside the
-# expression.
-LARGE = 1 << 20
 
-_ALIGNMENT = 64
-_PAGE = 1 << 21
-_HUGE: int = getattr(mmap, "MADV_HUGEPAGE", 0)
+
+# From this many elements on a sum may be written over an operand that exists only inside the expression.
+_LARGE = 1 << 20
+
+
+def may_overwrite(x: Any) -> bool:
+    """Whether the values of an operand are large, and those of a result that shares them with no other."""
+    pending: Pending | None = getattr(x, "__dict__", {}).get(PENDING)
+    return pending is not None and pending.structure.layout.numel >= _LARGE and pending.is_sole
 
 
 def binary(
@@ -63,24 +63,27 @@ def binary(
         x: The particle, or a part of one.
         other: The other operand.
         reflected: Whether the other operand is the left one.
-        spare: Whether the values of either may be written over.
+        spare: Whether either exists only inside the expression, so that its values may be written over.
     """
     with record_nothing():
-        left = Operand(x, spare=spare[0])
+        left = Operand(x)
         if isinstance(other, NytoModuleBase):
-            left, right = pair(left, Operand(other, spare=spare[1]))
+            chosen = [
+                each for each, temporary in zip((x, other), spare, strict=True) if temporary and may_overwrite(each)
+            ]
+            spares = [each.__dict__[PENDING].tensors for each in chosen]
+            left, right = pair(left, Operand(other))
             first, second = (right, left) if reflected else (left, right)
             if fn in _SIGNS and not is_composing() and not left.sharded:
                 # A sum has the dtypes and shapes of its operands.
-                return derive(left, _add(first, second, _SIGNS[fn]), closed=not left.acting)
+                return derive(left, _add(first, second, _SIGNS[fn], spares), closed=not left.acting)
             return derive(left, apply(fn, first.values(), second.values()))
         value = _read_given(left, other)
         if value is None:
             return NotImplemented
         if left.is_scalable and fn is operator.mul and type(value) in (int, float):
             # The factor waits for a sum, which applies it as `alpha`.
-            left.held.lent = True  # type: ignore[union-attr]
-            return derive(left, left.tensors, closed=True, scale=left.scale * value)
+            return derive(left, left.tensors, closed=True, scale=left.scale * value, source=left.held)  # type: ignore[arg-type]
         return derive(left, apply(fn, value, left.values()) if reflected else apply(fn, left.values(), value))
 
 
@@ -133,8 +136,15 @@ def _find_foreach(fn: Any, given: Any, suffix: str = "") -> Any:
     return getattr(torch.ops.aten, f"_foreach_{name}{suffix}").Tensor
 
 
-def _add(x: Operand, y: Operand, sign: int) -> Sequence[Tensor]:
-    """Return x + sign y, with the factors that are still to be applied to either."""
+def _add(x: Operand, y: Operand, sign: int, spares: list[list[Tensor]]) -> Sequence[Tensor]:
+    """Return x + sign y, with the factors that are still to be applied to either.
+
+    Args:
+        x: An operand.
+        y: Another one.
+        sign: 1 or -1.
+        spares: The values of those operands that may be written over.
+    """
     first, second, a, b = x.unscaled(), y.unscaled(), x.scale, sign * y.scale
     if not first:
         return []
@@ -142,46 +152,19 @@ def _add(x: Operand, y: Operand, sign: int) -> Sequence[Tensor]:
         first, a = list(torch._foreach_mul(first, a)), 1
     elif a != 1:
         x, y, a, b, first, second = y, x, b, a, second, first
-    if x.layout.numel < LARGE or not _is_large(second):
+    spare = next((each for each in (second, first) if any(each is values for values in spares)), None)
+    outs = allocate_large(first, x.layout.numel) if spare is None else spare
+    if outs is None:
         return torch._foreach_add(first, second, alpha=b)
-    outs = second if y.spare else first if x.spare else _allocate_like(first)
     return [torch.add(p, q, alpha=b, out=out) for p, q, out in zip(first, second, outs, strict=True)]
-
-
-def _is_large(tensors: Sequence[Tensor]) -> bool:
-    """Whether copies of tensors are better in a mapping of their own: many bytes of plain numbers on the CPU."""
-    return (
-        _HUGE > 0
-        and sum(map(Tensor.numel, tensors)) >= LARGE
-        and all(t.device.type == "cpu" and t.is_floating_point() and t.layout is torch.strided for t in tensors)
-    )
-
-
-def _allocate_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Uninitialised contiguous tensors of the shapes and dtypes of others.
-
-    Each has a storage of its own, so saving one of them writes that part only, and a version counter of its own. The
-    mapping goes with the last of them.
-    """
-    offsets, end = [], 0
-    for tensor in tensors:
-        offsets.append(end)
-        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = mmap.mmap(-1, end + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(_HUGE)
-    start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _PAGE
-    made = []
-    for tensor, offset in zip(tensors, offsets, strict=True):
-        count, dtype = tensor.numel(), tensor.dtype
-        part = torch.frombuffer(memory, dtype=dtype, count=count, offset=start + offset) if count else tensor.detach()
-        made.append(part.view(tensor.shape))
-    return made
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def derive(left: Operand, values: Sequence[Tensor], closed: bool = False, scale: float = 1) -> nn.Module:
+def derive(
+    left: Operand, values: Sequence[Tensor], closed: bool = False, scale: float = 1, source: Pending | None = None
+) -> nn.Module:
     """Make a particle like an operand, with other values.
 
     Args:
@@ -189,8 +172,8 @@ def derive(left: Operand, values: Sequence[Tensor], closed: bool = False, scale:
         values: The values of its entries, each a tensor of its own.
         closed: Whether the values have the shapes and dtypes of the operand for sure.
         scale: A number that they are still to be multiplied with.
+        source: The result whose tensors the values are, too.
     """
-    # Results that share tensors share the list, by which Python counts them.
     tensors, shared = values if type(values) is list else list(values), False
     if left.sharded:
         # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
@@ -209,7 +192,10 @@ def derive(left: Operand, values: Sequence[Tensor], closed: bool = False, scale:
     count = len(left.layout)
     buffers = result_buffers(left, tensors[count:]) if left.buffers else []
     tensors = tensors if len(tensors) == count else tensors[:count]
-    return make_shell(_make_pending(left, tensors, buffers, scale, shared, is_composing(), scale != 1))
+    pending = _make_pending(left, tensors, buffers, scale, shared, is_composing())
+    if source is not None:
+        pending.share_with(source)
+    return make_shell(pending)
 
 
 def _make_pending(left: Operand, tensors: list[Any], buffers: list[Any], *facts: Any) -> Pending:

@@ -79,10 +79,13 @@ def _add(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], N
         act()
         own.order.setdefault(name)
         parts = [value] if isinstance(value, nn.Parameter) else [*value.parameters(), *value.buffers()]
-        copies = {id(part): (part, part.detach().clone()) for part in parts if id(part) not in record.snapshots}
+        before = record.snapshots or {}
+        copies = {id(part): (part, part.detach().clone()) for part in parts if id(part) not in before}
     with Guard(deferred=True):  # nothing in it can fail
-        record.snapshots |= copies
-        record.journal.append((weakref.ref(module), name))
+        before.update(copies)
+        record.snapshots, journal = before, record.journal or []
+        journal.append((weakref.ref(module), name))
+        record.journal = journal
         version.unsettled = partial(settle_journal_of, weakref.ref(root))
     if isinstance(value, nn.Module):
         adopt_children(root, value)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import types
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
-from moduli.layout import public_name
+from moduli.layout import Reading, public_name
 
 from . import _arithmetic
+from ._anatomy import SCALARS
 from ._record import Event, ParticleRecord, Species, record_of
-from ._skeleton import PENDING
-from ._species import bring_up, require, settle_journal, version_of
+from ._skeleton import PENDING, RECORD, assemble, capture, facts_of
+from ._species import adopt_children, bring_up, require, settle_journal, version_of
 from .base import NytoModuleBase, VersionDataImp
 from .errors import StructureError
 from .kernel import VersionKernel
@@ -206,7 +209,56 @@ def events_of(module: Any) -> list[Event]:
     return list(version_of(module).data.species.events)
 
 
-# -- pickles --------------------------------------------------------------------------------------------------------------
+# -- copies and pickles -------------------------------------------------------------------------------------------------
+# What `copy.deepcopy` does not copy.
+_ATOMIC = SCALARS | {types.FunctionType, types.BuiltinFunctionType, tuple}
+
+
+def copy_plain(
+    module: nn.Module, reading: Reading, compute: Callable[[], tuple[Sequence[Tensor], Sequence[Tensor]] | None]
+) -> Any:
+    """Return what `copy.deepcopy` of a model would be, with other values, where its plain attributes are numbers and the like.
+
+    Args:
+        module: The model.
+        reading: The reading of it.
+        compute: Returns a new tensor for each of its parameters and buffers, or None.
+
+    Returns:
+        The copy; None where an attribute would have to be copied, a class says itself how it is, or there are no values.
+
+    Example:
+        >>> from moduli.layout import read
+        >>> from moduli.particles import copy_plain
+        >>> net = nn.Linear(2, 1, bias=False)
+        >>> copy_plain(net, read(net), lambda: ([torch.zeros(1, 2)], [])).weight
+        Parameter containing:
+        tensor([[0., 0.]], requires_grad=True)
+    """
+    if facts_of(reading.structure).copying:
+        return None
+    settle_journal(module)
+    states = capture(reading.modules, reading, strict=False)
+    attributes = [value for state in states for key, value in state.items() if key not in (RECORD, "_labelled")]
+    attributes += [item for value in attributes if type(value) is tuple for item in value]
+    values = compute() if _ATOMIC.issuperset(map(type, attributes)) else None
+    if values is None:
+        return None
+    flags = (held.requires_grad for held in reading.parameters)
+    parameters = [nn.Parameter(value, flag) for value, flag in zip(values[0], flags, strict=True)]
+    made: dict[int, nn.Module] = {}
+    assemble(made, reading.structure, states, parameters, values[1])
+    for place, source in enumerate(reading.modules):
+        if RECORD in source.__dict__:
+            # As a deep copy, it is a particle of the same species.
+            record = made[place].__dict__[RECORD] = copy.deepcopy(record_of(source))
+            if record.version is not None:
+                record.version.data.species.members.add(made[place])
+    if isinstance(made[0], NytoModuleBase):
+        adopt_children(made[0])
+    return made[0]
+
+
 # What identifies a version, so that copies made elsewhere belong to the species again.
 
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()

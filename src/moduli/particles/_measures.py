@@ -205,6 +205,9 @@ def _see_joined(tensors: list[Tensor]) -> Tensor | None:
 def from_vector(x: T, values: Tensor) -> T:
     """A particle like another, with the values of a vector; `vector` undoes it.
 
+    A vector has no labels: its values are in the order that the labels have in `x`. To take over the values of a model whose
+    labels have another order, use `x.clone_from(model)`.
+
     Args:
         x: The particle that the result is like.
         values: As many values as `vector(x)` has, in its order.

@@ -47,7 +47,6 @@ class Operand:
         wrapped: Whether it may be inside a `ParticleModule`.
         live: Whether the module is needed, not only its values.
         whole: Whether all parameters take part, whatever their configurations.
-        spare: Whether the tensors may be written over, because nothing refers to them after the operation.
     """
 
     # The version of the species that the operand was read at; None while there is none.
@@ -57,10 +56,8 @@ class Operand:
     # A result that was not looked into yet; otherwise the module is read.
     held: Pending | Reading
 
-    def __init__(
-        self, source: Any, wrapped: bool = False, live: bool = False, whole: bool = False, spare: bool = False
-    ) -> None:
-        self.source, self.spare = source, spare
+    def __init__(self, source: Any, wrapped: bool = False, live: bool = False, whole: bool = False) -> None:
+        self.source = source
         # Patterns of names, if the operation is to act on those only.
         self.scope: tuple[str, ...] | None = None
         module: nn.Module = source
@@ -321,7 +318,7 @@ def _align(left: Operand, right: Operand, refused: str) -> Layout:
     if alignment is None:
         return right.layout
     right.tensors = alignment.reorder_parameters(right.parameters())
-    right.buffers, right.spare = alignment.reorder_buffers(right.buffers), False
+    right.buffers = alignment.reorder_buffers(right.buffers)
     return alignment.layout
 
 

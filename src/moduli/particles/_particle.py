@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from moduli import particles
 from moduli._torch import keep_from_tracing
+from moduli.kernels import find_temporaries
 from moduli.labels import Tensor as LabelledTensor
 from moduli.layout import refuse_pattern
 from moduli.nn import updates_value
@@ -21,7 +22,7 @@ from ._anatomy import read_slots
 from ._config import CONFIG_KEY, is_selected
 from ._editing import edit
 from ._history import begin_here, independent
-from ._operators import InPlaceOperators, Operators, count_operand, is_temporary
+from ._operators import InPlaceOperators, Operators
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import build, record_of, refuse_pinned, refuse_wrapped
 from ._skeleton import PENDING, RECORD, SLOTS
@@ -384,12 +385,10 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        spare = [False, False]
-        for which, pending in enumerate((self.__dict__.get(PENDING), getattr(other, "__dict__", {}).get(PENDING))):
-            if pending is not None and pending.structure.layout.numel >= _arithmetic.LARGE and pending.is_sole:
-                count = count_operand(other) if which else count_operand(self)
-                spare[which] = is_temporary(count, which, reflected and not which)
-        return _arithmetic.binary(fn, self, other, reflected, (spare[0], spare[1]))
+        spare = (False, False)
+        if _arithmetic.may_overwrite(self) or _arithmetic.may_overwrite(other):
+            spare = find_temporaries(self, other, reflected)
+        return _arithmetic.binary(fn, self, other, reflected, spare)
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return _arithmetic.unary(fn, self)

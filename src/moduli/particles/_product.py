@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from moduli import particles
 from moduli._torch import keep_from_tracing
-from moduli.layout import Guard, Structure, read
+from moduli.layout import Guard, Reading, Structure, read
 
 from . import _arithmetic
 from ._arithmetic import make_shell
 from ._config import find_acting, keep_buffer, policies_of
 from ._operand import Operand, pair
 from ._operators import InPlaceOperators, Operators
-from ._record import Pending, build, is_composing, record_nothing, refuse_wrapped, take_result
+from ._record import Pending, build, is_composing, record_nothing, record_of, refuse_wrapped, take_result
 from ._skeleton import State, capture
-from ._species import bring_up, kernel_of
+from ._species import bring_up, give_version, hold_kernel, kernel_of
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp
 from .errors import StructureError
 from .mtype import ModuleID, ParamConfig, ParamDict
@@ -201,7 +201,7 @@ class ParamProduct(Operators):
     def _find_blueprint(self) -> _Blueprint:
         if self._blueprint is None:
             self._check_current()
-            self._blueprint = _Blueprint.of(self.pdata.modules[self.module_id], self.pdata)
+            self._blueprint = _Blueprint.of(read(self.pdata.modules[self.module_id]), self.pdata)
         return self._blueprint
 
     def _make_shell(self, copies: bool = False) -> Any:
@@ -265,8 +265,7 @@ class _Blueprint(NamedTuple):
     keys: list[int]
 
     @classmethod
-    def of(cls, module: nn.Module, data: ParticleDataImp) -> _Blueprint:
-        reading = read(module)
+    def of(cls, reading: Reading, data: ParticleDataImp) -> _Blueprint:
         numbers = {id(param): key for key, param in data.params.items()}
         policies = policies_of(reading.structure, [vars(each) for each in reading.modules])
         states = capture(reading.modules, reading)
@@ -297,13 +296,15 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     build(module)
     root = module._particle_root
     refuse_wrapped(module, root)
-    bring_up(root)
-    kernel = kernel_of(root)
+    reading = bring_up(root)
+    if record_of(root).version is None:
+        give_version(root, record_of(root), reading)
+    kernel = hold_kernel(root)
     data = kernel.data
-    blueprint = _Blueprint.of(module, data)
+    blueprint = _Blueprint.of(reading if module is root else read(module), data)
     below = set(blueprint.keys)
     params = OrderedDict((key, param) for key, param in data.params.items() if key in below)
-    made = ParamProduct(kernel, module._module_id, params)
+    made = ParamProduct(kernel, 0 if module is root else module._module_id, params)
     made._blueprint = blueprint
     acting = find_acting(blueprint.policies, blueprint.buffers)
     made.buffers = {blueprint.structure.layout.buffers[place].name: blueprint.buffers[place] for place in acting}

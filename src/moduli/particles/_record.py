@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import call, is_
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from moduli._torch import (
-    count_references,
     has_dispatch_mode,
     in_transform,
     keep_from_tracing,
@@ -32,7 +31,7 @@ from moduli._torch import (
 from moduli.kernels import pause_collection
 from moduli.layout import Reading, Structure, read
 
-from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of
+from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of, recompute
 from .errors import StructureError
 
 if TYPE_CHECKING:
@@ -83,8 +82,8 @@ class ParticleRecord:
     order: dict[str, None] = field(default_factory=dict)
     # What the particle looked like when it was last seen to be at its version.
     structure: Structure | None = None
-    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)
+    modules: Sequence[weakref.ref[nn.Module]] = ()
+    states: Sequence[State] = ()
     # The module at the top of the particle; None when it is the module itself.
     root: weakref.ref[nn.Module] | None = None
     wrapped: bool = False
@@ -94,8 +93,8 @@ class ParticleRecord:
     # Why the module cannot be converted or moved; empty if it can.
     pinned: str = ""
     # Additions that have no version yet: modules with the names that they got, and copies of the values they got then.
-    journal: list[tuple[weakref.ref[nn.Module], str]] = field(default_factory=list)
-    snapshots: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    journal: list[tuple[weakref.ref[nn.Module], str]] | tuple[()] = ()
+    snapshots: dict[int, tuple[Tensor, Tensor]] | None = None
     # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
     origin: tuple[str, dict[str, Any]] | None = None
 
@@ -119,7 +118,7 @@ class ParticleRecord:
         return pack(self)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Pending:
     """The result of an operation: values, and what to build around them."""
 
@@ -129,19 +128,19 @@ class Pending:
     flags: tuple[bool, ...]
     buffers: list[Any]
     version: VersionKernelImp
-    # The values are the tensors times this number; then the tensors are those of another result, too.
+    # The values are the tensors times this number.
     scale: float = 1
     # Whether some of the tensors are parameters of the operand itself.
     shared: bool = False
     # Whether the tensors carry a graph, so that they are parameters as they are.
     graph: bool = False
-    # Whether another result may refer to the tensors, so that a module needs copies.
-    lent: bool = False
+    # Other results that have, or had, the same list of tensors.
+    partners: tuple[weakref.ref[Pending], ...] = ()
 
     # Some classes copy the attributes of a module one by one: the copy of a shell is a shell.
     def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
         tensors, buffers = [each.clone() for each in self.tensors], [each.detach().clone() for each in self.buffers]
-        return replace(self, tensors=tensors, buffers=buffers, shared=False, lent=False)
+        return replace(self, tensors=tensors, buffers=buffers, shared=False, partners=())
 
     @property
     def terms(self) -> tuple[list[Tensor], float]:
@@ -149,31 +148,35 @@ class Pending:
         with _BUILDING:
             return self.tensors, self.scale
 
+    def share_with(self, source: Pending) -> None:
+        """Note that another result has the same tensors."""
+        with _BUILDING:
+            self.partners = (*source.partners, weakref.ref(source))
+            for each in self.partners:
+                partner = each()
+                if partner is not None:
+                    partner.partners = (*partner.partners, weakref.ref(self))
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether another result refers to the tensors, so that a module needs copies."""
+        partners = (each() for each in self.partners)
+        return any(partner is not None and partner.tensors is self.tensors for partner in partners)
+
     @property
     def is_sole(self) -> bool:
         """Whether no other result refers to the tensors, and an operation may write over them."""
-        if self.graph or self.shared or not all(g.dtype.is_floating_point for g in self.structure.layout.groups):
-            return False
-        # Python counts the owners of the list: this result, and those that it was lent to or from.
-        return not self.lent or count_references(self.tensors) <= count_references(_ALONE.tensors)
+        floating = all(group.dtype.is_floating_point for group in self.structure.layout.groups)
+        return floating and not (self.graph or self.shared or self.is_lent)
 
     def take(self) -> list[Tensor]:
         """Return the values in tensors that nothing else refers to; several threads may ask for them."""
         with _BUILDING:
             if self.scale != 1:
                 self.tensors, self.scale = list(torch._foreach_mul(self.tensors, self.scale)), 1
-            elif self.lent:
+            elif self.is_lent:
                 self.tensors = [tensor.clone() if type(tensor) is Tensor else tensor for tensor in self.tensors]
-            self.lent = False
             return self.tensors
-
-
-class _Owner:
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-
-
-_ALONE = _Owner()
 
 
 def record_of(module: nn.Module) -> ParticleRecord:
@@ -255,6 +258,7 @@ def build(shell: nn.Module) -> None:
         record.saw(Reading(structure, parameters, pending.buffers, ordered), states)
         pending.version.data.species.members.add(shell)
         del shell.__dict__[PENDING]
+        recompute(states, ordered)
 
 
 def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:

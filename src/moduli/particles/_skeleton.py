@@ -11,10 +11,14 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from operator import itemgetter
+from operator import call, itemgetter
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from moduli.layout import Reading, Structure, read
 
@@ -70,6 +74,8 @@ def capture(
         if slot_names(kind):
             state[SLOTS] = read_slots(module)
         hooks = {key: _drop_wrapper_hooks(own[key]) for key in HOOKS if own[key]} if any(_HOOKS_OF(own)) else {}
+        for name in _find_computed(hooks.get(_PRE_HOOKS, {})):
+            state.pop(name, None)
         if hooks or not SCALARS.issuperset(map(type, state.values())):
             referring = [key for key, value in state.items() if may_refer(value)]
             if references is None and (hooks or referring):
@@ -163,17 +169,21 @@ def restore(state: State, tables: Sequence[Any]) -> State:
         state: Captured attributes.
         tables: The modules, parameters and buffers of the model by key, and a dict of the objects made so far.
     """
-    made: State = {key: OrderedDict() for key in HOOKS}
-    made |= state
+    made: State = dict(zip(HOOKS, map(call, _EMPTY), strict=True))
+    made.update(state)
     if _Linked in map(type, state.values()):
         for key, value in state.items():
             if type(value) is _Linked:
                 made[key] = restore_hooks(value, tables) if key in HOOKS else resolve(value.value, tables)
-    for key in (RECORD, SLOTS):
-        made.pop(key, None)
-    if "_labelled" in state:
-        made["_labelled"] = dict(state["_labelled"])
+    if not _UNSEEN.isdisjoint(state):
+        for key in (RECORD, SLOTS):
+            made.pop(key, None)
+        if "_labelled" in state:
+            made["_labelled"] = dict(state["_labelled"])
     return made
+
+
+_EMPTY = (OrderedDict,) * len(HOOKS)
 
 
 def restore_hooks(hooks: _Linked, tables: Sequence[Any]) -> OrderedDict[int, Any]:
@@ -192,13 +202,10 @@ def restore_slots(module: nn.Module, state: State, tables: Sequence[Any]) -> Non
 
 def select_plain_attributes(state: State) -> tuple[State, list[str]]:
     """The attributes that can be had without building anything, and the names of the others."""
-    plain = state.copy()
-    for key in _UNSEEN & state.keys():
-        del plain[key]
-    linked = [key for key, held in plain.items() if type(held) is _Linked]
-    for key in linked:
-        del plain[key]
-    return plain, [key for key in linked if key not in HOOKS]
+    plain = {key: held for key, held in state.items() if type(held) is not _Linked and key not in _UNSEEN}
+    if len(plain) == len(state):
+        return plain, []
+    return plain, [key for key, held in state.items() if type(held) is _Linked and key not in HOOKS and key != SLOTS]
 
 
 _UNSEEN = frozenset((RECORD, SLOTS, "_labelled"))
@@ -241,8 +248,33 @@ def assemble(
             twin: Any = object.__new__(unwrap_kind(entry.kind))
             twin.__setstate__(made)
             made = twin.__dict__
-        restore_slots(modules[place], states[place], tables)
+        if SLOTS in states[place]:
+            restore_slots(modules[place], states[place], tables)
         modules[place].__dict__.update(made)
+
+
+_PRE_HOOKS = "_forward_pre_hooks"
+
+
+def _find_computed(hooks: Mapping[int, Any]) -> dict[str, Any]:
+    """Return the hooks of pruning and old normalisations, by the attribute that each computes before every call.
+
+    A copy with the attribute of the operand would have its values and history until its first call.
+    """
+    names = {BasePruningMethod: "_tensor_name", WeightNorm: "name", SpectralNorm: "name"}
+    return {getattr(hook, n): hook for hook in hooks.values() for kind, n in names.items() if isinstance(hook, kind)}
+
+
+def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
+    """Compute in new modules the attributes that hooks compute of parameters."""
+    for state, module in zip(states, modules, strict=True):
+        if _PRE_HOOKS in state:
+            with torch.enable_grad():
+                for name, hook in _find_computed(module.__dict__[_PRE_HOOKS]).items():
+                    if isinstance(hook, SpectralNorm):
+                        setattr(module, name, hook.compute_weight(module, do_power_iteration=False))
+                    else:
+                        hook(module, None)
 
 
 def copy_unwrapped(module: nn.Module) -> Any:
@@ -263,6 +295,7 @@ def copy_unwrapped(module: nn.Module) -> Any:
     buffers = [held.detach().clone() for held in reading.buffers]
     states, made = capture(reading.modules, reading), dict[int, nn.Module]()
     assemble(made, reading.structure, states, parameters, buffers)
+    recompute(states, [made[place] for place in range(len(made))])
     return made[0]
 
 
@@ -272,10 +305,12 @@ class Facts(NamedTuple):
     Attributes:
         restoring: Their copies need the `__setstate__` of their class, as recurrent layers of torch do.
         particles: They are particles inside the particle.
+        copying: Some class says itself how it is copied.
     """
 
     restoring: frozenset[int]
     particles: tuple[int, ...]
+    copying: bool
 
 
 def facts_of(structure: Structure) -> Facts:
@@ -284,15 +319,18 @@ def facts_of(structure: Structure) -> Facts:
     if known is None:
         kinds = [entry.kind for entry in structure.modules]
         known = structure.notes["particles"] = Facts(
-            frozenset(place for place, kind in enumerate(kinds) if _restores_itself(kind)),
+            frozenset(place for place, kind in enumerate(kinds) if _overrides(kind, "__setstate__")),
             tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
+            any(hasattr(kind, "__deepcopy__") or _overrides(kind, "__getstate__", "__reduce_ex__") for kind in kinds),
         )
     return known
 
 
-def _restores_itself(kind: type) -> bool:
+def _overrides(kind: type, *names: str) -> bool:
+    """Whether a class of others than torch's `nn.Module` and this library defines one of some methods."""
     return any(
-        "__setstate__" in base.__dict__ and not f"{base.__module__}.".startswith("moduli.")
+        name in base.__dict__ and not f"{base.__module__}.".startswith("moduli.")
+        for name in names
         for base in kind.__mro__
-        if base is not nn.Module
+        if base not in (nn.Module, object)
     )

@@ -63,7 +63,7 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
                 join_edits(version)
         else:
             record.saw(reading)
-            record.journal, record.snapshots = [], {}
+            record.journal, record.snapshots = (), None
     finally:
         if record.journal:
             version.unsettled = unsettled
@@ -125,7 +125,7 @@ def advance(
     states = capture(reading.modules, reading, strict=False)
     with Guard(deferred=True):  # nothing in it can fail
         following.species.events += events
-        record.journal, record.snapshots = [], {}
+        record.journal, record.snapshots = (), None
         # Other threads may read meanwhile: what looks new must not be taken for the version before.
         version.link(successor, own)
         record.version = successor
@@ -239,6 +239,11 @@ def version_of(module: nn.Module) -> VersionKernelImp:
 def kernel_of(module: nn.Module) -> ParticleKernelImp:
     """The kernel of a particle. There is one, as long as something holds it."""
     version_of(module)
+    return hold_kernel(module)
+
+
+def hold_kernel(module: nn.Module) -> ModuleKernel:
+    """Return the kernel of a particle that has a version."""
     record = record_of(module)
     kernel: ModuleKernel | None = record.kernel() if record.kernel is not None else None
     if kernel is None:

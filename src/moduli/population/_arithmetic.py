@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli import particles
+from moduli.kernels import find_temporaries
 from moduli.layout import Alignment, AxesError, Group, Guard, Layout, align, diff, read
 from moduli.particles import StructureError
 
@@ -35,16 +36,15 @@ class Arithmetic(particles.InPlaceOperators, Core):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> Any:
-        counts = particles.count_operand(self), particles.count_operand(other)
+        temporary = find_temporaries(self, other, reflected)
         self._check_operands()
         values = read_operand(self, other, fn)
         if values is None:
             return NotImplemented
         out = None
         if not self._inert():
-            for which, (pop, count) in enumerate(zip((self, other), counts, strict=True)):
-                if out is None and _is_spare(pop) and particles.is_temporary(count, which, reflected and not which):
-                    out = pop._values
+            spare = (pop for pop, each in zip((self, other), temporary, strict=True) if each and _is_spare(pop))
+            out = next((pop._values for pop in spare), None)
         made = operate(self, fn, values, reflected, out)
         on_buffers = make_buffer_operation(self, fn, other, reflected) if self._buffers else None
         return self._finish_result(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)

@@ -23,9 +23,15 @@ class _IsHidden:
     """
 
     def __init__(self, adam: str | None, axes: ModelAxes | None = None) -> None:
-        patterns = _EMBEDDINGS_AND_HEADS if adam is None and axes is None else adam or ""
-        self.patterns = patterns.lower().split()
+        usual = _EMBEDDINGS_AND_HEADS if axes is None else ""
+        self.patterns = (usual if adam is None else adam).lower().split()
+        self.is_default = adam is None or adam == _EMBEDDINGS_AND_HEADS
         self.axes = axes
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise UnknownNameError if a pattern that the user gave matches no parameter; the usual names need not occur."""
+        for pattern in () if self.is_default else self.patterns:
+            layout.check_pattern(pattern, [name.lower() for name in names])
 
     def __call__(self, param: Tensor, name: str | None, owner: torch.nn.Module | None) -> bool:
         if self.axes is not None and name is not None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..optim import FusedRun, Module, Optimizer, Schedule
+from ..optim import Module, Optimizer, Schedule
 from . import _problems as kit
 from ._problems import Case, LawError, NotApplicable
 
@@ -212,13 +212,7 @@ def schedulers(case: Case) -> None:
 
 def _count_kernels(opt: Optimizer) -> int:
     """How many kernels the optimizer's fused runs have made."""
-    owners: list[Any] = [opt, *kit.all_links(opt.modules)]
-    return sum(
-        len(part._fused)
-        for owner in owners
-        for part in (getattr(owner, "_segments", None) or ((), (), None))[1]
-        if isinstance(part, FusedRun)
-    )
+    return sum(map(len, opt._plan._traced.values())) if opt._plan is not None else 0
 
 
 @kit.law

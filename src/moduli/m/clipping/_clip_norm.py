@@ -43,7 +43,7 @@ class _NormLink(UpdateTransform):
         dim = check_axes(type(self).__name__, given["dim"], given["inverse_dims"])
         super().collect({**given, "dim": dim})
         self.elementwise = dim == "global" and given["ord"] in (2, "l2")
-        self.measures = dim == "global"
+        self.measures = "norm" if self.elementwise else dim == "global"
 
     def measure(
         self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None

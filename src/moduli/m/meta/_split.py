@@ -66,6 +66,8 @@ class Split(Module):
         names = [name for name in map(slots.find_name, optimizer.list_params()) if name is not None]
         for pattern in self.filter.split() if isinstance(self.filter, str) else ():
             check_pattern(pattern, names, owner="Split: the optimizer")
+        if hasattr(self.filter, "check_names"):
+            self.filter.check_names(names)
 
     def _find_owner(self, param: Tensor, model: Any) -> torch.nn.Module | None:
         if not isinstance(model, torch.nn.Module):

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ...layout import map_tensors
-from .. import _fusion
 from .._needs import ChainError
 from .plain import StepForm
 
@@ -37,8 +36,8 @@ class GraphForm(StepForm):
 
     def run(self, link: Module, objective: Objective) -> Objective:
         """Run a link on copies."""
-        from .._stepping import run_links
         from ..chain import Chain
+        from ..plan import run_links
 
         objective.wide = next(self._wide)
         if isinstance(link, Chain):
@@ -84,8 +83,9 @@ def _renew(link: Module) -> None:
 def _find_wide(links: Sequence[Module], wide: bool) -> list[bool]:
     """Whether each link may leave the update in single precision: pointwise, and before another such link or at the end."""
     from ..chain import Chain
+    from ..segments import explain_unfused
 
-    pointwise = [_fusion.explain_unfused(link) is None for link in links]
+    pointwise = [explain_unfused(link) is None for link in links]
     may = [own or isinstance(link, Chain) for own, link in zip(pointwise, links, strict=True)]
     return [own and following for own, following in zip(may, [*pointwise[1:], wide], strict=True)]
 

@@ -22,6 +22,7 @@ from ...layout import map_tensors
 from .._closure import Evaluator, FormEvaluator
 from .._needs import keeps_graph
 from .._vectors import fill_zeros
+from .graph import copy_state
 from .members import MembersForm, takes_matrices
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class MemberMatrices(MembersForm):
         apart: Whether at some step not all parameters had a gradient, so that they are no longer trained alike.
     """
 
+    enters = True
+
     def __init__(self, optimizer: Optimizer, population: Population) -> None:
         self.population = population
         #: Lets autograd and members know that there are new values.
@@ -48,6 +51,10 @@ class MemberMatrices(MembersForm):
         self.binding, self.slots = optimizer.binding, optimizer.binding.slots
         self.blocks: list[Block] = []
         self.apart = False
+        #: The parameters of the plan, and whether they are trained alike.
+        self._planned: tuple[list[Tensor], bool] = ([], False)
+        #: Parameters without a gradient in the step that runs, with their values, and their state by link and slot.
+        self._aside: tuple[list[tuple[Tensor, Tensor]], list[tuple[Module, int, Any]]] | None = None
         self.relink(optimizer)
 
     def relink(self, optimizer: Optimizer) -> None:
@@ -61,31 +68,33 @@ class MemberMatrices(MembersForm):
 
     def enter(self, leaves: list[Tensor], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
         """Return blocks, or the leaves themselves; with their gradients, where those are known."""
-        evaluated = evaluator is None
-        if evaluated:
+        evaluated, self._aside = evaluator is None, None
+        if evaluated and not self.apart:
             missing = [leaf.grad is None for leaf in leaves]
-            self.apart = self.apart or (any(missing) and not all(missing))
-        if not self._are_alike(leaves):
+            self.apart = True in missing and False in missing
+        if leaves is not self._planned[0]:  # those of another plan
+            self._planned = (leaves, self._are_alike(leaves))
+        matrices = self.population.matrices
+        if self.apart or not self._planned[1] or False in map(Tensor.is_contiguous, matrices):
             self.dissolve()
         elif not self.blocks:
             self._join_leaves()
         for block in self.blocks:
-            matrix = self.population.matrices[block.group]
+            matrix = matrices[block.group]
             if block.tensor.shape != matrix.shape or block.tensor.data_ptr() != matrix.data_ptr():
                 block.tensor.data = matrix
         if evaluated:
             self.gather()
-        seen: list[Tensor] = [*(block.tensor for block in self.blocks)] or leaves
-        return seen, None if evaluator is None else self.wrap(evaluator, leaves)
+        blocks: list[Tensor] = [block.tensor for block in self.blocks]
+        return blocks or leaves, None if evaluator is None else self.wrap(evaluator, leaves)
 
     def _are_alike(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether all parameters are trained, with the same settings."""
         return (
             self.used
-            and not self.apart
             and len(leaves) == len(self.population.layout)
             and len({self.slots.groups[self.slots.number(leaf)] for leaf in leaves}) == 1
             and not any(link.settings.local for link in self.links)
-            and all(matrix.is_contiguous() for matrix in self.population.matrices)
         )
 
     def _join_leaves(self) -> None:
@@ -141,16 +150,18 @@ class MemberMatrices(MembersForm):
     def gather(self) -> None:
         """Make the gradients of the leaves those of the blocks; the leaves show the columns as theirs from then on."""
         for block in self.blocks:
-            found, whole = [leaf.grad for leaf in block.leaves], block.tensor.grad
-            if whole is not None and all(grad is not None and grad._base is whole for grad in found):
+            grads: list[Any] = [leaf.grad for leaf in block.leaves]
+            whole = block.tensor.grad
+            missing = [grad is None for grad in grads]
+            if whole is not None and True not in missing and all(grad._base is whole for grad in grads):
                 continue  # they are its columns: what was added to them, or zeroed, is there already
             block.tensor.grad = None
-            if any(grad is not None for grad in found):
+            if False in missing:
+                dense = [grad.to_dense() for grad in (fill_zeros(grads, block.leaves) if True in missing else grads)]
                 # A tensor of its own and no view, so that its columns are known to be its.
-                whole = block.join([grad.to_dense() for grad in fill_zeros(found, block.leaves)]).data
-                block.tensor.grad = whole
-                for leaf, grad in zip(block.leaves, block.split(whole), strict=True):
-                    leaf.grad = grad
+                whole = block.tensor.grad = block.join(dense).data
+                for leaf, column in zip(block.leaves, block.split(whole), strict=True):
+                    leaf.grad = column
 
     def wrap(self, evaluator: Evaluator, first: Sequence[Tensor] = ()) -> Evaluator:
         """A closure's evaluator as one whose gradients arrive at leaves, and are wanted as those of blocks.
@@ -166,16 +177,39 @@ class MemberMatrices(MembersForm):
         def gather() -> None:
             # Only at the start of a step: at trial points a parameter without a gradient is one with the gradient zero.
             nonlocal expected
-            missing, expected = [leaf.grad is None for leaf in expected], ()
-            if any(missing) and not all(missing):
-                self.apart = True
-                raise OtherPresenceError
+            missing, count = [leaf for leaf in expected if leaf.grad is None], len(expected)
+            expected = ()
+            if 0 < len(missing) < count:
+                self._set_aside(missing)
             self.gather()
 
         held = [tensor for block in self.blocks for tensor in (*block.leaves, block.tensor)]
         form = FormEvaluator(evaluator, held, self.push, gather)
         form.fixed = evaluator.fixed
         return form
+
+    def _set_aside(self, leaves: list[Tensor]) -> None:
+        """Store parameters that turn out to have no gradient in a step of matrices, and their state, for `finish`."""
+        self.apart = True
+        states: list[tuple[Module, int, Any]] = []
+        for link in self.links:
+            rows = dict(self.list_rows(link))
+            states += [(link, slot, copy_state(rows.get(slot))) for slot in map(self.slots.number, leaves)]
+        self._aside = ([(leaf, leaf.detach().clone()) for leaf in leaves], states)
+
+    def finish(self) -> None:
+        """End a step: parameters without a gradient are where they were, and what was moved is marked."""
+        if self._aside is not None:
+            (values, states), self._aside = self._aside, None
+            self.dissolve()
+            for leaf, value in values:
+                leaf.copy_(value)
+                leaf.grad = None
+            for link, slot, row in states:
+                link.rows.pop(slot, None)
+                if row is not None:
+                    link.rows[slot] = link.make_row(row)
+        self.push()
 
     # ------------------------------------------------------------------ links that need shapes
 
@@ -184,6 +218,9 @@ class MemberMatrices(MembersForm):
         self.push()
         objective.blocks, objective.matrices = None, None
         objective.params = [leaf for block in self.blocks for leaf in block.leaves]
+        if self._aside is not None:
+            missing = {leaf for leaf, _ in self._aside[0]}
+            objective.present = [leaf not in missing for leaf in objective.params]
         for key in ("updates", "grads"):
             held = getattr(objective, key)
             if held is not None:
@@ -207,9 +244,13 @@ class MemberMatrices(MembersForm):
 
     def name_tensors(self) -> str:
         """Say what links that take matrices see: the matrices of the last step."""
-        if not self._are_alike([leaf for leaf in self.population.parameters() if leaf.requires_grad]):
+        leaves, matrices = (
+            [leaf for leaf in self.population.parameters() if leaf.requires_grad],
+            self.population.matrices,
+        )
+        if self.apart or not self._are_alike(leaves) or False in map(Tensor.is_contiguous, matrices):
             return "parameters stacked over members"
-        sizes = [f"{len(matrix)} x {matrix.shape[1]:,}" for matrix in self.population.matrices]
+        sizes = [f"{len(matrix)} x {matrix.shape[1]:,}" for matrix in matrices]
         return f"{len(sizes)} matri{'x' if len(sizes) == 1 else 'ces'} of {', '.join(sizes)}"
 
     def read_row(self, rows: Mapping[int, Any], slot: int) -> Any:
@@ -221,10 +262,6 @@ class MemberMatrices(MembersForm):
                 if each is leaf and row:
                     return MappingProxyType({name: block.column(value, i) for name, value in row.items()})
         return None
-
-
-class OtherPresenceError(Exception):
-    """Not all parameters have gradients, so that the step begins again with each of them by itself."""
 
 
 class Block:

@@ -22,6 +22,7 @@ from .plain import StepForm
 if TYPE_CHECKING:
     from ...population import Population, Shard
     from .. import Module, Objective, Optimizer
+    from ..slots import Slots
 
 
 def _is_chain(link: Module) -> bool:
@@ -106,11 +107,12 @@ def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None
     check_values(path, link.defaults, count if shard is None or taken else shard.total)
 
 
-def adopt(population: Population, params: Mapping[str, Tensor]) -> None:
+def adopt(population: Population, slots: Slots) -> None:
     """Make tensors that were copied with an optimizer the parameters of the population that was copied with it.
 
     A population makes its parameters as views of its storage, so that of a copy is not what the optimizer's copy holds.
     """
+    params = dict(zip(slots.names, slots.params, strict=True))
     leaves = list(population.parameters())
     for i, (name, leaf) in enumerate(population.named_parameters()):
         param = params.get(name)

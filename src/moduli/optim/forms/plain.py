@@ -16,9 +16,11 @@ class StepForm:
 
     Attributes:
         fuses: Whether runs of pointwise links are one pass.
+        enters: Whether links see other tensors than the parameters.
     """
 
     fuses = True
+    enters = False
 
     def enter(self, leaves: list[Tensor], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
         """Return the tensors that links see for these parameters, and an evaluator whose gradients arrive at them.

@@ -8,7 +8,7 @@ a link that needs all parameters at once is given all of them **whole**, in ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,6 @@ from ...layout import (
     find_box,
     find_group,
     is_sharded,
-    make_whole,
-    map_tensors,
-    piece_like,
     piece_of,
     show_pieces,
 )
@@ -58,6 +55,8 @@ class ShardedParams(StepForm):
     """
 
     exchange: Exchange
+
+    enters = True
 
     def __init__(self, optimizer: Optimizer, before: ShardedParams | None = None) -> None:
         self.slots = optimizer.binding.slots
@@ -307,81 +306,9 @@ class ShardedParams(StepForm):
                 raise ChainError(f"{name} {what}, but parameters of FSDP1 have no shapes. Use FSDP2: fully_shard(net)")
 
 
-# ---------------------------------------------------------------------- saved
-
-
-def is_stored_here(shards: ShardedParams, link: Module, param: Tensor) -> bool:
-    """Whether this process stores the state of a link for a parameter."""
-    i = shards.find_position(param)
-    return i < 0 or shards.forms[link] is not Across.MATRICES or shards.exchange.owners[i] == shards.exchange.rank
-
-
 def hollow(like: Tensor, device: torch.device) -> Tensor:
     """A tensor of the same shape and dtype with the memory of one element."""
     return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
-
-
-def pack_value(shards: ShardedParams, link: Module, param: Tensor, value: Any) -> Any:
-    """Return a value of a link's state as it is saved: tensors with the shape of a local shard are shards."""
-    i = shards.find_position(param)
-    if i < 0 or shards.forms[link] is not Across.NOTHING or not is_sharded(shards.params[i]):
-        return value
-    local = shards.locals[i]
-    axes = local.dim()
-
-    def pack(tensor: Tensor) -> Any:
-        if tensor.shape[:axes] != local.shape:
-            return tensor
-        return piece_like(tensor, shards.params[i], tuple(tensor.shape[axes:]))
-
-    return map_tensors(value, pack)
-
-
-def unpack_value(shards: ShardedParams, link: Module, param: Any, value: Any) -> Any:
-    """A saved value, as the link keeps it here."""
-    if not is_sharded(param) or shards.forms[link] is not Across.NOTHING:
-        return map_tensors(value, make_whole)
-    starts, sizes = find_box(param)
-
-    def unpack(tensor: Any) -> Any:
-        if is_sharded(tensor):
-            return piece_of(tensor.redistribute(param.device_mesh, param.placements)).clone()
-        if tensor.shape[: param.dim()] != param.shape:
-            return tensor
-        rest = tuple(tensor.shape[param.dim() :])
-        return cut(tensor, ((*starts, *(0 for _ in rest)), (*sizes, *rest))).clone()
-
-    return map_tensors(value, unpack)
-
-
-def join_owned(shards: ShardedParams, saved: dict[str, Any], paths: Mapping[Module, str]) -> dict[str, Any]:
-    """The saved state with what links have learnt in other processes, of the tensors that those own."""
-    owned = [paths[link] for link, form in shards.forms.items() if form is Across.MATRICES]
-    if not owned:
-        return saved
-    own: dict[str, dict[str, Any]] = {}
-    for name, row in saved["state"].items():
-        own[name] = {key: value for key, value in row.items() if key.rpartition("/")[0] in owned}
-    learnt = {key.rpartition("/")[0] for row in own.values() for key in row}
-    shared = join_rows({path: saved["links"][path] for path in learnt}, shards.group)
-    state = dict(saved["state"])
-    for name, row in join_rows(own, shards.group).items():
-        state[name] = {**state.get(name, {}), **row}
-    order = {name: i for i, name in enumerate(saved["shapes"])}
-    state = dict(sorted(state.items(), key=lambda item: order.get(item[0], len(order))))
-    return {**saved, "state": state, "links": {**saved["links"], **shared}}
-
-
-def join_rows(rows: dict[str, dict[str, Any]], group: Any) -> dict[str, dict[str, Any]]:
-    """What the processes of a group have, together; one that holds nothing of a parameter has learnt nothing of it."""
-    every: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(every, rows, group=group)
-    out: dict[str, dict[str, Any]] = {}
-    for theirs in reversed(every):
-        for name, row in theirs.items():
-            if row:
-                out.setdefault(name, {}).update(row)
-    return out
 
 
 # ---------------------------------------------------------------------- FSDP1: pieces of one flat vector, without shapes

@@ -1,0 +1,104 @@
+"""Weighted sums of modules that have one structure: all tensors in a few calls, instead of name by name.
+
+The values are those of the general way, bit for bit. Whatever is out of the ordinary is left to it, errors included.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..layout import Layout, any_sharded, read, show_pieces
+from ..particles import copy_plain
+from ._models import COUNTER
+
+_FLOATING = (torch.float32, torch.float64)
+# So many elements are summed at once.
+_CHUNK = 1 << 16
+
+
+@torch.no_grad()
+def try_sum(
+    models: Sequence[Any], choose_weights: Callable[[str], list[float]], keeps: Callable[[str], bool], integers: str
+) -> nn.Module | None:
+    """Return the weighted sum of modules of one structure.
+
+    Args:
+        models: The modules; the buffers of the result are the first one's.
+        choose_weights: The weights, which are the same for all names. Models of weight 0 are not looked at.
+        keeps: Whether what all models agree on is copied bit for bit, which is so for all names or for none.
+        integers: `"equal"` if tensors of integers must be equal.
+
+    Returns:
+        The module; None if the general way has to be taken.
+    """
+    if not all(isinstance(model, nn.Module) for model in models):
+        return None
+    readings = [read(model) for model in models]
+    if "torch.distributed.fsdp" in sys.modules and any(show_pieces(each.modules) for each in readings):
+        return None
+    first = readings[0]
+    layout = first.structure.layout
+    if any(each.structure is not first.structure for each in readings) or not _is_ordinary(layout, first.parameters):
+        return None
+    if integers == "equal" and not _agree_on_integers(layout, [each.buffers for each in readings]):
+        return None
+
+    def compute() -> tuple[list[Tensor], list[Tensor]] | None:
+        name = layout.entries[0].name
+        values = _sum_weighted(layout, [each.parameters for each in readings], choose_weights(name))
+        if keeps(name):
+            for place, row in enumerate(zip(*(each.parameters for each in readings), strict=True)):
+                if all(torch.equal(row[0], other) for other in row[1:]):
+                    values[place] = row[0].detach().clone()
+        return (values, [buffer.clone() for buffer in first.buffers]) if _are_finite(values, layout.numel) else None
+
+    return copy_plain(models[0], first, compute) if layout.entries else None
+
+
+def _is_ordinary(layout: Layout, parameters: Sequence[Tensor]) -> bool:
+    """Whether all parameters are dense, floating, in memory of their own, and accumulated in their own dtype."""
+    if not all(group.dtype in _FLOATING and group.device.type != "meta" for group in layout.groups):
+        return False
+    if any(type(param) is not nn.Parameter for param in parameters) or any_sharded(parameters):
+        return False
+    return len({param.data_ptr() for param in parameters}) == len(parameters)
+
+
+def _agree_on_integers(layout: Layout, buffers: Sequence[Sequence[Tensor]]) -> bool:
+    for place, entry in enumerate(layout.buffers):
+        if entry.dtype.is_floating_point or entry.dtype.is_complex or entry.name.rpartition(".")[2] == COUNTER:
+            continue
+        if not all(torch.equal(buffers[0][place], other[place]) for other in buffers[1:]):
+            return False
+    return True
+
+
+def _sum_weighted(layout: Layout, models: Sequence[list[Tensor]], weights: Sequence[float]) -> list[Tensor]:
+    """Return the weighted sums of the tensors of models, in runs that stay in the caches with what is made of them."""
+    terms = [(weight, tensors) for weight, tensors in zip(weights, models, strict=True) if weight != 0]
+    values: list[Tensor] = []
+    start, count = 0, 0
+    for stop, entry in enumerate(layout.entries, 1):
+        count += entry.numel
+        if count >= _CHUNK or stop == len(layout):
+            part, (start, count) = slice(start, stop), (stop, 0)
+            sums = list(torch._foreach_mul(terms[0][1][part], terms[0][0])) if terms else _make_zeros(models[0][part])
+            for weight, tensors in terms[1:]:
+                torch._foreach_add_(sums, tensors[part], alpha=weight)
+            values += sums
+    return values
+
+
+def _make_zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(tensor) for tensor in tensors]
+
+
+def _are_finite(tensors: Sequence[Tensor], numel: int) -> bool:
+    """Return whether all values are finite; no where a sum of squares overflows."""
+    if numel < _CHUNK and len({tensor.dtype for tensor in tensors}) == 1:
+        return math.isfinite(torch.cat([tensor.reshape(-1) for tensor in tensors]).sum().item())
+    return all(math.isfinite(norm.item()) for norm in torch._foreach_norm(list(tensors)))

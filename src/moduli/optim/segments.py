@@ -1,0 +1,84 @@
+"""Chains as segments: runs of pointwise links, each one pass over all parameters, and links by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._checks import check_updates
+from ._fusion import FusedRun, Traced
+from ._needs import Across
+from .objective import Objective
+from .transform import TensorTransform
+
+if TYPE_CHECKING:
+    from . import Module
+    from .forms import StepForm
+
+
+def explain_unfused(link: Module, over_members: bool = False) -> str | None:
+    """Why a link can't be part of a fused run; None where it can."""
+    if not isinstance(link, TensorTransform):
+        return "it works on the objective, not on tensors"
+    name = link.find_override()
+    # One number per member is no scalar of a kernel.
+    differs = over_members and (link.finds_numbers() or link.settings.are_per_member())
+    reasons = {
+        "its hooks are not declared pointwise": not link.elementwise,
+        "it works on one vector of all parameters": link.concat_params,
+        f"it has inner links ({', '.join(link.children)})": bool(link.children),
+        f"it learns at every {link.update_freq}th step only": link.update_freq != 1,
+        "it uses the loss": link.uses_loss,
+        "a number differs between members": differs,
+        f"it overrides {name}": name is not None,
+        f"its hooks are not pure: {link.impure}": link.impure is not None,
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
+
+
+def make_segments(links: Sequence[Module], moves: bool = False, traced: Traced | None = None) -> list[Segment]:
+    """Return links as segments: each maximal run of pointwise ones is a `FusedRun`, the others are by themselves.
+
+    Args:
+        links: The links of a chain.
+        moves: Whether parameters move by its update: a run at its end then moves them itself.
+        traced: What was traced of runs before.
+    """
+    out: list[Any] = []
+    for link in links:
+        binding = link.settings.binding
+        whole = (Across.MATRICES, Across.EVERYTHING) if binding.in_pieces else ()
+        if explain_unfused(link, binding.members is not None) is not None or link.across in whole:
+            out.append(LinkRun(link))
+        elif out and isinstance(out[-1], list) and not link.finds_numbers():  # type: ignore[attr-defined]
+            out[-1].append(link)
+        else:
+            out.append([link])
+    traced, last = {} if traced is None else traced, len(out) - 1 if moves else -1
+    for i, part in enumerate(out):
+        if isinstance(part, list):
+            out[i] = FusedRun(part, i == last, traced.setdefault(tuple(part), {}))
+    return out
+
+
+class LinkRun:
+    """A link by itself, as a segment of a chain."""
+
+    def __init__(self, link: Module) -> None:
+        self.links = [link]
+
+    def run(self, objective: Objective, form: StepForm) -> Objective:
+        """Run the link in a form, and check what it returns."""
+        (link,) = self.links
+        objective = form.run(link, objective)
+        if not isinstance(objective, Objective):
+            raise TypeError(f"{link!r} returned a {type(objective).__name__}; apply must return the objective")
+        if objective.checking:
+            check_updates(objective, link)
+        return objective
+
+    def renew_numbers(self) -> None:
+        """Do nothing: a link reads its settings at every step."""
+
+
+Segment = LinkRun | FusedRun
