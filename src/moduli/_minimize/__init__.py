@@ -13,6 +13,8 @@ import torch
 from ..optim import Module, Need
 from ._constraints import minimize_constrained, read_constraints
 from ._direct import DIRECT, DirectMethod
+from ._fit import run_fit
+from ._least_squares import LeastSquaresOptions
 from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
 from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY, canonical
 from ._point import StartPoint, data_of, from_vector, to_vector
@@ -58,7 +60,8 @@ def minimize(
         constraints: {"type": "eq", "fun": c} for c(x) = 0 and {"type": "ineq", "fun": c} for c(x) >= 0, one or a list, as in
             SciPy. They are met by an augmented Lagrangian around the method; `Result` has their multipliers and the residual
             of the conditions of Karush, Kuhn and Tucker, which `tol` is then of (1e-6 in double precision, else 1e-3).
-        tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4.
+        tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4. Fits by
+            lm end by default when the point is known to 8 digits, whatever the units of the residuals.
         max_evals: The largest number of evaluations; by default 10000, or 200 per number if that is more.
         max_steps: The largest number of steps.
         callback: Called after each step with the `Result` so far; a true answer, or StopIteration, ends the run.
@@ -107,10 +110,10 @@ def minimize(
             raise ValueError(f"minimize: {', '.join(BATCHED)} are batched; for {name} call minimize for each start")
     point = StartPoint(x0)
     low, high = read_bounds(point, bounds, lower, upper, batched)
-    projects = not batched and (name in IN_BOX or name == "auto")
+    projects = not batched and (name in IN_BOX or name in ("lm", "auto"))
     bounded = any(bound is not None for bound in (*low, *high))
     if bounded and bounds_by == "projection" and not projects:
-        raise ValueError(f"minimize: {name} takes bounds by transform; by projection {', '.join(IN_BOX)} do")
+        raise ValueError(f"minimize: {name} takes bounds by transform; by projection lm, {', '.join(IN_BOX)} do")
     transform = batched or (bounded and (bounds_by == "transform" or not projects))
     variables = Variables(point, low, high, transform)
     if batched:
@@ -122,13 +125,13 @@ def minimize(
             # Least squares for a vector; the dense quasi-Newton method where its matrix is small.
             run.ready = run.call()
             data = data_of(run.ready[1])
-            several = data is not None and data.dim() == 1 and data.numel() > 1
+            several = data is not None and data.numel() > 1
             run.method = name = "lm" if several else "bfgs" if point.size <= 200 else "lbfgs"
     run.residuals = name in RESIDUALS
     if not isinstance(method, str):
         links = [method] if isinstance(method, Module) else list(method)
         run.residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
-    elif name not in DIRECT:
+    elif name not in DIRECT and name != "lm":
         links = IN_BOX[name](variables) if bounded and not transform else CHAINS[name]()
     size = point.choose_tol(tol, 1e-8, 1e-4)
     with _show_progress(progress, run, callback) as after:
@@ -139,6 +142,8 @@ def minimize(
                 run.end("All variables are fixed by their bounds.", True)
             elif name in DIRECT:
                 _run_direct(run, DIRECT[name], point.choose_tol(None, 1e-12, 1e-6), max_steps, after)
+            elif name == "lm":
+                run_fit(run, LeastSquaresOptions(tol=tol or 0.0), None, steps=max_steps, after=after)
             else:
                 run_chain(run, links, tol=size, steps=max_steps, after=after)
         except EndOfRun as stop:

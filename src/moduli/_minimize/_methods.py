@@ -102,7 +102,6 @@ CHAINS: dict[str, Callable[[], list[Module]]] = {
     "trust-ncg": lambda: [m.TrustCG(m.NewtonCG(reg=0.0), cg_tol=0.03, max_attempts=30, **_RADIUS)],
     "trust-exact": lambda: [m.TrustExact(m.Newton(), max_attempts=30, **_RADIUS)],
     "dogleg": lambda: [m.Dogleg(m.Newton(), max_attempts=30)],
-    "lm": lambda: [m.LevenbergMarquardt(m.GaussNewton(), max_attempts=30)],
     "gn": lambda: [m.GaussNewton(reg=1e-14), m.Backtracking(maxiter=40)],
     "gd": lambda: [m.AdaptiveBacktracking(maxiter=40)],
     "adam": lambda: [m.Adam(), m.LR(1e-2)],
@@ -120,7 +119,6 @@ IN_BOX: dict[str, Callable[[Variables], list[Module]]] = {
     "cg": lambda v: [Free(v), m.PolakRibiere(), Free(v), m.AdaptiveBacktracking(maxiter=40)],
     "gd": lambda v: [Free(v), m.AdaptiveBacktracking(maxiter=40)],
     "adam": lambda v: [Free(v), m.Adam(), m.LR(1e-2), Free(v)],
-    "lm": lambda v: [BoundedLevenbergMarquardt(v, m.GaussNewton(), max_attempts=30)],
     "damped-newton": lambda v: [BoundedLevenbergMarquardt(v, m.Newton(), max_attempts=30)],
 }
 """Chains that stay within bounds by themselves; the others get theirs by a change of variables."""
@@ -143,7 +141,7 @@ _ALIASES = {
 
 def canonical(name: str) -> str:
     """A name as it is in the tables."""
-    known = sorted({*CHAINS, *DIRECT, "auto"})
+    known = sorted({*CHAINS, *DIRECT, "lm", "auto"})
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
     spelled = {"".join(filter(str.isalnum, other)): other for other in known} | _ALIASES
     if plain in spelled:

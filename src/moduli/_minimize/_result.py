@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..labels import Space
 from ..labels import Tensor as Labelled
+from ._derivatives import VectorFunction
 from ._point import StartPoint, data_of, from_vector, to_vector, value_of
 
 
@@ -125,6 +127,7 @@ class FoundProblem(NamedTuple):
         at: Where it is differentiated, as the real vector of all leaves.
         fixed: For each leaf the numbers that bounds fix, or None.
         constraints: Functions of the point that are zero: what holds as an equation at the result.
+        J: The Jacobian there, where the run has computed it.
     """
 
     fun: Callable[[Any], Any]
@@ -132,6 +135,7 @@ class FoundProblem(NamedTuple):
     at: Tensor
     fixed: Sequence[Tensor | None]
     constraints: Sequence[Callable[[Any], Any]] = ()
+    J: Tensor | None = None
 
     def __reduce__(self) -> Any:
         # Functions are seldom picklable, and a result is worth keeping without.
@@ -144,13 +148,13 @@ class FoundProblem(NamedTuple):
         return self.point.call(fun, from_vector(vector, self.point.leaves))
 
     def _differentiate(self, fun: Callable[[Any], Any]) -> tuple[Tensor, Tensor]:
-        """The values as a vector, and their Jacobian by the real vector of all leaves."""
-
-        def values(vector: Tensor) -> Tensor:
-            data: Tensor = data_of(self._evaluate(fun, vector))
-            return data.reshape(-1)
-
-        return values(self.at).detach(), torch.autograd.functional.jacobian(values, self.at)  # type: ignore[no-untyped-call]
+        """Return the values as a vector, and their Jacobian by the real vector of all leaves."""
+        function = VectorFunction(fun, self.point)
+        with torch.no_grad():
+            values = function(self.at)
+        if fun is self.fun and self.J is not None:
+            return values, self.J.to(values)
+        return values, function.jacobian(self.at, values.numel())
 
     def compute_hessian(self) -> Tensor:
         """The Hessian of the value by the real vector of all leaves."""
@@ -163,33 +167,56 @@ class FoundProblem(NamedTuple):
         return 0.5 * (H + H.T)
 
     def compute_covariance(self) -> Tensor:
-        """The covariance by the real vector of all leaves."""
+        """Return the covariance by the real vector of all leaves.
+
+        The Jacobian is decomposed with its columns scaled to length one, never its square: J'J has the square of its
+        condition. Where the data say nothing of a direction, entries to which it belongs are infinite, and the others are
+        those of the directions that are determined.
+        """
         vector, J = self._differentiate(self.fun)
+        Z = self._find_free_directions(J.dtype)
         if vector.numel() == 1:
-            curvature, scale = self.compute_hessian(), 1.0
+            H = Z.T @ self.compute_hessian() @ Z
+            sizes = _avoid_zeros(H.diagonal().abs().sqrt())
+            values, vectors = torch.linalg.eigh(H / sizes / sizes[:, None])
+            weights, scale = values, 1.0
         else:
-            curvature, scale = J.T @ J, None
+            free = J @ Z
+            sizes = _avoid_zeros(torch.linalg.vector_norm(free, dim=0))
+            _, roots, Vh = torch.linalg.svd(free / sizes, full_matrices=free.shape[0] < free.shape[1])
+            values = torch.cat([roots, roots.new_zeros(len(Vh) - len(roots))])
+            weights, vectors = values.square(), Vh.T
+            freedom = vector.numel() - Z.shape[1]
+            scale = float(vector.square().sum()) / freedom if freedom > 0 else math.inf
+        least = torch.finfo(values.dtype).eps * max(J.shape) * float(values.abs().max() if values.numel() else 0.0)
+        known = values > least if math.isfinite(scale) else torch.zeros_like(values, dtype=torch.bool)
+        directions = Z @ (vectors / sizes[:, None])
+        out: Tensor = (
+            scale * (directions[:, known] / weights[known]) @ directions[:, known].T if known.any() else 0 * Z @ Z.T
+        )
+        blind = directions[:, ~known]
+        if blind.shape[1]:
+            # An undetermined direction has a weight of rounding in variables that it does not concern.
+            blind = blind / torch.linalg.vector_norm(blind, dim=0)
+            free = blind @ blind.T
+            out = torch.where(free.abs() > 1e-10, free.sign() * math.inf, out)
+        return out
+
+    def _find_free_directions(self, dtype: torch.dtype) -> Tensor:
+        """Return an orthonormal basis of the directions in which neither what is fixed nor a constraint changes."""
         marks = [torch.zeros_like(leaf) for leaf in self.point.leaves]
         for mark, fixed in zip(marks, self.fixed, strict=True):
             if fixed is not None:
                 mark[fixed] = 1
-        held = torch.eye(J.shape[1], dtype=J.dtype)[to_vector(marks) != 0]
-        A = torch.cat([held, *(self._differentiate(constraint)[1] for constraint in self.constraints)])
-        # Directions in which neither what is fixed nor a constraint changes.
-        _, sizes, Vh = torch.linalg.svd(A, full_matrices=True)
+        fixed_numbers = to_vector(marks) != 0
+        identity = torch.eye(len(fixed_numbers), dtype=dtype, device=fixed_numbers.device)
+        if not self.constraints:
+            return identity[:, ~fixed_numbers]
+        rows = [identity[fixed_numbers], *(self._differentiate(constraint)[1] for constraint in self.constraints)]
+        _, sizes, Vh = torch.linalg.svd(torch.cat(rows), full_matrices=True)
         rank = int((sizes > 1e-10 * max(1.0, float(sizes.max()) if sizes.numel() else 1.0)).sum())
-        Z = Vh[rank:].T
-        if scale is None:
-            freedom = vector.numel() - Z.shape[1]
-            scale = float(vector.abs().square().sum()) / freedom if freedom > 0 else torch.inf
-        values, vectors = torch.linalg.eigh(Z.T @ curvature @ Z)
-        # The eigenvalues of J'J are squares, so that those of J are compared, as curve_fit does.
-        least = torch.finfo(values.dtype).eps * max(J.shape) * float(values.abs().max() if values.numel() else 0.0)
-        if bool((values <= least).any()) or scale == torch.inf:
-            weight = (Z @ Z.T).abs() > 1e-12
-            return torch.where(weight, torch.inf, 0.0).to(J.dtype)
-        inverse: Tensor = Z @ (vectors / values) @ vectors.T @ Z.T
-        return scale * inverse
+        basis: Tensor = Vh[rank:].T
+        return basis
 
     # ------------------------------------------------------------------ in x0's form
 
@@ -236,3 +263,8 @@ def _prime(spaces: Sequence[Space], taken: Sequence[Space]) -> tuple[Space, ...]
         out.append(space if name == space.name else space.rename(name))
         names |= {name} if name is not None else set()
     return tuple(out)
+
+
+def _avoid_zeros(sizes: Tensor) -> Tensor:
+    """Return the sizes to divide by, with one in place of zero."""
+    return torch.where(sizes == 0, 1.0, sizes)
