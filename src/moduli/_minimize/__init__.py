@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ..optim import Module, Need
-from ._constraints import minimize_constrained, read_constraints
+from ._constrained import SMALL, run_sqp
+from ._constraints import Constraint, minimize_constrained, read_constraints
 from ._direct import DIRECT, DirectMethod
 from ._fit import run_fit
 from ._least_squares import LeastSquaresOptions
@@ -96,14 +97,19 @@ def minimize(
             raise ValueError(f"minimize: {name} is {limit}; allow at least one")
     if bounds_by not in ("auto", "projection", "transform"):
         raise ValueError(f"minimize: bounds_by is {bounds_by!r}; it is 'auto', 'projection' or 'transform'")
-    if constraints:
+    name = canonical(method) if isinstance(method, str) else "links"
+    if constraints or name == "sqp":
         if batched:
             raise ValueError("minimize: constraints take one start at a time; call minimize for each")
+        if name == "sqp" or (name == "auto" and StartPoint(x0).size <= SMALL):
+            return _minimize_by_sqp(
+                fun, x0, read_constraints(constraints), read_bounds(StartPoint(x0), bounds, lower, upper),
+                tol, max_evals, max_steps, callback, progress,
+            )  # fmt: skip
         return minimize_constrained(
             minimize, fun, x0, read_constraints(constraints), tol=tol, max_evals=max_evals, callback=callback,
             max_steps=max_steps, progress=progress, method=method, bounds=bounds, lower=lower, upper=upper, bounds_by=bounds_by,
         )  # fmt: skip
-    name = canonical(method) if isinstance(method, str) else "links"
     if batched:
         name = "lbfgs" if name == "auto" else name
         if name not in BATCHED:
@@ -150,6 +156,24 @@ def minimize(
             run.end(str(stop), False)
         run.finish(size)
     return run.result()
+
+
+def _minimize_by_sqp(
+    fun: Callable[[Any], Any],
+    x0: Any,
+    constraints: list[Constraint],
+    sides: tuple[list[Any], list[Any]],
+    tol: float | None,
+    max_evals: int | None,
+    max_steps: int | None,
+    callback: Callable[[Result], Any] | None,
+    progress: bool,
+) -> Result:
+    point = StartPoint(x0)
+    run = SingleRun(Variables(point, *sides, False), point.leaves, fun, max_evals, "sqp")
+    with _show_progress(progress, run, callback) as after:
+        size = point.choose_tol(tol, 1e-6, 1e-3)
+        return run_sqp(run, constraints, tol=size, steps=max_steps, after=after)
 
 
 def _run_direct(run: SingleRun, find: DirectMethod, tol: float, steps: int | None, after: Callable[[], bool]) -> None:

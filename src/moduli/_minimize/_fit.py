@@ -62,18 +62,17 @@ def run_fit(
             run.check_limit()
             ready, run.ready = run.ready, None
             values = function(vector) if ready is None else flatten_values(ready[1]).detach()
-        return np.nan_to_num(_to_numpy(values), nan=math.inf, posinf=math.inf, neginf=-math.inf)
+        return np.nan_to_num(to_numpy(values), nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
     def differentiate(x: Array) -> Array:
         run.jacobians += 1
-        return _to_numpy(function.jacobian(locate(x), len(state.r)))
+        return to_numpy(function.jacobian(locate(x), len(state.r)))
 
     def curve(x: Array, direction: Array) -> Array:
-        return _to_numpy(function.curve(locate(x), locate(direction)))
+        return to_numpy(function.curve(locate(x), locate(direction)))
 
-    bounds = [_read_side(run, side) for side in (variables.low, variables.high)]
-    low, high = (np.nan_to_num(side, nan=end) for side, end in zip(bounds, (-math.inf, math.inf), strict=True))
-    state = FitState(Residuals(evaluate, differentiate, curve), _to_numpy(start), low, high, options)
+    low, high = read_side(run, variables.low, -math.inf), read_side(run, variables.high, math.inf)
+    state = FitState(Residuals(evaluate, differentiate, curve), to_numpy(start), low, high, options)
     if not math.isfinite(state.norm):
         raise EndOfRun(f"The loss is {state.norm} at the start.")
     _record(run, state, function)
@@ -106,14 +105,21 @@ def _describe_end(run: SingleRun, state: FitState, function: VectorFunction, J: 
         run.end_jacobian = torch.from_numpy(J)
 
 
-def _read_side(run: SingleRun, sides: list[Tensor | None]) -> Array:
-    """Return the bounds of all variables on one side as a vector; NaN where open."""
+def read_side(run: SingleRun, sides: list[Tensor | None], end: float) -> Array:
+    """Return the bounds of all variables on one side as a vector, with this end where they are open."""
     if run.variables.transform:
         sides = [None] * len(sides)
     pairs = zip(sides, run.leaves, strict=True)
-    return _to_numpy(to_vector([torch.full_like(leaf, math.nan) if side is None else side for side, leaf in pairs]))
+    # Complex numbers have no bounds, and an infinite one would be no number in both of its parts.
+    wide = [torch.full_like(leaf, 0.0) if side is None else side for side, leaf in pairs]
+    vector = to_numpy(to_vector(wide))
+    closed = to_vector(
+        [torch.full_like(leaf, 0.0 if side is None else 1.0) for side, leaf in zip(sides, run.leaves, strict=True)]
+    )
+    return np.where(to_numpy(closed) != 0, vector, end)
 
 
-def _to_numpy(tensor: Tensor) -> Array:
+def to_numpy(tensor: Tensor) -> Array:
+    """Return a tensor in double precision on the host."""
     array: Array = tensor.detach().double().cpu().numpy()
     return array

@@ -131,6 +131,7 @@ _ALIASES = {
     "gaussnewton": "gn",
     "trustcg": "trust-ncg",
     "leastsq": "lm",
+    "slsqp": "sqp",
     "coordinatedescent": "cd",
     "gradientdescent": "gd",
     "polakribiere": "cg",
@@ -139,11 +140,25 @@ _ALIASES = {
 }
 
 
+# Methods of SciPy without an equal here, and what serves in their place.
+_INSTEAD = {
+    "trustconstr": "sqp, or any method with constraints=",
+    "cobyla": "nelder-mead with constraints=, or sqp where there are derivatives",
+    "cobyqa": "nelder-mead with constraints=, or sqp where there are derivatives",
+    "tnc": "lbfgs with bounds=",
+    "trustkrylov": "trust-ncg",
+    "trf": "lm, which takes bounds",
+    "dogbox": "lm, which takes bounds",
+}
+
+
 def canonical(name: str) -> str:
     """A name as it is in the tables."""
-    known = sorted({*CHAINS, *DIRECT, "lm", "auto"})
+    known = sorted({*CHAINS, *DIRECT, "lm", "sqp", "auto"})
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
     spelled = {"".join(filter(str.isalnum, other)): other for other in known} | _ALIASES
     if plain in spelled:
         return spelled[plain]
+    if plain in _INSTEAD:
+        raise ValueError(f"minimize: there is no method {name!r}; use {_INSTEAD[plain]}")
     raise ValueError(f"minimize: there is no method {name!r}; use {', '.join(known)}, or a list of links")
