@@ -72,6 +72,7 @@ class FitState:
         options: Tolerances and variants.
     """
 
+    @np.errstate(over="ignore")
     def __init__(self, functions: Residuals, x: Array, low: Array, high: Array, options: LeastSquaresOptions) -> None:
         self.functions, self.x, self.low, self.high, self.options = functions, x, low, high, options
         self.r = functions.values(x)
@@ -167,6 +168,7 @@ class Trial(NamedTuple):
     slope: float
 
 
+@np.errstate(over="ignore")
 def propose(state: FitState, gradient: Array) -> Trial:
     """Return the damped step within the bounds: what would leave them is put onto its bound, and the others solved again."""
     fixed = state.find_pushed(gradient)
@@ -246,6 +248,7 @@ def fit_least_squares(state: FitState) -> Iterator[tuple[str, bool]]:
         yield reason, True
 
 
+@np.errstate(over="ignore")
 def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
     """Move if the sum of squares falls as predicted, and fit the trust region; return whether, and why to end."""
     options = state.options
