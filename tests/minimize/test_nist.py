@@ -45,3 +45,13 @@ def test_there_are_27_with_the_same_loss_as_problems():
             assert float(problem.loss(point)) == float(problem.residuals(point).square().sum())
             point.x.copy_(problem.data.certified)
             assert abs(float(problem.loss(point)) - problem.optimum) <= problem.tolerance
+
+
+@pytest.mark.parametrize("options", [{"broyden": True}, {"geodesic": True}])
+@pytest.mark.parametrize("name", ["nist-misra1a", "nist-chwirut2", "nist-danwood", "nist-rat43", "nist-eckerle4"])
+def test_variants_end_at_the_same_point(name, options):
+    problem = get(name)
+    data = problem.data
+    fit = minimize(lambda b: problem.predict(b, data.x) - data.y, data.starts[1], "lm", options=options)
+    assert fit.success, fit
+    assert count_digits(fit.x, data.certified) >= 6

@@ -17,8 +17,8 @@ class VectorFunction:
     Args:
         fun: The user's function, of a point in the form of x0.
         point: The form of x0.
-        jac: "forward" or "reverse" mode of differentiation, a function that returns the Jacobian, or None for the cheaper
-            mode: forward where there are fewer variables than values.
+        mode: "forward" or "reverse" mode of differentiation, or None for the cheaper one: forward where there are fewer
+            variables than values.
         see: Maps leaves to those that the function is given, or None.
     """
 
@@ -26,10 +26,10 @@ class VectorFunction:
         self,
         fun: Callable[[Any], Any],
         point: StartPoint,
-        jac: str | Callable[[Any], Any] | None = None,
+        mode: str | None = None,
         see: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> None:
-        self.fun, self.point, self.jac, self.see = fun, point, jac, see
+        self.fun, self.point, self.mode, self.see = fun, point, mode, see
 
     def point_of(self, vector: Tensor) -> list[Tensor]:
         """Return the leaves that the function is given at a vector."""
@@ -47,15 +47,13 @@ class VectorFunction:
             vector: Where.
             values: How many values the function has.
         """
-        if callable(self.jac):
-            return self._ask_user(self.jac, vector, values)
-        forward = self.jac == "forward" or (self.jac is None and vector.numel() <= values)
+        forward = self.mode == "forward" or (self.mode is None and vector.numel() <= values)
         if forward:
             try:
                 return self._differentiate_forward(vector)
             except (NotImplementedError, RuntimeError):
                 # Not every operation of torch has a forward derivative. What else is wrong is found again in reverse.
-                if self.jac == "forward":
+                if self.mode == "forward":
                     raise
         return self._differentiate_reverse(vector)
 
@@ -92,26 +90,6 @@ class VectorFunction:
             if not values.requires_grad:
                 return torch.zeros(values.numel(), leaf.numel(), dtype=leaf.dtype, device=leaf.device)
             return differentiate_rows(values, leaf)
-
-    def _ask_user(self, jac: Callable[[Any], Any], vector: Tensor, values: int) -> Tensor:
-        """Return the user's Jacobian; its shape has to be right."""
-        out = self.point.call(jac, self.point_of(vector))
-        parts = [out] if len(self.point.leaves) == 1 and not isinstance(out, dict | list | tuple) else None
-        if parts is None:
-            parts = self.point.match(out, "parts of the Jacobian", lambda part: False)
-        tensors = [torch.as_tensor(part if data_of(part) is None else data_of(part)) for part in parts]
-        try:
-            flat = [part.detach().to(vector).reshape(values, -1) for part in tensors]
-        except RuntimeError:
-            flat = []
-        whole = torch.cat(flat, 1) if flat else torch.empty(0)
-        if whole.shape != (values, vector.numel()):
-            shapes = ", ".join(str(tuple(part.shape)) for part in tensors)
-            raise ValueError(
-                f"minimize: jac returned {shapes}; for {values} values of {vector.numel()} variables it returns "
-                f"({values}, ...), with the axes of each tensor of x0 after the first"
-            )
-        return whole
 
 
 def differentiate_rows(values: Tensor, leaf: Tensor) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,19 +16,10 @@ from ._loop import EndOfRun, SingleRun
 from ._point import to_vector
 
 
-def read_options(options: Mapping[str, Any]) -> LeastSquaresOptions:
-    """Return the options of a fit; raise TypeError where there is none of a name."""
-    names = [field.name for field in fields(LeastSquaresOptions) if field.name not in ("tol", "eps")]
-    for name in options:
-        if name not in names:
-            raise TypeError(f"minimize: lm has no option {name!r}; there are {', '.join(names)}")
-    return LeastSquaresOptions(**options)
-
-
 def run_fit(
     run: SingleRun,
     options: LeastSquaresOptions,
-    jac: str | Callable[[Any], Any] | None,
+    mode: str | None,
     *,
     steps: int | None,
     after: Callable[[], bool],
@@ -39,7 +29,7 @@ def run_fit(
     Args:
         run: The record of the run, with the user's residuals.
         options: Tolerances and variants.
-        jac: How the Jacobian is computed (`VectorFunction`).
+        mode: How the Jacobian is computed (`VectorFunction`).
         steps: The largest number of steps.
         after: Called after each step; a true result ends the run.
 
@@ -47,7 +37,7 @@ def run_fit(
         EndOfRun: Where an evaluation ended it.
     """
     variables = run.variables
-    function = VectorFunction(run.fun, run.point, jac, variables.seen if variables.transform else None)
+    function = VectorFunction(run.fun, run.point, mode, variables.seen if variables.transform else None)
     start = to_vector(run.leaves)
     exact = torch.finfo(start.dtype).eps
     if exact > 1e-10:

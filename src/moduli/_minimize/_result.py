@@ -46,6 +46,9 @@ class Result:
         multipliers: For each constraint its Lagrange multipliers, in the order they were given.
         kkt_residual: The largest violation of the conditions of Karush, Kuhn and Tucker: of the gradient of the Lagrangian,
             of a constraint, or of complementarity. None without constraints.
+        jacobians: How many Jacobians a fit has computed.
+
+    `fun`, `jac`, `nfev`, `njev`, `nit`, `message` and `status` are SciPy's names of these.
 
     Example:
         >>> import torch, moduli as mo
@@ -70,6 +73,49 @@ class Result:
     multipliers: tuple[Any, ...] = ()
     kkt_residual: float | None = None
     problem: FoundProblem | None = field(default=None, repr=False)
+    jacobians: int = 0
+
+    @property
+    def fun(self) -> Any:
+        """The loss at `x`: `value`, by SciPy's name."""
+        return self.value
+
+    @property
+    def jac(self) -> Any:
+        """The gradient at `x`, or the Jacobian of the residuals: `jacobian()`, by SciPy's name."""
+        return self.jacobian()
+
+    @property
+    def nfev(self) -> int:
+        """How often the function was called: `evaluations`, by SciPy's name."""
+        return self.evaluations
+
+    @property
+    def njev(self) -> int:
+        """How many Jacobians a fit has computed; for other methods with gradients at most one for each evaluation."""
+        return self.jacobians or (self.evaluations if self.gradient_norm is not None else 0)
+
+    @property
+    def nit(self) -> int:
+        """How many steps were made: `steps`, by SciPy's name."""
+        return self.steps
+
+    @property
+    def message(self) -> str:
+        """Why it ended: `reason`, by SciPy's name."""
+        return self.reason
+
+    @property
+    def status(self) -> int:
+        """0 at what looks like a minimum, 1 at a limit, 99 where the callback ended the run, 2 otherwise."""
+        if self.success:
+            return 0
+        return 1 if "limit of" in self.reason and "reached" in self.reason else 99 if "callback" in self.reason else 2
+
+    @property
+    def residuals(self) -> Any:
+        """The residuals of a fit at `x`, as the function returns them."""
+        return self._require_problem().evaluate_residuals()
 
     def jacobian(self) -> Any:
         """The derivatives of the function at `x`: of the residuals, an axis before those of x0's; else the gradient.
@@ -219,6 +265,14 @@ class FoundProblem(NamedTuple):
         return basis
 
     # ------------------------------------------------------------------ in x0's form
+
+    def evaluate_residuals(self) -> Any:
+        """Return what the function returns, where that is residuals."""
+        with torch.no_grad():
+            values = self._evaluate(self.fun, self.at)
+        if data_of(values).dim() == 0:
+            raise ValueError("this result is of a loss of one number; residuals are those of a fit")
+        return values
 
     def jacobian(self) -> Any:
         """Rows of the Jacobian by leaf."""
