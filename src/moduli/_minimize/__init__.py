@@ -16,6 +16,7 @@ from ._args import bind_args
 from ._arguments import Request, read_request
 from ._constrained import SMALL, run_sqp
 from ._constraints import Constraint, minimize_constrained, read_constraints
+from ._curve_fit import curve_fit
 from ._direct import DIRECT, DirectMethod
 from ._fit import run_fit
 from ._functions import accept_numbers, attach_derivatives, change_residuals
@@ -24,9 +25,10 @@ from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY
 from ._point import StartPoint, data_of, from_vector, to_vector
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
+from ._scipy_method import scipy_method
 from ._variables import Variables, read_bounds
 
-__all__ = ["Result", "minimize"]
+__all__ = ["Result", "curve_fit", "minimize", "scipy_method"]
 
 
 def minimize(

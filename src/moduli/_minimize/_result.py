@@ -47,6 +47,7 @@ class Result:
         kkt_residual: The largest violation of the conditions of Karush, Kuhn and Tucker: of the gradient of the Lagrangian,
             of a constraint, or of complementarity. None without constraints.
         jacobians: How many Jacobians a fit has computed.
+        data: The data of a `curve_fit`, which `plot` draws.
 
     `fun`, `jac`, `nfev`, `njev`, `nit`, `message` and `status` are SciPy's names of these.
 
@@ -74,6 +75,7 @@ class Result:
     kkt_residual: float | None = None
     problem: FoundProblem | None = field(default=None, repr=False)
     jacobians: int = 0
+    data: Any = field(default=None, repr=False)
 
     @property
     def fun(self) -> Any:
@@ -174,6 +176,7 @@ class FoundProblem(NamedTuple):
         fixed: For each leaf the numbers that bounds fix, or None.
         constraints: Functions of the point that are zero: what holds as an equation at the result.
         J: The Jacobian there, where the run has computed it.
+        absolute: Whether residuals have unit variance, so that covariances are not scaled by their size.
     """
 
     fun: Callable[[Any], Any]
@@ -182,6 +185,7 @@ class FoundProblem(NamedTuple):
     fixed: Sequence[Tensor | None]
     constraints: Sequence[Callable[[Any], Any]] = ()
     J: Tensor | None = None
+    absolute: bool = False
 
     def __reduce__(self) -> Any:
         # Functions are seldom picklable, and a result is worth keeping without.
@@ -234,6 +238,7 @@ class FoundProblem(NamedTuple):
             weights, vectors = values.square(), Vh.T
             freedom = vector.numel() - Z.shape[1]
             scale = float(vector.square().sum()) / freedom if freedom > 0 else math.inf
+            scale = 1.0 if self.absolute else scale
         least = torch.finfo(values.dtype).eps * max(J.shape) * float(values.abs().max() if values.numel() else 0.0)
         known = values > least if math.isfinite(scale) else torch.zeros_like(values, dtype=torch.bool)
         directions = Z @ (vectors / sizes[:, None])
