@@ -143,7 +143,9 @@ def minimize(
         except EndOfRun as stop:
             run.end(str(stop), False)
         run.finish(size)
-    return dataclasses.replace(run.result(), jacobians=run.jacobians)
+    result = run.result()
+    problem = None if result.problem is None else result.problem._replace(sides=sides)
+    return dataclasses.replace(result, jacobians=run.jacobians, problem=problem)
 
 
 def _prepare_function(

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from ..optim import Module
-from ._fit import to_numpy
 from ._functions import MODES
 from ._least_squares import LeastSquaresOptions
 from ._methods import canonical
-from ._point import StartPoint, data_of, to_vector
+from ._point import StartPoint, data_of, to_numpy, to_vector
 
 # SciPy's names, for limits and for the tolerance of the gradient.
 _STEPS = ("maxiter",)

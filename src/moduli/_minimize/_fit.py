@@ -13,7 +13,7 @@ from torch import Tensor
 from ._derivatives import VectorFunction, flatten_values
 from ._least_squares import Array, FitState, LeastSquaresOptions, Residuals, fit_least_squares
 from ._loop import EndOfRun, SingleRun
-from ._point import to_vector
+from ._point import to_numpy, to_vector
 
 
 def run_fit(
@@ -52,7 +52,8 @@ def run_fit(
             run.check_limit()
             ready, run.ready = run.ready, None
             values = function(vector) if ready is None else flatten_values(ready[1]).detach()
-        return np.nan_to_num(to_numpy(values), nan=math.inf, posinf=math.inf, neginf=-math.inf)
+        numbers: Array = np.nan_to_num(to_numpy(values), nan=math.inf, posinf=math.inf, neginf=-math.inf)
+        return numbers
 
     def differentiate(x: Array) -> Array:
         run.jacobians += 1
@@ -107,9 +108,3 @@ def read_side(run: SingleRun, sides: list[Tensor | None], end: float) -> Array:
         [torch.full_like(leaf, 0.0 if side is None else 1.0) for side, leaf in zip(sides, run.leaves, strict=True)]
     )
     return np.where(to_numpy(closed) != 0, vector, end)
-
-
-def to_numpy(tensor: Tensor) -> Array:
-    """Return a tensor in double precision on the host."""
-    array: Array = tensor.detach().double().cpu().numpy()
-    return array

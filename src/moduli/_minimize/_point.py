@@ -225,3 +225,9 @@ def from_vector(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         out.append(piece.to(tensor.dtype))
         position += count
     return out
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return a tensor in double precision on the host."""
+    array: np.ndarray[Any, np.dtype[np.float64]] = tensor.detach().double().cpu().numpy()
+    return array

@@ -13,7 +13,9 @@ from torch import Tensor
 from ..labels import Space
 from ..labels import Tensor as Labelled
 from ._derivatives import VectorFunction
+from ._intervals import find_intervals
 from ._point import StartPoint, data_of, from_vector, to_vector, value_of
+from ._report import correlate, draw_result, write_report
 
 
 def ask_to_stop(callback: Callable[[Result], Any], result: Result) -> bool:
@@ -151,6 +153,45 @@ class Result:
         variances = problem.compute_covariance().diagonal()
         return problem.point.form(from_vector(variances.sqrt(), problem.point.leaves))
 
+    def correlation(self) -> Any:
+        """The correlations of the parameters, in the form of `hessian`; NaN with what is not determined."""
+        problem = self._require_problem()
+        return problem.part_blocks(correlate(problem.compute_covariance()))
+
+    def confidence_interval(self, level: float = 0.95, by: str = "t") -> tuple[Any, Any]:
+        """The ends of the confidence interval of each parameter: a pair, both in the form of x0.
+
+        A function of one number is taken for a negative log-likelihood.
+
+        Args:
+            level: The probability that an interval covers the true value.
+            by: "t" for symmetric intervals from `stderr` and Student's t; "profile" for those outside of which the sum of
+                squares, minimised over all other parameters, has grown by as much. The latter need not be symmetric,
+                follow the curvature of the model, and end at bounds; infinite where the data set no limit.
+
+        Returns:
+            The lower ends and the upper ends.
+        """
+        problem = self._require_problem()
+        low, high = find_intervals(problem, level, by)
+        leaves = problem.point.leaves
+        return problem.point.form(from_vector(low, leaves)), problem.point.form(from_vector(high, leaves))
+
+    def report(self, min_correlation: float = 0.1) -> str:
+        """A table of the fit, its parameters with standard errors, and correlations; for `print`.
+
+        Args:
+            min_correlation: The least absolute correlation that is listed.
+        """
+        return write_report(self, min_correlation)
+
+    def plot(self) -> Any:
+        """A figure of matplotlib, which is not shown: data, fit and residuals; of a loss, its value by evaluations.
+
+        `figure.savefig("fit.png")` writes it; a notebook shows it. Needs `pip install moduli[plot]`.
+        """
+        return draw_result(self)
+
     def _require_problem(self) -> FoundProblem:
         if self.starts:
             raise ValueError("this result is of many starts; ask one of them: result.starts[i].stderr")
@@ -177,6 +218,7 @@ class FoundProblem(NamedTuple):
         constraints: Functions of the point that are zero: what holds as an equation at the result.
         J: The Jacobian there, where the run has computed it.
         absolute: Whether residuals have unit variance, so that covariances are not scaled by their size.
+        sides: The lower and upper bounds of each leaf; empty where there are none.
     """
 
     fun: Callable[[Any], Any]
@@ -186,6 +228,7 @@ class FoundProblem(NamedTuple):
     constraints: Sequence[Callable[[Any], Any]] = ()
     J: Tensor | None = None
     absolute: bool = False
+    sides: tuple[Sequence[Tensor | None], Sequence[Tensor | None]] = ((), ())
 
     def __reduce__(self) -> Any:
         # Functions are seldom picklable, and a result is worth keeping without.
@@ -253,13 +296,40 @@ class FoundProblem(NamedTuple):
             out = torch.where(free.abs() > 1e-10, free.sign() * math.inf, out)
         return out
 
-    def _find_free_directions(self, dtype: torch.dtype) -> Tensor:
-        """Return an orthonormal basis of the directions in which neither what is fixed nor a constraint changes."""
+    def count_values(self) -> int:
+        """Return how many real values the function has."""
+        with torch.no_grad():
+            return VectorFunction(self.fun, self.point)(self.at).numel()
+
+    def count_freedom(self) -> float:
+        """Return the degrees of freedom of the residuals; infinite where their variance is known, and for a loss."""
+        count = self.count_values()
+        if count == 1 or self.absolute:
+            return math.inf
+        return count - self._find_free_directions(self.at.dtype).shape[1]
+
+    def find_fixed(self) -> Tensor:
+        """Return for every real number whether bounds fix it."""
         marks = [torch.zeros_like(leaf) for leaf in self.point.leaves]
         for mark, fixed in zip(marks, self.fixed, strict=True):
             if fixed is not None:
                 mark[fixed] = 1
-        fixed_numbers = to_vector(marks) != 0
+        return to_vector(marks) != 0
+
+    def find_sides(self) -> tuple[Tensor, Tensor]:
+        """Return the lower and the upper bound of every real number, infinite where open."""
+        out = []
+        for side, end in zip(self.sides, (-math.inf, math.inf), strict=True):
+            parts = []
+            for bound, leaf in zip(side or [None] * len(self.point.leaves), self.point.leaves, strict=True):
+                real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+                parts.append(torch.full_like(real, end) if bound is None else bound)
+            out.append(to_vector(parts))
+        return out[0], out[1]
+
+    def _find_free_directions(self, dtype: torch.dtype) -> Tensor:
+        """Return an orthonormal basis of the directions in which neither what is fixed nor a constraint changes."""
+        fixed_numbers = self.find_fixed()
         identity = torch.eye(len(fixed_numbers), dtype=dtype, device=fixed_numbers.device)
         if not self.constraints:
             return identity[:, ~fixed_numbers]
