@@ -13,7 +13,7 @@ import torch
 
 from ..optim import Module, Need
 from ._args import bind_args
-from ._arguments import Request, read_request
+from ._arguments import MinimizeRequest, read_request
 from ._constrained import SMALL, run_sqp
 from ._constraints import Constraint, minimize_constrained, read_constraints
 from ._curve_fit import curve_fit
@@ -149,7 +149,7 @@ def minimize(
 
 
 def _prepare_function(
-    fun: Callable[[Any], Any], x0: Any, request: Request, jac: Any, hess: Any, batched: bool
+    fun: Callable[[Any], Any], x0: Any, request: MinimizeRequest, jac: Any, hess: Any, batched: bool
 ) -> Callable[[Any], Any]:
     """Return the function with the user's derivatives, or one that may return floats where no derivatives are needed."""
     own = jac is not None and jac is not False and request.mode is None
@@ -164,7 +164,7 @@ def _minimize_constrained(
     fun: Callable[[Any], Any],
     x0: Any,
     constraints: list[Constraint],
-    request: Request,
+    request: MinimizeRequest,
     bounds_by: str,
     box: dict[str, Any],
 ) -> Result:
@@ -193,7 +193,7 @@ def _minimize_constrained(
 
 
 def _start_run(
-    fun: Callable[[Any], Any], point: StartPoint, sides: Any, request: Request, bounds_by: str, batched: bool
+    fun: Callable[[Any], Any], point: StartPoint, sides: Any, request: MinimizeRequest, bounds_by: str, batched: bool
 ) -> SingleRun:
     """Return the record of a run, with its variables and its method; "auto" evaluates the function once to choose.
 
@@ -228,7 +228,7 @@ def _start_run(
     return run
 
 
-def _make_steps(run: SingleRun, request: Request, tol: float, after: Callable[[], bool]) -> None:
+def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Callable[[], bool]) -> None:
     """Make steps of the method until something ends the run.
 
     Args:

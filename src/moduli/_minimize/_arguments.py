@@ -24,7 +24,7 @@ _FIT = tuple(field.name for field in fields(LeastSquaresOptions) if field.name n
 
 
 @dataclass(frozen=True)
-class Request:
+class MinimizeRequest:
     """What `minimize` is to do, besides the function and the point.
 
     Attributes:
@@ -70,7 +70,7 @@ def read_request(
     x0: Any,
     x_scale: Any,
     jac: Any,
-) -> Request:
+) -> MinimizeRequest:
     """Return the arguments of a call, checked.
 
     Args:
@@ -117,7 +117,9 @@ def read_request(
         raise ValueError(f"minimize: jac is {jac!r}; {instead}")
     if fit.geodesic and (callable(jac) or jac is True):
         raise ValueError("minimize: geodesic takes second derivatives of the residuals, which jac= does not give")
-    request = Request(method, name, tol, max_evals, max_steps, read_callback(callback), progress, fit, named, mode)
+    request = MinimizeRequest(
+        method, name, tol, max_evals, max_steps, read_callback(callback), progress, fit, named, mode
+    )
     if name not in ("lm", "auto"):
         request.check_fit(name)
     return request
