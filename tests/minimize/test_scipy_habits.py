@@ -248,6 +248,8 @@ def test_residuals_that_are_not_a_number_can_be_left_out():
     torch.testing.assert_close(fit.x, rest.x, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(fit.stderr, rest.stderr, rtol=1e-7, atol=0)
     assert not minimize(lambda p: decay(p, y=y), START).success
+    with pytest.raises(ValueError, match="nothing to fit"):
+        minimize(lambda p: decay(p) * torch.nan, START, nan="mask")
 
 
 # ---------------------------------------------------------------------------------------------- floats, names

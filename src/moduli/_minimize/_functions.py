@@ -306,6 +306,8 @@ class ChangedResiduals:
             raise ValueError("minimize: loss= and nan= are of residuals, and the function returned one number")
         if self.mask and self.used is None:
             self.used = ~data.detach().isnan()
+            if not bool(self.used.any()):
+                raise ValueError("minimize: no residual is a number at x0, so that nan='mask' leaves nothing to fit")
         masked = self.used is not None and not bool(self.used.all())
         if masked:
             data = data[self.used]
