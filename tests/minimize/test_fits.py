@@ -143,3 +143,39 @@ def test_evaluations_are_counted_once_and_steps_reuse_them():
     fit = minimize(residuals, START)
     # The other calls are those of Jacobians, at points that were evaluated before.
     assert fit.evaluations == len(set(calls))
+
+
+def _box(x):
+    t = 0.1 * torch.arange(1, 11, dtype=D)
+    return torch.exp(-t * x[0]) - torch.exp(-t * x[1]) - x[2] * (torch.exp(-t) - torch.exp(-10 * t))
+
+
+def _powell_badly_scaled(x):
+    return torch.stack([1e4 * x[0] * x[1] - 1, torch.exp(-x[0]) + torch.exp(-x[1]) - 1.0001])
+
+
+def _powell_singular(x):
+    pair = [x[0] + 10 * x[1], math.sqrt(5) * (x[2] - x[3])]
+    return torch.stack([*pair, (x[1] - 2 * x[2]) ** 2, math.sqrt(10) * (x[0] - x[3]) ** 2])
+
+
+@pytest.mark.parametrize(
+    ("fun", "start", "minpack"),
+    [
+        (_box, [0.0, 10.0, 20.0], 7),
+        (_powell_badly_scaled, [0.0, 1.0], 19),
+        (_powell_singular, [3.0, -1.0, 0.0, 1.0], 59),
+        (lambda p: decay(p * torch.tensor([1e6, 1e-3, 1.0], dtype=D)), [1e-6, 500.0, 0.0], 12),
+    ],
+)
+def test_evaluations_are_of_the_order_of_minpacks(fun, start, minpack):
+    fit = minimize(fun, torch.tensor(start, dtype=D))
+    assert fit.success, fit
+    assert fit.evaluations <= 1.5 * minpack
+
+
+def test_units_of_the_variables_do_not_change_the_evaluations():
+    unit = torch.tensor([2.0**20, 2.0**-12, 2.0**5], dtype=D)  # exact, so that nothing is rounded differently
+    plain, scaled = minimize(decay, START), minimize(lambda p: decay(p * unit), START / unit)
+    assert scaled.evaluations == plain.evaluations
+    torch.testing.assert_close(scaled.x * unit, plain.x, rtol=1e-9, atol=1e-12)
