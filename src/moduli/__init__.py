@@ -8,8 +8,9 @@ scaled and merged, with versions of its structure (`moduli.particles`); a `Popul
 for them.
 
 An `Optimizer` is a chain of links (`moduli.optim`), which are in `moduli.m`; finished chains are in `moduli.presets`.
-`minimize` is the functional form, `search` works without gradients (`moduli.evolve`), `save`, `load` and `Checkpointer`
-keep everything (`moduli.io`), `moduli.lab` races optimizers, and `moduli.testing` checks links of your own.
+`minimize` is the functional form, `curve_fit` fits a model to data, `search` works without gradients (`moduli.evolve`),
+`save`, `load` and `Checkpointer` keep everything (`moduli.io`), `moduli.lab` races optimizers, and `moduli.testing` checks
+links of your own.
 
 A room is imported when one of its names is first used, so that `import moduli` costs little more than `import torch`.
 """
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from . import presets as presets
     from . import testing as testing
     from ._minimize import Result as Result
+    from ._minimize import curve_fit as curve_fit
     from ._minimize import minimize as minimize
+    from ._minimize import scipy_method as scipy_method
     from .device import Device as Device
     from .device import DeviceBounded as DeviceBounded
     from .evolve import search as search
@@ -89,12 +92,14 @@ _PLACES = {
     "adopt": "particles",
     "cached": "nn",
     "closure": "optim",
+    "curve_fit": "_minimize",
     "differentiable": "particles",
     "invalidate": "nn",
     "load": "io",
     "minimize": "_minimize",
     "nograd_tensors": "nn",
     "save": "io",
+    "scipy_method": "_minimize",
     "search": "evolve",
     "virtual": "nn",
 }

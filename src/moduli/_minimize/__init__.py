@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,23 +12,33 @@ import numpy as np
 import torch
 
 from ..optim import Module, Need
-from ._constraints import minimize_constrained, read_constraints
+from ._args import bind_args
+from ._arguments import MinimizeRequest, read_request
+from ._constrained import SMALL, run_sqp
+from ._constraints import Constraint, minimize_constrained, read_constraints
+from ._curve_fit import curve_fit
 from ._direct import DIRECT, DirectMethod
+from ._fit import run_fit
+from ._functions import accept_numbers, attach_derivatives, change_residuals
 from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
-from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY, canonical
+from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY
 from ._point import StartPoint, data_of, from_vector, to_vector
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
+from ._scipy_method import scipy_method
 from ._variables import Variables, read_bounds
 
-__all__ = ["Result", "minimize"]
+__all__ = ["Result", "curve_fit", "minimize", "scipy_method"]
 
 
 def minimize(
-    fun: Callable[[Any], Any],
+    fun: Callable[..., Any],
     x0: Any,
     method: str | Module | Sequence[Module] = "auto",
     *,
+    args: Any = (),
+    jac: Any = None,
+    hess: Callable[[Any], Any] | None = None,
     bounds: Any = None,
     lower: Any = None,
     upper: Any = None,
@@ -36,9 +47,14 @@ def minimize(
     tol: float | None = None,
     max_evals: int | None = None,
     max_steps: int | None = None,
-    callback: Callable[[Result], Any] | None = None,
+    callback: Callable[..., Any] | None = None,
     progress: bool = False,
     batched: bool = False,
+    loss: str = "linear",
+    f_scale: float = 1.0,
+    x_scale: Any = None,
+    nan: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Result:
     """Minimise a function from a starting point, and say how it went.
 
@@ -49,6 +65,12 @@ def minimize(
         method: "auto" (least squares for vectors, else BFGS up to 200 numbers and L-BFGS beyond), a name (bfgs, lbfgs, cg,
             newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa,
             cd, cmaes; SciPy's spellings and torchzero's class names are understood), or links.
+        args: What the function takes after the point: a tuple, or one argument.
+        jac: Without it torch differentiates. A function that returns the gradient, or for residuals their Jacobian, in the
+            form of x0; or True where `fun` returns (value, gradient). Functions with derivatives of their own may return
+            floats and NumPy arrays, and are given NumPy arrays where x0 is. "forward" or "reverse" is the mode in which
+            fits compute Jacobians; by default the cheaper one.
+        hess: A function that returns the Hessian, in the form of `Result.hessian`.
         bounds: As SciPy's: an interval (low, high) for each variable, None for open, equal for fixed. One interval is for all
             variables; for dictionaries, intervals (or lists of them) by name.
         lower: Lower bounds instead: a number, or in the form of x0, None where open.
@@ -56,16 +78,27 @@ def minimize(
         bounds_by: "projection" (bfgs, lbfgs, cg, gd, adam project onto the box, lm and damped-newton keep an active set),
             "transform" of the variables, or "auto", which is projection where there is one.
         constraints: {"type": "eq", "fun": c} for c(x) = 0 and {"type": "ineq", "fun": c} for c(x) >= 0, one or a list, as in
-            SciPy. They are met by an augmented Lagrangian around the method; `Result` has their multipliers and the residual
+            SciPy. They are met by sequential quadratic programming (sqp, up to 300
+            variables) or by an augmented Lagrangian around the method; `Result` has their multipliers and the residual
             of the conditions of Karush, Kuhn and Tucker, which `tol` is then of (1e-6 in double precision, else 1e-3).
-        tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4.
+        tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4. Fits by
+            lm end by default when the point is known to 8 digits, whatever the units of the residuals.
         max_evals: The largest number of evaluations; by default 10000, or 200 per number if that is more.
         max_steps: The largest number of steps.
-        callback: Called after each step with the `Result` so far; a true answer, or StopIteration, ends the run.
+        callback: Called after each step with the `Result` so far; a true answer, or StopIteration, ends the run. A
+            callback whose argument is called `xk` is given the point, as SciPy does.
         progress: Show a progress bar.
         batched: Whether every tensor of x0 holds many starts along its first axis, while `fun` is of one point. They run
             vectorised (bfgs, lbfgs, cg, gd, adam; "auto" is lbfgs; bounds, of one point, by transform), each as if it
             were alone.
+        loss: Of residuals: "linear" (least squares), or "soft_l1", "huber", "cauchy" or "arctan" as in SciPy, with which
+            large residuals count less.
+        f_scale: The size of a residual beyond which it counts less.
+        x_scale: For lm the size of a change of each variable, one number or in the form of x0; by default from the columns
+            of the Jacobian.
+        nan: "mask" leaves out the residuals that are not a number at x0.
+        options: SciPy's options by name: maxiter, maxfev, gtol, disp; for lm ftol, xtol, gtol, factor, and `broyden` and
+            `geodesic` (whether Broyden's updates replace Jacobians, and steps follow the curvature).
 
     Returns:
         A `Result` with the best point seen, also where the run was ended by a limit.
@@ -86,65 +119,146 @@ def minimize(
     References:
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed.
     """
-    if tol is not None and not tol >= 0:
-        raise ValueError(f"minimize: tol is {tol}; it is a size of the gradient, not negative")
-    for name, limit in (("max_evals", max_evals), ("max_steps", max_steps)):
-        if limit is not None and limit < 1:
-            raise ValueError(f"minimize: {name} is {limit}; allow at least one")
+    fun = bind_args(fun, args)
+    request = read_request(
+        method, options, tol=tol, max_evals=max_evals, max_steps=max_steps, callback=callback, progress=progress, x0=x0,
+        x_scale=x_scale, jac=jac,
+    )  # fmt: skip
     if bounds_by not in ("auto", "projection", "transform"):
         raise ValueError(f"minimize: bounds_by is {bounds_by!r}; it is 'auto', 'projection' or 'transform'")
-    if constraints:
+    fun = _prepare_function(fun, x0, request, jac, hess, batched)
+    fun = change_residuals(fun, loss, f_scale, nan)
+    box = {"bounds": bounds, "lower": lower, "upper": upper}
+    if constraints or request.name == "sqp":
         if batched:
             raise ValueError("minimize: constraints take one start at a time; call minimize for each")
-        return minimize_constrained(
-            minimize, fun, x0, read_constraints(constraints), tol=tol, max_evals=max_evals, callback=callback,
-            max_steps=max_steps, progress=progress, method=method, bounds=bounds, lower=lower, upper=upper, bounds_by=bounds_by,
-        )  # fmt: skip
-    name = canonical(method) if isinstance(method, str) else "links"
-    if batched:
-        name = "lbfgs" if name == "auto" else name
-        if name not in BATCHED:
-            raise ValueError(f"minimize: {', '.join(BATCHED)} are batched; for {name} call minimize for each start")
+        return _minimize_constrained(fun, x0, read_constraints(constraints), request, bounds_by, box)
     point = StartPoint(x0)
-    low, high = read_bounds(point, bounds, lower, upper, batched)
-    projects = not batched and (name in IN_BOX or name == "auto")
-    bounded = any(bound is not None for bound in (*low, *high))
-    if bounded and bounds_by == "projection" and not projects:
-        raise ValueError(f"minimize: {name} takes bounds by transform; by projection {', '.join(IN_BOX)} do")
-    transform = batched or (bounded and (bounds_by == "transform" or not projects))
-    variables = Variables(point, low, high, transform)
-    if batched:
-        run: SingleRun = BatchedRuns(variables, fun, max_evals, name)
-    else:
-        values_only = name in VALUES_ONLY or name in DIRECT
-        run = SingleRun(variables, point.leaves, fun, max_evals, name, values_only)
-        if name == "auto":
-            # Least squares for a vector; the dense quasi-Newton method where its matrix is small.
-            run.ready = run.call()
-            data = data_of(run.ready[1])
-            several = data is not None and data.dim() == 1 and data.numel() > 1
-            run.method = name = "lm" if several else "bfgs" if point.size <= 200 else "lbfgs"
-    run.residuals = name in RESIDUALS
-    if not isinstance(method, str):
-        links = [method] if isinstance(method, Module) else list(method)
-        run.residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
-    elif name not in DIRECT:
-        links = IN_BOX[name](variables) if bounded and not transform else CHAINS[name]()
-    size = point.choose_tol(tol, 1e-8, 1e-4)
-    with _show_progress(progress, run, callback) as after:
+    sides = read_bounds(point, **box, batched=batched)
+    run = _start_run(fun, point, sides, request, bounds_by, batched)
+    size = point.choose_tol(request.tol, 1e-8, 1e-4)
+    with _show_progress(request.progress, run, request.callback) as after:
         try:
-            if not batched and all(fixed is not None and bool(fixed.all()) for fixed in variables.find_fixed()):
-                run.evaluate()
-                run.norms = 0.0 * run.size
-                run.end("All variables are fixed by their bounds.", True)
-            elif name in DIRECT:
-                _run_direct(run, DIRECT[name], point.choose_tol(None, 1e-12, 1e-6), max_steps, after)
-            else:
-                run_chain(run, links, tol=size, steps=max_steps, after=after)
+            _make_steps(run, request, size, after)
         except EndOfRun as stop:
             run.end(str(stop), False)
         run.finish(size)
-    return run.result()
+    result = run.result()
+    problem = None if result.problem is None else result.problem._replace(sides=sides)
+    return dataclasses.replace(result, jacobians=run.jacobians, problem=problem)
+
+
+def _prepare_function(
+    fun: Callable[[Any], Any], x0: Any, request: MinimizeRequest, jac: Any, hess: Any, batched: bool
+) -> Callable[[Any], Any]:
+    """Return the function with the user's derivatives, or one that may return floats where no derivatives are needed."""
+    own = jac is not None and jac is not False and request.mode is None
+    if own or hess is not None:
+        if batched:
+            raise ValueError("minimize: batched starts are differentiated together; leave jac= and hess= out")
+        return attach_derivatives(fun, x0, jac if own else None, hess)
+    return accept_numbers(fun, x0) if request.name in VALUES_ONLY or request.name in DIRECT else fun
+
+
+def _minimize_constrained(
+    fun: Callable[[Any], Any],
+    x0: Any,
+    constraints: list[Constraint],
+    request: MinimizeRequest,
+    bounds_by: str,
+    box: dict[str, Any],
+) -> Result:
+    """Minimise by sequential quadratic programming, or by an augmented Lagrangian around another method.
+
+    Args:
+        fun: The function.
+        x0: The starting point.
+        constraints: What has to hold.
+        request: The method, limits and tolerances.
+        bounds_by: How bounds hold.
+        box: The bounds, as they were given.
+    """
+    request.check_fit("sqp" if request.name in ("sqp", "auto") else request.name)
+    point = StartPoint(x0)
+    if request.name == "sqp" or (request.name == "auto" and point.size <= SMALL):
+        variables = Variables(point, *read_bounds(point, **box), False)
+        run = SingleRun(variables, point.leaves, fun, request.max_evals, "sqp")
+        with _show_progress(request.progress, run, request.callback) as after:
+            size = point.choose_tol(request.tol, 1e-6, 1e-3)
+            return run_sqp(run, constraints, tol=size, steps=request.max_steps, after=after)
+    return minimize_constrained(
+        minimize, fun, x0, constraints, tol=request.tol, max_evals=request.max_evals, callback=request.callback,
+        max_steps=request.max_steps, progress=request.progress, method=request.method, bounds_by=bounds_by, **box,
+    )  # fmt: skip
+
+
+def _start_run(
+    fun: Callable[[Any], Any], point: StartPoint, sides: Any, request: MinimizeRequest, bounds_by: str, batched: bool
+) -> SingleRun:
+    """Return the record of a run, with its variables and its method; "auto" evaluates the function once to choose.
+
+    Args:
+        fun: The function.
+        point: The starting point.
+        sides: The lower and upper bounds of every leaf.
+        request: The method, limits and tolerances.
+        bounds_by: How bounds hold.
+        batched: Whether there are many starts.
+    """
+    name = "lbfgs" if batched and request.name == "auto" else request.name
+    if batched and name not in BATCHED:
+        raise ValueError(f"minimize: {', '.join(BATCHED)} are batched; for {name} call minimize for each start")
+    low, high = sides
+    projects = not batched and (name in IN_BOX or name in ("lm", "auto"))
+    bounded = any(bound is not None for bound in (*low, *high))
+    if bounded and bounds_by == "projection" and not projects:
+        raise ValueError(f"minimize: {name} takes bounds by transform; by projection lm, {', '.join(IN_BOX)} do")
+    transform = batched or (bounded and (bounds_by == "transform" or not projects))
+    variables = Variables(point, low, high, transform)
+    if batched:
+        return BatchedRuns(variables, fun, request.max_evals, name)
+    run = SingleRun(variables, point.leaves, fun, request.max_evals, name, name in VALUES_ONLY or name in DIRECT)
+    if name == "auto":
+        # Least squares for a vector; the dense quasi-Newton method where its matrix is small.
+        run.ready = run.call()
+        data = data_of(run.ready[1])
+        several = data is not None and data.numel() > 1
+        run.method = "lm" if several else "bfgs" if point.size <= 200 else "lbfgs"
+    request.check_fit(run.method)
+    return run
+
+
+def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Callable[[], bool]) -> None:
+    """Make steps of the method until something ends the run.
+
+    Args:
+        run: The record of the run.
+        request: The method, limits and tolerances.
+        tol: The largest component of the gradient at the end.
+        after: Called after each step; a true result ends the run.
+
+    Raises:
+        EndOfRun: Where an evaluation ended it.
+    """
+    name, variables, steps = run.method, run.variables, request.max_steps
+    run.residuals = name in RESIDUALS
+    links: list[Module] = []
+    if not isinstance(request.method, str):
+        links = [request.method] if isinstance(request.method, Module) else list(request.method)
+        run.residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
+    fixed = variables.find_fixed()
+    if not run.batch and all(mask is not None and bool(mask.all()) for mask in fixed):
+        run.evaluate()
+        run.norms = 0.0 * run.size
+        run.end("All variables are fixed by their bounds.", True)
+    elif name in DIRECT:
+        _run_direct(run, DIRECT[name], run.point.choose_tol(None, 1e-12, 1e-6), steps, after)
+    elif name == "lm":
+        run_fit(run, request.fit, request.mode, steps=steps, after=after)
+    else:
+        if not links:
+            links = IN_BOX[name](variables) if variables.bounded and not variables.transform else CHAINS[name]()
+        run_chain(run, links, tol=tol, steps=steps, after=after)
 
 
 def _run_direct(run: SingleRun, find: DirectMethod, tol: float, steps: int | None, after: Callable[[], bool]) -> None:

@@ -33,13 +33,21 @@ class SingleRun(RunRecord):
     """The first evaluation of the run, if it was made already."""
     optimizer: Optimizer
 
-    def call(self) -> tuple[list[Tensor], Any]:
-        """What the function sees now, and what it returns."""
-        limit = self.max_evals if self.values_only else max(self.max_evals - 1, 1)
+    def check_limit(self) -> None:
+        """Count an evaluation, unless its result is there already; raise EndOfRun where there have been enough."""
+        if self.ready is not None:
+            return
+        # A gradient at the end may take one; fits and sqp have that of the point which they evaluated.
+        spare = 0 if self.values_only or self.method in ("lm", "sqp") else 1
+        limit = max(self.max_evals - spare, 1)
         if self.evaluations >= limit:
             raise EndOfRun(f"The limit of {self.max_evals} evaluations was reached.")
         self.evaluations += 1
         self.each += 1
+
+    def call(self) -> tuple[list[Tensor], Any]:
+        """What the function sees now, and what it returns."""
+        self.check_limit()
         seen = self.variables.seen()
         return seen, self.point.call(self.fun, seen)
 

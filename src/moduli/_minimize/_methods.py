@@ -102,7 +102,6 @@ CHAINS: dict[str, Callable[[], list[Module]]] = {
     "trust-ncg": lambda: [m.TrustCG(m.NewtonCG(reg=0.0), cg_tol=0.03, max_attempts=30, **_RADIUS)],
     "trust-exact": lambda: [m.TrustExact(m.Newton(), max_attempts=30, **_RADIUS)],
     "dogleg": lambda: [m.Dogleg(m.Newton(), max_attempts=30)],
-    "lm": lambda: [m.LevenbergMarquardt(m.GaussNewton(), max_attempts=30)],
     "gn": lambda: [m.GaussNewton(reg=1e-14), m.Backtracking(maxiter=40)],
     "gd": lambda: [m.AdaptiveBacktracking(maxiter=40)],
     "adam": lambda: [m.Adam(), m.LR(1e-2)],
@@ -120,7 +119,6 @@ IN_BOX: dict[str, Callable[[Variables], list[Module]]] = {
     "cg": lambda v: [Free(v), m.PolakRibiere(), Free(v), m.AdaptiveBacktracking(maxiter=40)],
     "gd": lambda v: [Free(v), m.AdaptiveBacktracking(maxiter=40)],
     "adam": lambda v: [Free(v), m.Adam(), m.LR(1e-2), Free(v)],
-    "lm": lambda v: [BoundedLevenbergMarquardt(v, m.GaussNewton(), max_attempts=30)],
     "damped-newton": lambda v: [BoundedLevenbergMarquardt(v, m.Newton(), max_attempts=30)],
 }
 """Chains that stay within bounds by themselves; the others get theirs by a change of variables."""
@@ -133,6 +131,7 @@ _ALIASES = {
     "gaussnewton": "gn",
     "trustcg": "trust-ncg",
     "leastsq": "lm",
+    "slsqp": "sqp",
     "coordinatedescent": "cd",
     "gradientdescent": "gd",
     "polakribiere": "cg",
@@ -141,11 +140,25 @@ _ALIASES = {
 }
 
 
+# Methods of SciPy without an equal here, and what serves in their place.
+_INSTEAD = {
+    "trustconstr": "sqp, or any method with constraints=",
+    "cobyla": "nelder-mead with constraints=, or sqp where there are derivatives",
+    "cobyqa": "nelder-mead with constraints=, or sqp where there are derivatives",
+    "tnc": "lbfgs with bounds=",
+    "trustkrylov": "trust-ncg",
+    "trf": "lm, which takes bounds",
+    "dogbox": "lm, which takes bounds",
+}
+
+
 def canonical(name: str) -> str:
     """A name as it is in the tables."""
-    known = sorted({*CHAINS, *DIRECT, "auto"})
+    known = sorted({*CHAINS, *DIRECT, "lm", "sqp", "auto"})
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
     spelled = {"".join(filter(str.isalnum, other)): other for other in known} | _ALIASES
     if plain in spelled:
         return spelled[plain]
+    if plain in _INSTEAD:
+        raise ValueError(f"minimize: there is no method {name!r}; use {_INSTEAD[plain]}")
     raise ValueError(f"minimize: there is no method {name!r}; use {', '.join(known)}, or a list of links")

@@ -188,7 +188,10 @@ def loss_of(found: Any, residuals: bool) -> Tensor:
     """What a user's function returned, as a 0-d tensor or a vector of residuals."""
     data: Tensor | None = data_of(found)
     if data is None:
-        raise TypeError(f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor")
+        raise TypeError(
+            f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor, "
+            "or give jac=, or use a method that looks at values only, as nelder-mead"
+        )
     if data.is_complex() and not residuals:
         raise TypeError(f"minimize: the function returned a {data.dtype} number; return a real one, for instance abs()")
     if data.dim() > 0 and not residuals:
@@ -222,3 +225,9 @@ def from_vector(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         out.append(piece.to(tensor.dtype))
         position += count
     return out
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return a tensor in double precision on the host."""
+    array: np.ndarray[Any, np.dtype[np.float64]] = tensor.detach().double().cpu().numpy()
+    return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,7 +12,10 @@ from torch import Tensor
 
 from ..labels import Space
 from ..labels import Tensor as Labelled
+from ._derivatives import VectorFunction
+from ._intervals import find_intervals
 from ._point import StartPoint, data_of, from_vector, to_vector, value_of
+from ._report import correlate, draw_result, write_report
 
 
 def ask_to_stop(callback: Callable[[Result], Any], result: Result) -> bool:
@@ -44,6 +48,10 @@ class Result:
         multipliers: For each constraint its Lagrange multipliers, in the order they were given.
         kkt_residual: The largest violation of the conditions of Karush, Kuhn and Tucker: of the gradient of the Lagrangian,
             of a constraint, or of complementarity. None without constraints.
+        jacobians: How many Jacobians a fit has computed.
+        data: The data of a `curve_fit`, which `plot` draws.
+
+    `fun`, `jac`, `nfev`, `njev`, `nit`, `message` and `status` are SciPy's names of these.
 
     Example:
         >>> import torch, moduli as mo
@@ -68,6 +76,50 @@ class Result:
     multipliers: tuple[Any, ...] = ()
     kkt_residual: float | None = None
     problem: FoundProblem | None = field(default=None, repr=False)
+    jacobians: int = 0
+    data: Any = field(default=None, repr=False)
+
+    @property
+    def fun(self) -> Any:
+        """The loss at `x`: `value`, by SciPy's name."""
+        return self.value
+
+    @property
+    def jac(self) -> Any:
+        """The gradient at `x`, or the Jacobian of the residuals: `jacobian()`, by SciPy's name."""
+        return self.jacobian()
+
+    @property
+    def nfev(self) -> int:
+        """How often the function was called: `evaluations`, by SciPy's name."""
+        return self.evaluations
+
+    @property
+    def njev(self) -> int:
+        """How many Jacobians a fit has computed; for other methods with gradients at most one for each evaluation."""
+        return self.jacobians or (self.evaluations if self.gradient_norm is not None else 0)
+
+    @property
+    def nit(self) -> int:
+        """How many steps were made: `steps`, by SciPy's name."""
+        return self.steps
+
+    @property
+    def message(self) -> str:
+        """Why it ended: `reason`, by SciPy's name."""
+        return self.reason
+
+    @property
+    def status(self) -> int:
+        """0 at what looks like a minimum, 1 at a limit, 99 where the callback ended the run, 2 otherwise."""
+        if self.success:
+            return 0
+        return 1 if "limit of" in self.reason and "reached" in self.reason else 99 if "callback" in self.reason else 2
+
+    @property
+    def residuals(self) -> Any:
+        """The residuals of a fit at `x`, as the function returns them."""
+        return self._require_problem().evaluate_residuals()
 
     def jacobian(self) -> Any:
         """The derivatives of the function at `x`: of the residuals, an axis before those of x0's; else the gradient.
@@ -101,6 +153,45 @@ class Result:
         variances = problem.compute_covariance().diagonal()
         return problem.point.form(from_vector(variances.sqrt(), problem.point.leaves))
 
+    def correlation(self) -> Any:
+        """The correlations of the parameters, in the form of `hessian`; NaN with what is not determined."""
+        problem = self._require_problem()
+        return problem.part_blocks(correlate(problem.compute_covariance()))
+
+    def confidence_interval(self, level: float = 0.95, by: str = "t") -> tuple[Any, Any]:
+        """The ends of the confidence interval of each parameter: a pair, both in the form of x0.
+
+        A function of one number is taken for a negative log-likelihood.
+
+        Args:
+            level: The probability that an interval covers the true value.
+            by: "t" for symmetric intervals from `stderr` and Student's t; "profile" for those outside of which the sum of
+                squares, minimised over all other parameters, has grown by as much. The latter need not be symmetric,
+                follow the curvature of the model, and end at bounds; infinite where the data set no limit.
+
+        Returns:
+            The lower ends and the upper ends.
+        """
+        problem = self._require_problem()
+        low, high = find_intervals(problem, level, by)
+        leaves = problem.point.leaves
+        return problem.point.form(from_vector(low, leaves)), problem.point.form(from_vector(high, leaves))
+
+    def report(self, min_correlation: float = 0.1) -> str:
+        """A table of the fit, its parameters with standard errors, and correlations; for `print`.
+
+        Args:
+            min_correlation: The least absolute correlation that is listed.
+        """
+        return write_report(self, min_correlation)
+
+    def plot(self) -> Any:
+        """A figure of matplotlib, which is not shown: data, fit and residuals; of a loss, its value by evaluations.
+
+        `figure.savefig("fit.png")` writes it; a notebook shows it. Needs `pip install moduli[plot]`.
+        """
+        return draw_result(self)
+
     def _require_problem(self) -> FoundProblem:
         if self.starts:
             raise ValueError("this result is of many starts; ask one of them: result.starts[i].stderr")
@@ -125,6 +216,9 @@ class FoundProblem(NamedTuple):
         at: Where it is differentiated, as the real vector of all leaves.
         fixed: For each leaf the numbers that bounds fix, or None.
         constraints: Functions of the point that are zero: what holds as an equation at the result.
+        J: The Jacobian there, where the run has computed it.
+        absolute: Whether residuals have unit variance, so that covariances are not scaled by their size.
+        sides: The lower and upper bounds of each leaf; empty where there are none.
     """
 
     fun: Callable[[Any], Any]
@@ -132,6 +226,9 @@ class FoundProblem(NamedTuple):
     at: Tensor
     fixed: Sequence[Tensor | None]
     constraints: Sequence[Callable[[Any], Any]] = ()
+    J: Tensor | None = None
+    absolute: bool = False
+    sides: tuple[Sequence[Tensor | None], Sequence[Tensor | None]] = ((), ())
 
     def __reduce__(self) -> Any:
         # Functions are seldom picklable, and a result is worth keeping without.
@@ -144,13 +241,13 @@ class FoundProblem(NamedTuple):
         return self.point.call(fun, from_vector(vector, self.point.leaves))
 
     def _differentiate(self, fun: Callable[[Any], Any]) -> tuple[Tensor, Tensor]:
-        """The values as a vector, and their Jacobian by the real vector of all leaves."""
-
-        def values(vector: Tensor) -> Tensor:
-            data: Tensor = data_of(self._evaluate(fun, vector))
-            return data.reshape(-1)
-
-        return values(self.at).detach(), torch.autograd.functional.jacobian(values, self.at)  # type: ignore[no-untyped-call]
+        """Return the values as a vector, and their Jacobian by the real vector of all leaves."""
+        function = VectorFunction(fun, self.point)
+        with torch.no_grad():
+            values = function(self.at)
+        if fun is self.fun and self.J is not None:
+            return values, self.J.to(values)
+        return values, function.jacobian(self.at, values.numel())
 
     def compute_hessian(self) -> Tensor:
         """The Hessian of the value by the real vector of all leaves."""
@@ -163,35 +260,94 @@ class FoundProblem(NamedTuple):
         return 0.5 * (H + H.T)
 
     def compute_covariance(self) -> Tensor:
-        """The covariance by the real vector of all leaves."""
+        """Return the covariance by the real vector of all leaves.
+
+        The Jacobian is decomposed with its columns scaled to length one, never its square: J'J has the square of its
+        condition. Where the data say nothing of a direction, entries to which it belongs are infinite, and the others are
+        those of the directions that are determined.
+        """
         vector, J = self._differentiate(self.fun)
+        Z = self._find_free_directions(J.dtype)
         if vector.numel() == 1:
-            curvature, scale = self.compute_hessian(), 1.0
+            H = Z.T @ self.compute_hessian() @ Z
+            sizes = _avoid_zeros(H.diagonal().abs().sqrt())
+            values, vectors = torch.linalg.eigh(H / sizes / sizes[:, None])
+            weights, scale = values, 1.0
         else:
-            curvature, scale = J.T @ J, None
+            free = J @ Z
+            sizes = _avoid_zeros(torch.linalg.vector_norm(free, dim=0))
+            _, roots, Vh = torch.linalg.svd(free / sizes, full_matrices=free.shape[0] < free.shape[1])
+            values = torch.cat([roots, roots.new_zeros(len(Vh) - len(roots))])
+            weights, vectors = values.square(), Vh.T
+            freedom = vector.numel() - Z.shape[1]
+            scale = float(vector.square().sum()) / freedom if freedom > 0 else math.inf
+            scale = 1.0 if self.absolute else scale
+        least = torch.finfo(values.dtype).eps * max(J.shape) * float(values.abs().max() if values.numel() else 0.0)
+        known = values > least if math.isfinite(scale) else torch.zeros_like(values, dtype=torch.bool)
+        directions = Z @ (vectors / sizes[:, None])
+        out: Tensor = (
+            scale * (directions[:, known] / weights[known]) @ directions[:, known].T if known.any() else 0 * Z @ Z.T
+        )
+        blind = directions[:, ~known]
+        if blind.shape[1]:
+            # An undetermined direction has a weight of rounding in variables that it does not concern.
+            blind = blind / torch.linalg.vector_norm(blind, dim=0)
+            free = blind @ blind.T
+            out = torch.where(free.abs() > 1e-10, free.sign() * math.inf, out)
+        return out
+
+    def count_values(self) -> int:
+        """Return how many real values the function has."""
+        with torch.no_grad():
+            return VectorFunction(self.fun, self.point)(self.at).numel()
+
+    def count_freedom(self) -> float:
+        """Return the degrees of freedom of the residuals; infinite where their variance is known, and for a loss."""
+        count = self.count_values()
+        if count == 1 or self.absolute:
+            return math.inf
+        return count - self._find_free_directions(self.at.dtype).shape[1]
+
+    def find_fixed(self) -> Tensor:
+        """Return for every real number whether bounds fix it."""
         marks = [torch.zeros_like(leaf) for leaf in self.point.leaves]
         for mark, fixed in zip(marks, self.fixed, strict=True):
             if fixed is not None:
                 mark[fixed] = 1
-        held = torch.eye(J.shape[1], dtype=J.dtype)[to_vector(marks) != 0]
-        A = torch.cat([held, *(self._differentiate(constraint)[1] for constraint in self.constraints)])
-        # Directions in which neither what is fixed nor a constraint changes.
-        _, sizes, Vh = torch.linalg.svd(A, full_matrices=True)
+        return to_vector(marks) != 0
+
+    def find_sides(self) -> tuple[Tensor, Tensor]:
+        """Return the lower and the upper bound of every real number, infinite where open."""
+        out = []
+        for side, end in zip(self.sides, (-math.inf, math.inf), strict=True):
+            parts = []
+            for bound, leaf in zip(side or [None] * len(self.point.leaves), self.point.leaves, strict=True):
+                real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+                parts.append(torch.full_like(real, end) if bound is None else bound)
+            out.append(to_vector(parts))
+        return out[0], out[1]
+
+    def _find_free_directions(self, dtype: torch.dtype) -> Tensor:
+        """Return an orthonormal basis of the directions in which neither what is fixed nor a constraint changes."""
+        fixed_numbers = self.find_fixed()
+        identity = torch.eye(len(fixed_numbers), dtype=dtype, device=fixed_numbers.device)
+        if not self.constraints:
+            return identity[:, ~fixed_numbers]
+        rows = [identity[fixed_numbers], *(self._differentiate(constraint)[1] for constraint in self.constraints)]
+        _, sizes, Vh = torch.linalg.svd(torch.cat(rows), full_matrices=True)
         rank = int((sizes > 1e-10 * max(1.0, float(sizes.max()) if sizes.numel() else 1.0)).sum())
-        Z = Vh[rank:].T
-        if scale is None:
-            freedom = vector.numel() - Z.shape[1]
-            scale = float(vector.abs().square().sum()) / freedom if freedom > 0 else torch.inf
-        values, vectors = torch.linalg.eigh(Z.T @ curvature @ Z)
-        # The eigenvalues of J'J are squares, so that those of J are compared, as curve_fit does.
-        least = torch.finfo(values.dtype).eps * max(J.shape) * float(values.abs().max() if values.numel() else 0.0)
-        if bool((values <= least).any()) or scale == torch.inf:
-            weight = (Z @ Z.T).abs() > 1e-12
-            return torch.where(weight, torch.inf, 0.0).to(J.dtype)
-        inverse: Tensor = Z @ (vectors / values) @ vectors.T @ Z.T
-        return scale * inverse
+        basis: Tensor = Vh[rank:].T
+        return basis
 
     # ------------------------------------------------------------------ in x0's form
+
+    def evaluate_residuals(self) -> Any:
+        """Return what the function returns, where that is residuals."""
+        with torch.no_grad():
+            values = self._evaluate(self.fun, self.at)
+        if data_of(values).dim() == 0:
+            raise ValueError("this result is of a loss of one number; residuals are those of a fit")
+        return values
 
     def jacobian(self) -> Any:
         """Rows of the Jacobian by leaf."""
@@ -236,3 +392,8 @@ def _prime(spaces: Sequence[Space], taken: Sequence[Space]) -> tuple[Space, ...]
         out.append(space if name == space.name else space.rename(name))
         names |= {name} if name is not None else set()
     return tuple(out)
+
+
+def _avoid_zeros(sizes: Tensor) -> Tensor:
+    """Return the sizes to divide by, with one in place of zero."""
+    return torch.where(sizes == 0, 1.0, sizes)

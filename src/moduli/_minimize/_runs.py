@@ -71,6 +71,9 @@ class RunRecord:
         self.leaves, self.values_only, self.batch = leaves, values_only, batch
         size = self.point.size // math.prod(batch)
         self.max_evals = max(10_000, 200 * size) if max_evals is None else max_evals
+        #: How often a Jacobian was computed, and that at the end of a fit.
+        self.jacobians = 0
+        self.end_jacobian: Tensor | None = None
         #: Whether the function may return a vector.
         self.residuals = False
         self.best: list[Tensor] = [leaf.detach().clone() for leaf in variables.seen()]
@@ -256,5 +259,5 @@ class RunRecord:
         history = [(count, float(values[at])) for count, values in self.history] if at else self.history
         seconds = time.perf_counter() - self.began
         fixed = [None if mask is None else mask[at] for mask in self.variables.find_fixed()]
-        problem, x = FoundProblem(self.fun, point, to_vector(best), fixed), point.result(best)
+        problem, x = FoundProblem(self.fun, point, to_vector(best), fixed, J=self.end_jacobian), point.result(best)
         return Result(x, value, reason, good, *counts, norm, seconds, tuple(history), self.method, problem=problem)

@@ -9,12 +9,14 @@ lists them. A name with a number at its end, such as ``rosenbrock-100``, is a fu
   ``griewank-10``, ``levy-10``, ``styblinski-tang-10``, ``absolute-10``, ``maxq-10``, and ``noisy-20``, where each step sees
   another sample.
 * Data: ``least-squares``, ``digits-logistic``, ``digits-mlp``, ``spirals``, ``text``.
+* NIST's 27 nonlinear regressions with certified values: ``nist-misra1a`` to ``nist-bennett5``.
 * Physics, with labelled axes: ``bands``, ``ground-state``.
 """
 
 from ._base import Point, Problem
 from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals, TextTransformer
 from ._functions import Function, NoisyQuadratic
+from ._nist import NistData, NistFit, read_nist
 from ._physics import Bands, GroundState
 from ._registry import UnknownProblemError, get, names
 
@@ -29,6 +31,9 @@ __all__ = [
     "Spirals",
     "Bands",
     "GroundState",
+    "NistData",
+    "NistFit",
+    "read_nist",
     "TextTransformer",
     "UnknownProblemError",
     "get",

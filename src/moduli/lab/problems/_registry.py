@@ -6,6 +6,7 @@ import re
 from ._base import Problem
 from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals, TextTransformer
 from ._functions import PLANE, SCALABLE
+from ._nist import MODELS, NistFit
 from ._physics import Bands, GroundState
 
 LARGEST = 100_000
@@ -23,6 +24,8 @@ CLASSES: dict[str, type[Problem]] = {
     kind.name: kind for kind in (LeastSquares, DigitsLogistic, DigitsMLP, Spirals, Bands, GroundState, TextTransformer)
 }
 
+NIST = {f"nist-{key.lower()}": key for key in MODELS}
+
 
 def names() -> list[str]:
     """The names of all problems; those that end in a number can be had in other sizes.
@@ -30,7 +33,7 @@ def names() -> list[str]:
     >>> "rosenbrock" in names(), "rosenbrock-20" in names()
     (True, True)
     """
-    return [*PLANE, *CLASSES, *(f"{name}-{size}" for name, (size, _) in SCALABLE.items())]
+    return [*PLANE, *CLASSES, *NIST, *(f"{name}-{size}" for name, (size, _) in SCALABLE.items())]
 
 
 def get(name: str) -> Problem:
@@ -53,6 +56,8 @@ def get(name: str) -> Problem:
         return PLANE[name](name)
     if name in CLASSES:
         return CLASSES[name]()
+    if name in NIST:
+        return NistFit(NIST[name])
     match = re.fullmatch(r"(.+?)-([0-9]{1,6})", name)
     if match and match[1] in SCALABLE:
         size = int(match[2])

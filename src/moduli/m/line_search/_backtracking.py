@@ -236,7 +236,7 @@ class ScipyMinimizeScalar(LineSearchBase):
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """Asks SciPy."""
         try:
-            from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
+            from scipy.optimize import minimize_scalar
         except ImportError:
             raise ImportError("ScipyMinimizeScalar needs SciPy: pip install scipy, or use m.StrongWolfe()") from None
 

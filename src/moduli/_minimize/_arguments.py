@@ -1,0 +1,176 @@
+"""The arguments of `minimize`, checked: limits, tolerances, and SciPy's options by their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..optim import Module
+from ._functions import MODES
+from ._least_squares import LeastSquaresOptions
+from ._methods import canonical
+from ._point import StartPoint, data_of, to_numpy, to_vector
+
+# SciPy's names, for limits and for the tolerance of the gradient.
+_STEPS = ("maxiter",)
+_EVALUATIONS = ("maxfev", "maxfun", "max_nfev")
+_GRADIENT = ("gtol",)
+_FIT = tuple(field.name for field in fields(LeastSquaresOptions) if field.name not in ("tol", "eps", "scale"))
+
+
+@dataclass(frozen=True)
+class MinimizeRequest:
+    """What `minimize` is to do, besides the function and the point.
+
+    Attributes:
+        method: A name as it was given, or links.
+        name: The name as it is in the tables; "links" for links.
+        tol: The tolerance, or None for the default.
+        max_evals: The largest number of evaluations, or None.
+        max_steps: The largest number of steps, or None.
+        callback: Called after each step with the result so far, or None.
+        progress: Whether to show a progress bar.
+        fit: Tolerances and variants of lm.
+        fit_options: The names of the options that only lm has, as they were given.
+        mode: How Jacobians are computed: "forward", "reverse" or None.
+    """
+
+    method: Any
+    name: str
+    tol: float | None
+    max_evals: int | None
+    max_steps: int | None
+    callback: Callable[[Any], Any] | None
+    progress: bool
+    fit: LeastSquaresOptions
+    fit_options: tuple[str, ...] = ()
+    mode: str | None = None
+
+    def check_fit(self, name: str) -> None:
+        """Raise TypeError if options of lm were given to another method."""
+        if self.fit_options and name != "lm":
+            fact = f"minimize: {', '.join(self.fit_options)} are options of fits by lm"
+            raise TypeError(f"{fact}; this is {name}, for which there are maxiter, maxfev, gtol and disp")
+
+
+def read_request(
+    method: str | Module | Any,
+    options: Mapping[str, Any] | None,
+    *,
+    tol: float | None,
+    max_evals: int | None,
+    max_steps: int | None,
+    callback: Callable[[Any], Any] | None,
+    progress: bool,
+    x0: Any,
+    x_scale: Any,
+    jac: Any,
+) -> MinimizeRequest:
+    """Return the arguments of a call, checked.
+
+    Args:
+        method: The method.
+        options: SciPy's options, by name.
+        tol: The tolerance.
+        max_evals: The largest number of evaluations.
+        max_steps: The largest number of steps.
+        callback: Called after each step.
+        progress: Whether to show a progress bar.
+        x0: The starting point.
+        x_scale: The size of a change of each variable, in the form of x0, or None.
+        jac: The derivatives; a mode is taken from it.
+
+    Raises:
+        TypeError: An option that the method does not have.
+        ValueError: A limit or tolerance that can not be meant.
+    """
+    name = canonical(method) if isinstance(method, str) else "links"
+    rest = dict(options or {})
+    for names, value in ((_STEPS, max_steps), (_EVALUATIONS, max_evals)):
+        for key in names:
+            if rest.get(key) is not None and value is not None:
+                raise TypeError(f"minimize: the option {key} says what max_steps or max_evals says already; give one")
+    max_steps = _take(rest, _STEPS, max_steps)
+    max_evals = _take(rest, _EVALUATIONS, max_evals)
+    progress = bool(rest.pop("disp", False)) or progress
+    fits = name in ("lm", "auto")
+    if not fits or (name == "auto" and not set(rest) - {"gtol"}):
+        tol = _take(rest, _GRADIENT, tol)
+    for key in rest:
+        if not fits or key not in _FIT:
+            there = ["maxiter", "maxfev", "disp", *(_FIT if fits else _GRADIENT)]
+            hint = "; tol= is the tolerance of every method" if "tol" in key else ""
+            raise TypeError(f"minimize: {name} has no option {key!r}; there are {', '.join(there)}{hint}")
+    _check_limits(tol, max_evals, max_steps)
+    fit = replace(LeastSquaresOptions(tol=tol or 0.0), **rest)
+    named = tuple(rest)
+    if x_scale is not None and x_scale is not False and not (isinstance(x_scale, str) and x_scale == "jac"):
+        fit, named = replace(fit, scale=_read_scale(StartPoint(x0), x_scale)), (*named, "x_scale")
+    mode = jac if isinstance(jac, str) else None
+    if mode is not None and mode not in MODES:
+        instead = "torch differentiates exactly, so leave it out; or give a function, True, 'forward' or 'reverse'"
+        raise ValueError(f"minimize: jac is {jac!r}; {instead}")
+    if fit.geodesic and (callable(jac) or jac is True):
+        raise ValueError("minimize: geodesic takes second derivatives of the residuals, which jac= does not give")
+    request = MinimizeRequest(
+        method, name, tol, max_evals, max_steps, read_callback(callback), progress, fit, named, mode
+    )
+    if name not in ("lm", "auto"):
+        request.check_fit(name)
+    return request
+
+
+def _take(options: dict[str, Any], names: tuple[str, ...], value: Any) -> Any:
+    """Remove the options of these names; return the last of them that is not None, or the value."""
+    for name in names:
+        option = options.pop(name, None)
+        value = value if option is None else option
+    return value
+
+
+def _check_limits(tol: float | None, max_evals: int | None, max_steps: int | None) -> None:
+    if tol is not None and not tol >= 0:
+        raise ValueError(f"minimize: tol is {tol}; it is a size of the gradient, not negative")
+    for name, limit in (("max_evals", max_evals), ("max_steps", max_steps)):
+        if limit is not None and limit < 1:
+            raise ValueError(f"minimize: {name} is {limit}; allow at least one")
+
+
+def _read_scale(point: StartPoint, x_scale: Any) -> Any:
+    """Return the scales of all variables as a vector; raise ValueError where one is not above zero."""
+    parts = point.match(x_scale, "scales of x", lambda part: isinstance(part, int | float))
+    pairs = zip(parts, point.leaves, strict=True)
+    try:
+        leaves = [_read_numbers(1.0 if part is None else part).to(leaf) for part, leaf in pairs]
+        leaves = [part.expand_as(leaf) for part, leaf in zip(leaves, point.leaves, strict=True)]
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"minimize: x_scale does not have the form of x0: {error}") from None
+    scale = to_numpy(to_vector(leaves))
+    if not bool((scale > 0).all()):
+        raise ValueError("minimize: x_scale is the size of a change of each variable, above zero")
+    return scale
+
+
+def _read_numbers(part: Any) -> Tensor:
+    data = data_of(part)
+    return torch.as_tensor(part) if data is None else data
+
+
+def read_callback(callback: Callable[..., Any] | None) -> Callable[[Any], Any] | None:
+    """Return the callback as a function of the result; one whose argument is `xk`, as SciPy's, is given the point."""
+    if callback is None:
+        return None
+    try:
+        names = list(inspect.signature(callback).parameters)
+    except (TypeError, ValueError):  # builtins have no signature
+        return callback
+    if names == ["xk"]:
+        return lambda result: callback(result.x)
+    if names == ["intermediate_result"]:
+        return lambda result: callback(intermediate_result=result)
+    return callback

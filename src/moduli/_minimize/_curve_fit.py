@@ -1,0 +1,233 @@
+"""`curve_fit`: a model with named parameters, fitted to data."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..labels import Tensor as Labelled
+from ._point import data_of
+from ._result import Result
+
+
+class CurveData(NamedTuple):
+    """The data of a curve fit, and the model: what `Result.plot` draws.
+
+    Attributes:
+        predict: The model, a function of the parameters in the form of `Result.x`, and of x.
+        x: The predictors.
+        y: The observed values.
+        sigma: Their standard deviations, or None.
+    """
+
+    predict: Callable[[Any, Any], Any]
+    x: Any
+    y: Tensor
+    sigma: Tensor | None
+
+    def __reduce__(self) -> Any:
+        # A result is saved without its functions.
+        return type(None), ()
+
+
+def curve_fit(
+    f: Callable[..., Any],
+    x: Any,
+    y: Any,
+    p0: Any = None,
+    sigma: Any = None,
+    bounds: Any = None,
+    *,
+    absolute_sigma: bool = False,
+    jac: Any = None,
+    **settings: Any,
+) -> Result:
+    """Fit a model f(x, a, b, ...) to observed values; its parameters are named as f names them.
+
+    Args:
+        f: The model in torch's functions: takes x and the parameters, returns what y is compared with.
+        x: The predictors, passed to f: numbers become tensors; labelled tensors, and anything else, are passed unchanged.
+        y: The observed values.
+        p0: Where the parameters start: a dictionary by name, or a list of numbers in f's order. By default 1, or inside of
+            the bounds. Names are taken from f; where f takes `*params` they are p0, p1, ...
+        sigma: Standard deviations of y, or the covariance matrix of its errors.
+        bounds: Intervals by name, a list of intervals, one interval for all, or as SciPy's `curve_fit` a tuple of all lower
+            and all upper bounds.
+        absolute_sigma: Whether sigma is in the units of y, so that covariances are not scaled by the residuals.
+        jac: "forward" or "reverse", or a function of x and the parameters that returns the Jacobian, one column for each
+            parameter; without it torch differentiates.
+        **settings: Others of `minimize`: method, loss, f_scale, nan, tol, max_evals, callback, options, ...
+
+    Returns:
+        A `Result` whose `x` is a dictionary by name, with `stderr`, `covariance()`, `report()` and `plot()`.
+
+    Raises:
+        TypeError: f has no parameters after x, or p0 does not name them.
+        ValueError: Shapes do not fit, or sigma is not above zero.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> t = torch.linspace(0, 3, 30, dtype=torch.float64)
+        >>> fit = mo.curve_fit(lambda t, a, rate: a * torch.exp(-rate * t), t, 2.5 * torch.exp(-1.3 * t))
+        >>> {name: round(float(value), 6) for name, value in fit.x.items()}
+        {'a': 2.5, 'rate': 1.3}
+    """
+    x, y = _read_data(x), _read_data(y)
+    start = _read_start(f, p0, bounds)
+    bounds = _read_intervals(bounds, list(start))
+    observed: Tensor = data_of(y) if data_of(y) is not None else torch.as_tensor(y)
+    weigh = _read_sigma(sigma, observed)
+    by_name = isinstance(p0, Mapping)
+
+    def predict(p: Mapping[str, Any], at: Any) -> Any:
+        return f(at, **p) if by_name else f(at, *p.values())
+
+    def residuals(p: Mapping[str, Any]) -> Any:
+        values = predict(p, x)
+        data = data_of(values)
+        if data is None:
+            raise TypeError(f"curve_fit: f returned a {type(values).__name__}; write it in torch's functions")
+        if data.shape != observed.shape:
+            shapes = f"f returned shape {tuple(data.shape)}, and y has shape {tuple(observed.shape)}"
+            raise ValueError(f"curve_fit: {shapes}; they have to be the same")
+        difference = values - y if isinstance(values, Labelled) and isinstance(y, Labelled) else data - observed
+        return difference if weigh is None else weigh(data_of(difference))
+
+    if jac is not None and not isinstance(jac, str):
+        jac = _weigh_columns(jac, x, by_name, weigh, len(observed.reshape(-1)))
+    result = _minimize(residuals, start, settings.pop("method", "lm"), bounds=bounds, jac=jac, **settings)
+    problem = result._require_problem()._replace(absolute=absolute_sigma and sigma is not None)
+    spread = None if sigma is None else _read_sigma_vector(sigma)
+    return dataclasses.replace(result, problem=problem, data=CurveData(predict, x, observed.detach(), spread))
+
+
+def _minimize(*args: Any, **settings: Any) -> Result:
+    from . import minimize  # this module is imported by that one
+
+    return minimize(*args, **settings)
+
+
+def _read_data(values: Any) -> Any:
+    """Return numbers as a tensor in double precision; tensors and other objects unchanged."""
+    if isinstance(values, Tensor | Labelled):
+        return values
+    if isinstance(values, np.ndarray | list | tuple | int | float) or hasattr(values, "__array__"):
+        try:
+            array = np.asarray(values)
+        except ValueError:  # a tuple of predictors of different shapes
+            return values
+        if array.dtype.kind in "iufc":
+            return torch.from_numpy(np.array(array, dtype=complex if array.dtype.kind == "c" else float))
+    return values
+
+
+def _read_start(f: Callable[..., Any], p0: Any, bounds: Any) -> dict[str, Any]:
+    """Return the starting values by name."""
+    if isinstance(p0, Mapping):
+        if not p0:
+            raise TypeError("curve_fit: p0 names no parameters")
+        return {name: _read_data(value) for name, value in p0.items()}
+    parameters = list(inspect.signature(f).parameters.values())[1:]
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    anything = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    if p0 is None:
+        if not names:
+            raise TypeError("curve_fit: f names no parameters after x; give p0")
+        ends = _read_intervals(bounds, names)
+        starts: list[Any] = [_start_inside(ends.get(name)) for name in names]
+    else:
+        values = data_of(p0)
+        starts = list(np.atleast_1d(p0) if values is None else values.detach().reshape(-1))
+        if anything and len(starts) > len(names):
+            names = [*names, *(f"p{i}" for i in range(len(names), len(starts)))]
+        if len(starts) != len(names):
+            raise TypeError(
+                f"curve_fit: p0 has {len(starts)} numbers, and f takes {', '.join(names) or 'none'} after x"
+            )
+    return {
+        name: _read_data(float(v) if isinstance(v, np.generic) else v) for name, v in zip(names, starts, strict=True)
+    }
+
+
+def _start_inside(interval: Any) -> float:
+    """Return 1 where it is inside of an interval, else a point inside."""
+    low, high = interval or (None, None)
+    low, high = -math.inf if low is None else float(low), math.inf if high is None else float(high)
+    if low < 1 < high or low == high == 1:
+        return 1.0
+    if math.isfinite(low) and math.isfinite(high):
+        return 0.5 * (low + high)
+    return low + 1 if math.isfinite(low) else high - 1
+
+
+def _read_intervals(bounds: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return an interval for each name; raise ValueError where there are more or fewer."""
+    if bounds is None:
+        return {}
+    if isinstance(bounds, Mapping):
+        return dict(bounds)
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):  # scipy.optimize.Bounds
+        bounds = (bounds.lb, bounds.ub)
+    pairs = list(bounds)
+    if len(pairs) == 2 and all(one is None or np.ndim(one) == 0 for one in pairs):
+        return dict.fromkeys(names, (pairs[0], pairs[1]))
+    if isinstance(bounds, tuple) and len(pairs) == 2:
+        low, high = (list(side) if np.ndim(side) else [side] * len(names) for side in pairs)
+        pairs = list(zip(low, high, strict=False)) if len(low) == len(high) == len(names) else []
+    if len(pairs) != len(names):
+        raise ValueError(
+            f"curve_fit: there are {len(names)} parameters ({', '.join(names)}); give an interval for each"
+        )
+    return dict(zip(names, (None if pair is None else tuple(pair) for pair in pairs), strict=True))
+
+
+def _read_sigma_vector(sigma: Any) -> Tensor:
+    """Return the standard deviations, also from a covariance matrix."""
+    values = torch.as_tensor(_read_data(sigma) if data_of(sigma) is None else data_of(sigma)).detach()
+    return values.diagonal().sqrt() if values.dim() == 2 and values.shape[0] == values.shape[1] else values
+
+
+def _read_sigma(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Return the function that makes residuals of unit variance, or None."""
+    if sigma is None:
+        return None
+    values = torch.as_tensor(_read_data(sigma) if data_of(sigma) is None else data_of(sigma)).to(y.device).detach()
+    if y.dim() == 1 and values.shape == (len(y), len(y)):
+        L, failed = torch.linalg.cholesky_ex(values)
+        if int(failed):
+            raise ValueError("curve_fit: sigma, as a covariance matrix, is not positive definite")
+        return lambda r: torch.linalg.solve_triangular(L.to(r), r[:, None], upper=False)[:, 0]
+    try:
+        values.expand(y.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"curve_fit: sigma of shape {tuple(values.shape)} does not fit y of {tuple(y.shape)}"
+        ) from None
+    if not bool((values > 0).all()):
+        raise ValueError("curve_fit: sigma is standard deviations, above zero")
+    return lambda r: r / values.to(r.real.dtype)
+
+
+def _weigh_columns(
+    jac: Any, x: Any, by_name: bool, weigh: Callable[[Tensor], Tensor] | None, count: int
+) -> Callable[[Any], Any]:
+    """Return the user's Jacobian of the model as that of the residuals, in the form of the parameters."""
+    if not callable(jac):
+        raise TypeError("curve_fit: jac is a function of x and the parameters, 'forward' or 'reverse'")
+
+    def differentiate(p: Mapping[str, Any]) -> dict[str, Tensor]:
+        out = jac(x, **p) if by_name else jac(x, *p.values())
+        matrix = torch.as_tensor(_read_data(out) if data_of(out) is None else data_of(out)).reshape(count, -1)
+        if matrix.shape[1] != len(p):
+            raise ValueError(f"curve_fit: jac returned {matrix.shape[1]} columns for {len(p)} parameters")
+        columns = matrix.unbind(1) if weigh is None else [weigh(column) for column in matrix.unbind(1)]
+        return dict(zip(p, columns, strict=True))
+
+    return differentiate
