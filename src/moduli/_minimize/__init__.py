@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from ..optim import Module, Need
+from ._args import bind_args
 from ._constrained import SMALL, run_sqp
 from ._constraints import Constraint, minimize_constrained, read_constraints
 from ._direct import DIRECT, DirectMethod
 from ._fit import run_fit
+from ._implicit import minimize_implicit
 from ._least_squares import LeastSquaresOptions
 from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
 from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY, canonical
@@ -27,10 +29,11 @@ __all__ = ["Result", "minimize"]
 
 
 def minimize(
-    fun: Callable[[Any], Any],
+    fun: Callable[..., Any],
     x0: Any,
     method: str | Module | Sequence[Module] = "auto",
     *,
+    args: Any = (),
     bounds: Any = None,
     lower: Any = None,
     upper: Any = None,
@@ -42,6 +45,7 @@ def minimize(
     callback: Callable[[Result], Any] | None = None,
     progress: bool = False,
     batched: bool = False,
+    implicit: bool = False,
 ) -> Result:
     """Minimise a function from a starting point, and say how it went.
 
@@ -52,6 +56,7 @@ def minimize(
         method: "auto" (least squares for vectors, else BFGS up to 200 numbers and L-BFGS beyond), a name (bfgs, lbfgs, cg,
             newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa,
             cd, cmaes; SciPy's spellings and torchzero's class names are understood), or links.
+        args: What the function takes after the point: a tuple, or one argument.
         bounds: As SciPy's: an interval (low, high) for each variable, None for open, equal for fixed. One interval is for all
             variables; for dictionaries, intervals (or lists of them) by name.
         lower: Lower bounds instead: a number, or in the form of x0, None where open.
@@ -70,6 +75,8 @@ def minimize(
         batched: Whether every tensor of x0 holds many starts along its first axis, while `fun` is of one point. They run
             vectorised (bfgs, lbfgs, cg, gd, adam; "auto" is lbfgs; bounds, of one point, by transform), each as if it
             were alone.
+        implicit: Whether `Result.x` depends on the tensors in `args`, and in the args of constraints: first and second
+            derivatives, in forward and reverse mode, by the implicit function theorem at the solution.
 
     Returns:
         A `Result` with the best point seen, also where the run was ended by a limit.
@@ -90,6 +97,12 @@ def minimize(
     References:
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed.
     """
+    fun = bind_args(fun, args)
+    if implicit:
+        return minimize_implicit(
+            minimize, fun, x0, constraints, method=method, bounds=bounds, lower=lower, upper=upper, bounds_by=bounds_by,
+            tol=tol, max_evals=max_evals, max_steps=max_steps, callback=callback, progress=progress, batched=batched,
+        )  # fmt: skip
     if tol is not None and not tol >= 0:
         raise ValueError(f"minimize: tol is {tol}; it is a size of the gradient, not negative")
     for name, limit in (("max_evals", max_evals), ("max_steps", max_steps)):

@@ -1,0 +1,28 @@
+"""Arguments that a function takes after the point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class BoundFunction:
+    """A user's function with the arguments that it takes after the point.
+
+    Args:
+        fun: The function.
+        args: The arguments, which may be replaced while a derivative by them is taken.
+    """
+
+    def __init__(self, fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.fun, self.args = fun, args
+
+    def __call__(self, x: Any) -> Any:
+        """Return the function at a point."""
+        return self.fun(x, *self.args)
+
+
+def bind_args(fun: Callable[..., Any], args: Any) -> Callable[[Any], Any]:
+    """Return the function of the point alone; as in SciPy, one argument need not be in a tuple."""
+    several = args if isinstance(args, tuple) else (args,)
+    return BoundFunction(fun, several) if several else fun
