@@ -21,6 +21,7 @@ from ._least_squares import LeastSquaresOptions
 from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
 from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY, canonical
 from ._point import StartPoint, data_of, from_vector, to_vector
+from ._proximal import PROXIMAL, read_proximal, run_proximal
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
 from ._variables import Variables, read_bounds
@@ -46,6 +47,7 @@ def minimize(
     progress: bool = False,
     batched: bool = False,
     implicit: bool = False,
+    prox: Any = None,
 ) -> Result:
     """Minimise a function from a starting point, and say how it went.
 
@@ -77,6 +79,8 @@ def minimize(
             were alone.
         implicit: Whether `Result.x` depends on the tensors in `args`, and in the args of constraints: first and second
             derivatives, in forward and reverse mode, by the implicit function theorem at the solution.
+        prox: The proximal operator of a penalty that is added to the function (`m.prox`): one for all tensors of x0, or
+            in its form with None where there is none. The method is "fista", or "proximal-gradient".
 
     Returns:
         A `Result` with the best point seen, also where the run was ended by a limit.
@@ -98,6 +102,10 @@ def minimize(
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed.
     """
     fun = bind_args(fun, args)
+    if prox is not None:
+        if batched or implicit or constraints or any(side is not None for side in (bounds, lower, upper)):
+            raise ValueError("minimize: prox= stands alone; bounds are prox=m.prox.BoxSet(lower, upper)")
+        return _minimize_proximal(fun, x0, method, prox, tol, max_evals, max_steps, callback, progress)
     if implicit:
         return minimize_implicit(
             minimize, fun, x0, constraints, method=method, bounds=bounds, lower=lower, upper=upper, bounds_by=bounds_by,
@@ -187,6 +195,27 @@ def _minimize_by_sqp(
     with _show_progress(progress, run, callback) as after:
         size = point.choose_tol(tol, 1e-6, 1e-3)
         return run_sqp(run, constraints, tol=size, steps=max_steps, after=after)
+
+
+def _minimize_proximal(
+    fun: Callable[[Any], Any],
+    x0: Any,
+    method: Any,
+    prox: Any,
+    tol: float | None,
+    max_evals: int | None,
+    max_steps: int | None,
+    callback: Callable[[Result], Any] | None,
+    progress: bool,
+) -> Result:
+    name, point = read_proximal(method), StartPoint(x0)
+    several = point.match(prox, "prox", callable)
+    momentum = PROXIMAL[name]
+    variables = Variables(point, *read_bounds(point, None, None, None), False)
+    run = SingleRun(variables, point.leaves, fun, max_evals, "fista" if momentum else "proximal-gradient")
+    with _show_progress(progress, run, callback) as after:
+        size = point.choose_tol(tol, 1e-8, 1e-4)
+        return run_proximal(run, several, momentum=momentum, tol=size, steps=max_steps, after=after)
 
 
 def _run_direct(run: SingleRun, find: DirectMethod, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
