@@ -20,13 +20,13 @@ from ._implicit import minimize_implicit
 from ._least_squares import LeastSquaresOptions
 from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
 from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY, canonical
-from ._point import StartPoint, data_of, from_vector, to_vector
+from ._point import StartPoint, choose_tolerance, data_of, from_vector, to_vector
 from ._proximal import PROXIMAL, read_proximal, run_proximal
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
 from ._variables import Variables, read_bounds
 
-__all__ = ["Result", "minimize"]
+__all__ = ["Result", "choose_tolerance", "minimize"]
 
 
 def minimize(
@@ -160,7 +160,7 @@ def minimize(
         run.residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
     elif name not in DIRECT and name != "lm":
         links = IN_BOX[name](variables) if bounded and not transform else CHAINS[name]()
-    size = point.choose_tol(tol, 1e-8, 1e-4)
+    size = point.choose_tol(tol, choose_tolerance(True), choose_tolerance(False))
     with _show_progress(progress, run, callback) as after:
         try:
             if not batched and all(fixed is not None and bool(fixed.all()) for fixed in variables.find_fixed()):
@@ -214,7 +214,7 @@ def _minimize_proximal(
     variables = Variables(point, *read_bounds(point, None, None, None), False)
     run = SingleRun(variables, point.leaves, fun, max_evals, "fista" if momentum else "proximal-gradient")
     with _show_progress(progress, run, callback) as after:
-        size = point.choose_tol(tol, 1e-8, 1e-4)
+        size = point.choose_tol(tol, choose_tolerance(True), choose_tolerance(False))
         return run_proximal(run, several, momentum=momentum, tol=size, steps=max_steps, after=after)
 
 
