@@ -235,6 +235,11 @@ class RunRecord:
         still, quiet = self._still > (10 if self.values_only else 2), self._quiet >= self._patience
         if self.some(still | quiet):
             eps = torch.finfo(self.best[0].dtype).eps
+            huge = np.isfinite(self.norms) & (self.norms > math.sqrt(torch.finfo(self.best[0].dtype).max))
+            fact = "The gradient overflows: its largest component is too large to be squared"
+            self.end(
+                f"{fact}. Minimise the logarithm of the function, or a multiple of it.", False, huge & (still | quiet)
+            )
             small = self.norms <= eps**0.5 * 10 * np.maximum(abs(self.values), 1.0)
             self.end("No lower point was found: the loss is at the limit of its precision.", small, still)
             self.end(f"The loss has not fallen for {self._patience} steps.", small, quiet)
