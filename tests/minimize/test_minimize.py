@@ -263,6 +263,6 @@ def test_without_gradients_a_value_that_is_lower_by_little_is_still_the_best():
 
 @pytest.mark.parametrize("method", ["cg", "gd"])
 def test_an_overflow_is_called_an_overflow(method):
-    result = mo.minimize(lambda x: torch.exp(x**2).sum(), torch.tensor([20.0], dtype=torch.float64), method)
+    result = minimize(lambda x: torch.exp(x**2).sum(), torch.tensor([20.0], dtype=torch.float64), method)
     assert not result.success
     assert "gradient overflows" in result.reason

@@ -260,6 +260,7 @@ class GradientWatch(Module):
         return objective
 
 
+@np.errstate(over="ignore")  # a run that ends for it says so
 def run_chain(run: SingleRun, links: list[Module], *, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
     """Steps of a chain until something ends them.
 
