@@ -1,1 +1,0 @@
-def problem(x=2.0, y=[1.0, 1.0]): return x**2 + (y**2).sum()
