@@ -156,7 +156,8 @@ def test_fit_and_resume(call, tmp_path):
         "--json",
     )
     found = json.loads(second.stdout)
-    assert (found["steps"], found["reason"]) == (400, "all steps done")
+    assert 50 < found["steps"] < 400
+    assert found["reason"] == "converged: the gradient vanishes"
     assert found["value"] < 1e-6
     model = io.read(tmp_path / "wave.safetensors").module
     assert model["arg_amplitude"].item() == pytest.approx(2, abs=1e-2)

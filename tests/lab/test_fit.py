@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import moduli as mo
 from lab import rogues
 from moduli import io, lab
 from moduli.lab import Ended, as_problem, fit, problems
@@ -44,7 +45,7 @@ def test_a_fit_reaches_its_target_and_says_so():
 
 def test_other_ends():
     bowl = as_problem(lambda x=3.0: (x - 1) ** 2)
-    assert fit(bowl, "torch.SGD(lr=0.1)", steps=10**9, seconds=0.2).reason is Ended.TIME
+    assert fit(bowl, "torch.SGD(lr=1e-9)", steps=10**9, seconds=0.2).reason is Ended.TIME
     wild = fit(bowl, "torch.SGD(lr=1e30)", steps=50)
     assert wild.reason is Ended.DIVERGED
     assert not wild.reason.success
@@ -156,9 +157,27 @@ def test_a_finished_fit_is_not_overwritten_unless_asked(tmp_path):
 
 
 def test_a_search_that_finds_nothing_more_ends():
-    result = fit(as_problem(line), "lbfgs", steps=10**6)
+    # A target switches the rule of the gradient off, so that only the searches can end it.
+    result = fit(as_problem(line), "lbfgs", steps=10**6, target=-1.0)
     assert result.reason is Ended.STOPPED
-    assert result.steps < 1000
+    assert result.steps < 100
+
+
+def test_a_fit_ends_where_minimize_does():
+    t = torch.linspace(0, 1, 30, dtype=torch.float64)
+    start = {name: torch.tensor(x, dtype=torch.float64) for name, x in {"a": 1.5, "w": 2.5, "c": 0.3}.items()}
+
+    def wave(a, w, c):
+        return a * torch.sin(w * t + c) - 2 * torch.sin(3 * t + 0.5)
+
+    def problem(a=start["a"], w=start["w"], c=start["c"]):
+        return wave(a, w, c)
+
+    expected = mo.minimize(lambda p: 0.5 * wave(**p).square().sum(), start, "lbfgs")
+    result = fit(as_problem(problem), "lbfgs")
+    assert result.reason is Ended.CONVERGED
+    assert (result.value, result.evaluations) == (expected.value, expected.evaluations)
+    assert result.value == pytest.approx(mo.minimize(lambda p: wave(**p), start, "lm").value, abs=1e-15)
 
 
 def test_being_asked_to_end_ends_with_a_checkpoint(tmp_path):

@@ -322,7 +322,7 @@ def test_files_without_a_problem_say_what_is_missing(written, text, message):
 
 def test_a_loss_is_one_number_or_residuals(written):
     problem = lab.load_problem(str(written("import torch\ndef problem(x=torch.ones(3)): return x * 2\n")))
-    assert problem.measure(problem.model(0)) == 12.0  # of residuals, the sum of their squares
+    assert problem.measure(problem.model(0)) == 6.0  # of residuals, half the sum of their squares
     with pytest.raises(lab.ProblemFileError, match="there is no file"):
         lab.load_problem("nowhere.py:problem")
 

@@ -259,3 +259,10 @@ def test_the_result_prints():
 def test_without_gradients_a_value_that_is_lower_by_little_is_still_the_best():
     x0 = torch.tensor([0.005], dtype=torch.float64)
     assert minimize(lambda x: 1e10 + (x**2).sum(), x0, method="nelder-mead").value == 1e10
+
+
+@pytest.mark.parametrize("method", ["cg", "gd"])
+def test_an_overflow_is_called_an_overflow(method):
+    result = minimize(lambda x: torch.exp(x**2).sum(), torch.tensor([20.0], dtype=torch.float64), method)
+    assert not result.success
+    assert "gradient overflows" in result.reason

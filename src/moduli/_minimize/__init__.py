@@ -20,15 +20,17 @@ from ._curve_fit import curve_fit
 from ._direct import DIRECT, DirectMethod
 from ._fit import run_fit
 from ._functions import accept_numbers, attach_derivatives, change_residuals
+from ._implicit import minimize_implicit
 from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
 from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY
-from ._point import StartPoint, data_of, from_vector, to_vector
+from ._point import StartPoint, choose_tolerance, data_of, from_vector, to_vector
+from ._proximal import PROXIMAL, read_proximal, run_proximal
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
 from ._scipy_method import scipy_method
 from ._variables import Variables, read_bounds
 
-__all__ = ["Result", "curve_fit", "minimize", "scipy_method"]
+__all__ = ["Result", "choose_tolerance", "curve_fit", "minimize", "scipy_method"]
 
 
 def minimize(
@@ -55,6 +57,8 @@ def minimize(
     x_scale: Any = None,
     nan: str | None = None,
     options: Mapping[str, Any] | None = None,
+    implicit: bool = False,
+    prox: Any = None,
 ) -> Result:
     """Minimise a function from a starting point, and say how it went.
 
@@ -99,6 +103,10 @@ def minimize(
         nan: "mask" leaves out the residuals that are not a number at x0.
         options: SciPy's options by name: maxiter, maxfev, gtol, disp; for lm ftol, xtol, gtol, factor, and `broyden` and
             `geodesic` (whether Broyden's updates replace Jacobians, and steps follow the curvature).
+        implicit: Whether `Result.x` depends on the tensors in `args`, and in the args of constraints: first and second
+            derivatives, in forward and reverse mode, by the implicit function theorem at the solution.
+        prox: The proximal operator of a penalty that is added to the function (`m.prox`): one for all tensors of x0, or
+            in its form with None where there is none. The method is "fista", or "proximal-gradient".
 
     Returns:
         A `Result` with the best point seen, also where the run was ended by a limit.
@@ -120,6 +128,18 @@ def minimize(
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed.
     """
     fun = bind_args(fun, args)
+    if prox is not None or implicit:
+        _refuse_changes(jac=jac, hess=hess, loss=loss, nan=nan, implicit=implicit)
+    if prox is not None:
+        if batched or implicit or constraints or any(side is not None for side in (bounds, lower, upper)):
+            raise ValueError("minimize: prox= stands alone; bounds are prox=m.prox.BoxSet(lower, upper)")
+        return _minimize_proximal(fun, x0, method, prox, tol, max_evals, max_steps, callback, progress)
+    if implicit:
+        return minimize_implicit(
+            minimize, fun, x0, constraints, method=method, bounds=bounds, lower=lower, upper=upper, bounds_by=bounds_by,
+            tol=tol, max_evals=max_evals, max_steps=max_steps, callback=callback, progress=progress, batched=batched,
+            options=options, x_scale=x_scale,
+        )  # fmt: skip
     request = read_request(
         method, options, tol=tol, max_evals=max_evals, max_steps=max_steps, callback=callback, progress=progress, x0=x0,
         x_scale=x_scale, jac=jac,
@@ -136,7 +156,7 @@ def minimize(
     point = StartPoint(x0)
     sides = read_bounds(point, **box, batched=batched)
     run = _start_run(fun, point, sides, request, bounds_by, batched)
-    size = point.choose_tol(request.tol, 1e-8, 1e-4)
+    size = point.choose_tol(request.tol, choose_tolerance(True), choose_tolerance(False))
     with _show_progress(request.progress, run, request.callback) as after:
         try:
             _make_steps(run, request, size, after)
@@ -259,6 +279,38 @@ def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Cal
         if not links:
             links = IN_BOX[name](variables) if variables.bounded and not variables.transform else CHAINS[name]()
         run_chain(run, links, tol=tol, steps=steps, after=after)
+
+
+def _refuse_changes(*, jac: Any, hess: Any, loss: str, nan: str | None, implicit: bool) -> None:
+    """Raise ValueError for what changes the function, where its own derivatives are needed."""
+    which = "implicit=True" if implicit else "prox="
+    changes = {"jac": jac is not None, "hess": hess is not None, "loss": loss != "linear", "nan": nan is not None}
+    for name, present in changes.items():
+        if present:
+            raise ValueError(
+                f"minimize: {which} differentiates the function itself; leave {name}= out, or write it into fun"
+            )
+
+
+def _minimize_proximal(
+    fun: Callable[[Any], Any],
+    x0: Any,
+    method: Any,
+    prox: Any,
+    tol: float | None,
+    max_evals: int | None,
+    max_steps: int | None,
+    callback: Callable[[Result], Any] | None,
+    progress: bool,
+) -> Result:
+    name, point = read_proximal(method), StartPoint(x0)
+    several = point.match(prox, "prox", callable)
+    momentum = PROXIMAL[name]
+    variables = Variables(point, *read_bounds(point, None, None, None), False)
+    run = SingleRun(variables, point.leaves, fun, max_evals, "fista" if momentum else "proximal-gradient")
+    with _show_progress(progress, run, callback) as after:
+        size = point.choose_tol(tol, choose_tolerance(True), choose_tolerance(False))
+        return run_proximal(run, several, momentum=momentum, tol=size, steps=max_steps, after=after)
 
 
 def _run_direct(run: SingleRun, find: DirectMethod, tol: float, steps: int | None, after: Callable[[], bool]) -> None:

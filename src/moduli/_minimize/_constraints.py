@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..m import AugmentedLagrangian
+from ._args import bind_args
 from ._point import StartPoint, data_of, loss_of, value_of
 from ._result import Result, ask_to_stop
 
@@ -35,15 +36,18 @@ def read_constraints(given: Any) -> list[Constraint]:
     """Constraints as SciPy has them: dictionaries with "type" and "fun", or objects with fun (or A), lb and ub."""
     out: list[Constraint] = []
     for one in [given] if isinstance(given, Mapping) or hasattr(given, "lb") else list(given):
+        if isinstance(one, Constraint):
+            out.append(one)
+            continue
         if hasattr(one, "lb"):
             out += _constrain_between(one)
             continue
         if not isinstance(one, Mapping):
             raise TypeError(f"minimize: a constraint is a dictionary, not a {type(one).__name__}: {_WRITTEN}")
         kind, fun = one.get("type"), one.get("fun")
-        if kind not in ("eq", "ineq") or not callable(fun) or one.get("args"):
-            raise ValueError(f"minimize: a constraint is {_WRITTEN}; its args are not passed on, close over them")
-        out.append(Constraint(fun, kind == "ineq"))
+        if kind not in ("eq", "ineq") or not callable(fun):
+            raise ValueError(f"minimize: a constraint is {_WRITTEN}, with 'args' where f takes more than x")
+        out.append(Constraint(bind_args(fun, one.get("args", ())), kind == "ineq"))
     return out
 
 

@@ -37,8 +37,8 @@ class SingleRun(RunRecord):
         """Count an evaluation, unless its result is there already; raise EndOfRun where there have been enough."""
         if self.ready is not None:
             return
-        # A gradient at the end may take one; fits and sqp have that of the point which they evaluated.
-        spare = 0 if self.values_only or self.method in ("lm", "sqp") else 1
+        # A gradient at the end may take one; these methods have that of the point which they evaluated.
+        spare = 0 if self.values_only or self.method in ("lm", "sqp", "fista", "proximal-gradient") else 1
         limit = max(self.max_evals - spare, 1)
         if self.evaluations >= limit:
             raise EndOfRun(f"The limit of {self.max_evals} evaluations was reached.")
@@ -260,6 +260,7 @@ class GradientWatch(Module):
         return objective
 
 
+@np.errstate(over="ignore")  # a run that ends for it says so
 def run_chain(run: SingleRun, links: list[Module], *, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
     """Steps of a chain until something ends them.
 

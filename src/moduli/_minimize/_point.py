@@ -143,6 +143,11 @@ class StartPoint:
         return list(out.values())
 
 
+def choose_tolerance(exact: bool) -> float:
+    """Return the largest component of a gradient that vanishes: 1e-8 in double precision, else 1e-4."""
+    return 1e-8 if exact else 1e-4
+
+
 def _map_leaves(act: Callable[[Any, str], Any], value: Any, name: str) -> Any:
     """A nesting with every leaf, which is called by its path, replaced; its containers are new, of the same kinds."""
     if isinstance(value, Mapping):

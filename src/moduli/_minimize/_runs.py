@@ -32,11 +32,15 @@ Numbers = Any
 
 def read(numbers: Tensor) -> Numbers:
     """A number of each run, on the host."""
+    if numbers.dim() == 0:
+        return np.float64(numbers.item())
     return numbers.detach().double().cpu().numpy()[()]
 
 
 def choose(rows: Numbers, new: Numbers, old: Numbers) -> Numbers:
     """Of each run one of two numbers."""
+    if isinstance(rows, bool | np.bool_):
+        return new if rows else old
     found: Any = np.where(rows, new, old)
     return found[()]
 
@@ -135,7 +139,6 @@ class RunRecord:
     def _choose(self, rows: Numbers, new: Tensor, old: Tensor) -> Tensor:
         return torch.where(self.spread(rows, old), new, old) if self.batch else new.clone()
 
-    @np.errstate(all="ignore")
     def judge(self, values: Tensor, seen: list[Tensor], norms: Numbers = None) -> None:
         """Remember points that are better than the best: lower by more than rounding, or as low and flatter.
 
@@ -144,6 +147,35 @@ class RunRecord:
             seen: The points.
             norms: The largest component of the gradient there, where it is known.
         """
+        if self.batch:
+            self._judge_many(values, seen, norms)
+        else:
+            self._judge_one(values.item(), torch.finfo(values.dtype).eps, seen, norms)
+
+    def _judge_one(self, loss: float, eps: float, seen: list[Tensor], norm: float | None) -> None:
+        """Judge the point of a single run, with Python's numbers, which take a fraction of the time of arrays."""
+        best, flattest, size = float(self.values), float(self.norms), float(self.size)
+        least_fall, fallen = 1e-3 * float(self.steepness), float(self.first) - loss
+        falls = loss < -1e200
+        if fallen >= least_fall * FAR * size:
+            far = float(self.largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)]))
+            falls = falls or (far > FAR * size and fallen >= least_fall * far)
+        if self.probing and not falls:
+            loss = math.inf
+        self.lowest = np.fmin(self.lowest, loss)
+        noise = 32 * eps * min(max(abs(loss), abs(best)), 1e300)
+        taken = falls or loss < best - (noise if flattest < math.inf else 0.0)
+        if norm is not None and not taken:
+            taken = loss <= best + noise and bool(norm <= flattest) and loss < math.inf
+        if taken:
+            self.best = [x.detach().clone() for x in seen]
+            self.values = np.float64(loss)
+            self.norms = np.float64(math.inf if norm is None else norm)
+        if falls:
+            self.end("The function seems to be unbounded below: it falls without limit.", False)
+
+    @np.errstate(all="ignore")
+    def _judge_many(self, values: Tensor, seen: list[Tensor], norms: Numbers) -> None:
         eps, losses = torch.finfo(values.dtype).eps, read(values)
         falls = losses < -1e200
         # A number that tells most of the time that there is nothing to look at.
@@ -168,6 +200,8 @@ class RunRecord:
 
     def check_gradient(self, values: Tensor | None, norms: Numbers, tol: float) -> None:
         """End the runs that are at a point where the gradient vanishes, or where there is none."""
+        if not self.batch and tol < norms < math.inf and (values is None or math.isfinite(values.item())):
+            return  # a single run that goes on, which is seen without arrays
         finite = np.isfinite(norms) if values is None else np.isfinite(norms) & np.isfinite(read(values))
         self.end("The loss or its gradient is not finite along the way.", False, ~finite)
         self.end(f"The gradient vanishes: its largest component is at most {tol:.2g}.", True, norms <= tol)
@@ -235,6 +269,11 @@ class RunRecord:
         still, quiet = self._still > (10 if self.values_only else 2), self._quiet >= self._patience
         if self.some(still | quiet):
             eps = torch.finfo(self.best[0].dtype).eps
+            huge = np.isfinite(self.norms) & (self.norms > math.sqrt(torch.finfo(self.best[0].dtype).max))
+            fact = "The gradient overflows: its largest component is too large to be squared"
+            self.end(
+                f"{fact}. Minimise the logarithm of the function, or a multiple of it.", False, huge & (still | quiet)
+            )
             small = self.norms <= eps**0.5 * 10 * np.maximum(abs(self.values), 1.0)
             self.end("No lower point was found: the loss is at the limit of its precision.", small, still)
             self.end(f"The loss has not fallen for {self._patience} steps.", small, quiet)

@@ -27,7 +27,8 @@ def fit(
 
     The arguments of the function are what is searched for, and their defaults where the search starts. A function without
     arguments returns a module and a function of it that returns the loss. A function that returns several numbers returns
-    residuals: their squares are summed, and the fit has standard errors. Ctrl-C ends after the step under way, with a checkpoint.
+    residuals: the loss is half the sum of their squares, and the fit has standard errors. Ctrl-C ends after the step under way,
+    with a checkpoint.
 
     \b
     moduli fit wave.py:problem --with lbfgs --out wave.safetensors

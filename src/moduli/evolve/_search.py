@@ -1,11 +1,11 @@
-"""`search`: gradient-free search over parameters of a module, in one line."""
+"""`search`: gradient-free search over parameters of a module, or over tensors, in one line."""
 
 from __future__ import annotations
 
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +20,7 @@ from ._base import Search
 from ._distribution import choose_population
 from ._executor import EvaluationWarning, Executor, InProcess, member_seeds
 from ._problem import Reason
+from ._tensor_tree import TensorTree, TreeFitness
 
 if TYPE_CHECKING:
     from ._checkpoint import SearchFile
@@ -49,7 +50,7 @@ class SearchResult:
     """What a search over a module found.
 
     Attributes:
-        x: The best parameters found, by name.
+        x: The best parameters found, by name; for tensors, all of them in the form in which they were given.
         value: Their fitness.
         reason: Why the search ended, as a sentence (a `Reason`).
         success: Whether it ended because it reached the target or converged.
@@ -68,7 +69,7 @@ class SearchResult:
         (63, True)
     """
 
-    x: dict[str, Tensor]
+    x: Any
     value: float
     reason: Reason
     success: bool
@@ -80,7 +81,7 @@ class SearchResult:
 
 
 def search(
-    net: nn.Module,
+    net: Any,
     fitness: Callable[[Any], Any],
     over: str | Sequence[str] = "*",
     *,
@@ -99,13 +100,17 @@ def search(
     The module ends with the best parameters that were found; the others, buffers included, are never written by the search.
     If anything raises, the module has the best parameters so far, which are its own until something is evaluated.
 
+    Instead of a module, it may be a tensor, or nested dictionaries, lists and tuples of tensors: `fitness` is then a function
+    of such a nesting, they stay as they are, and the best point is the result's `x`.
+
     Ctrl-C ends the search after what was evaluated, with `Reason.INTERRUPTED`. With a `checkpoint`, the same call goes on
     from there, also after the program was killed: what was evaluated is in the file or in the journal beside it.
 
     Args:
-        net: Any module.
-        fitness: A function of the module that gives one number; it runs without gradients.
-        over: Names of parameters, or patterns such as `"head.*"`, as one string or several.
+        net: Any module, or tensors.
+        fitness: A function of the module (of the tensors) that gives one number; it runs without gradients.
+        over: Names of parameters, or patterns such as `"head.*"`, as one string or several; tensors in dictionaries and lists
+            are named by keys and indices, `"layer/0/weight"`.
         method: `"auto"` chooses by the number of parameters: full CMA-ES up to 1,000, separable up to 100,000, and beyond
             that seed-replayed `OpenES`, which keeps four vectors of the size of the model. By name: `"cmaes"`, `"sepcmaes"`,
             `"ipop"`, `"bipop"`, `"pso"`, `"de"`, `"jade"`, `"shade"`, `"ga"`, `"cem"`, `"openes"`, `"pgpe"`, `"ars"`,
@@ -136,6 +141,14 @@ def search(
         >>> print(result.reason)
         The target fitness was reached.
     """
+    if not isinstance(net, nn.Module):
+        tree = TensorTree(net)
+        options: dict[str, Any] = {
+            "method": method, "budget": budget, "executor": executor, "vectorised": vectorised, "seed": seed,
+            "target": target, "checkpoint": checkpoint, "callback": callback,
+        }  # fmt: skip
+        result = search(tree, TreeFitness(fitness), over, **options, **settings)
+        return replace(result, x=tree.read())
     started = perf_counter()
     chosen = Chosen(net, over)
     if method == "auto":

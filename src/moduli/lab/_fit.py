@@ -16,16 +16,18 @@ from torch import nn
 from torch.func import functional_call
 
 from .. import io
-from .._minimize import minimize
+from .._minimize import choose_tolerance, minimize
 from .._texts import shorten
 from ..layout import public_name
 from ._grammar import ParsedChain
-from ._run import IDLE, Meter, RunEnd, RunReason, seed_all, take_steps
+from ._run import Meter, RunEnd, RunReason, seed_all, take_steps
 from .catalogue import Contender, Entrant, contender
 from .problems import Problem
 
 # A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.
 SEARCHED = 5
+# So many such steps in a row end a fit; `minimize` ends after as many.
+STILL = 3
 # How many numbers of a model are told one by one.
 MOST_SHOWN = 64
 
@@ -75,6 +77,9 @@ def fit(
 ) -> Fit:
     """Minimise a problem, step by step, until something ends it.
 
+    A fit without noise and without a target ends by itself where `moduli.minimize` does: when the largest component of the
+    gradient is at most 1e-8 in double precision, else 1e-4, or when searches find no lower point.
+
     A fit that was stopped and resumed gives the numbers of one that was not, bit for bit. The first Ctrl-C ends the fit
     after the step that is under way, with a checkpoint; a second one ends it at once, and the last checkpoint stays.
 
@@ -97,7 +102,7 @@ def fit(
     >>> from moduli.lab import as_problem
     >>> result = fit(as_problem(lambda x=3.0: (x - 1) ** 2), "torch.SGD(lr=0.1)", steps=100)
     >>> print(result.reason, round(result.value, 6))
-    all steps done 0.0
+    converged: the gradient vanishes 0.0
     """
     runner = contender(chain)
     seed_all(seed)
@@ -125,17 +130,21 @@ def fit(
 
     def drive() -> RunReason:
         told, measured, saved = 0.0, 0.0, time.monotonic()
-        moves = take_steps(problem, entrant, meter, generator)
+        watch = GradientRule(model)
+        moves = take_steps(problem, entrant, meter, generator, watch=watch.note)
         while about["steps"] < steps:
             if asked:
                 return RunReason.INTERRUPTED
+            watch.begin_step()
             loss = next(moves)
             here = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
             searched = meter.evaluations - about["evaluations"] >= SEARCHED
             still = searched and here == about["last"] and not problem.noisy
             about.update(steps=about["steps"] + 1, evaluations=meter.evaluations, seconds=meter.seconds())
             about.update(last=here, still=about["still"] + 1 if still else 0)
-            if about["still"] >= IDLE or entrant.finished:
+            if watch.vanished and target is None and not problem.noisy:
+                return RunReason.CONVERGED
+            if about["still"] >= STILL or entrant.finished:
                 return RunReason.STOPPED
             now = time.monotonic()
             if listen is not None and (now - told > 0.1 or about["steps"] == steps):
@@ -171,6 +180,35 @@ def fit(
     save()
     counts = {key: about[key] for key in ("start", "steps", "evaluations", "seconds")}
     return Fit(fitted, reason, value, path=path, parameters=parameters, errors=errors, **counts)
+
+
+class GradientRule:
+    """The rule by which `minimize` ends too: the largest component of the gradient is at most a tolerance.
+
+    A gradient counts where the loss is no higher than where the step began: a search may pass other points. Nothing is
+    carried from one step to the next, so that a fit which is resumed ends where the other does.
+
+    Args:
+        model: The model, whose parameters have the gradients.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.params = list(_trainable(model).values())
+        exact = bool(self.params) and self.params[0].dtype in (torch.float64, torch.complex128)
+        self.tol = choose_tolerance(exact)
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the last step."""
+        self.vanished, self.first = False, math.inf
+
+    def note(self, loss: float) -> None:
+        """Look at the gradient of an evaluation."""
+        self.first = loss if self.first == math.inf else self.first
+        if not loss <= self.first:
+            return
+        grads = [param.grad for param in self.params if param.grad is not None and param.grad.numel()]
+        self.vanished = bool(grads) and max(float(grad.abs().max()) for grad in grads) <= self.tol
 
 
 def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ What the name stands for may be
   function returns the loss;
 * a function without arguments that returns a `Problem`, or a pair of a module and a function of it that returns the loss.
 
-A function that returns several numbers returns residuals: its problem is one of least squares, the loss is the sum of their
-squares, and a fit has standard errors.
+A function that returns several numbers returns residuals: its problem is one of least squares, the loss is half the sum of
+their squares, as in `moduli.minimize`, and a fit has standard errors.
 """
 
 import inspect
@@ -183,12 +183,12 @@ class WrittenProblem(Problem):
         return model  # type: ignore[no-any-return]
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """What the function returns; of residuals, the sum of their squares."""
+        """What the function returns; of residuals, half the sum of their squares."""
         loss = self._call_function(model)
         if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
             what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(loss).__name__)
             raise ProblemFileError(f"{self.name}: a loss is one number as a tensor, or several residuals, not {what}")
-        return loss.reshape(()) if loss.numel() == 1 else loss.abs().square().sum()
+        return loss.reshape(()) if loss.numel() == 1 else 0.5 * loss.abs().square().sum()
 
     def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
         """What the function returns, if that is several numbers."""

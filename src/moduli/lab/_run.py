@@ -134,6 +134,7 @@ def take_steps(
     meter: Meter,
     generator: torch.Generator,
     better: Callable[[], None] = lambda: None,
+    watch: Callable[[float], None] = lambda loss: None,
 ) -> Iterator[Any]:
     """Take steps, and give what each returns, until the contender stops by itself or leaves the numbers: a `RunEnd`.
 
@@ -143,6 +144,7 @@ def take_steps(
         meter: What counts it.
         generator: What batches and noise are drawn from.
         better: Called after an evaluation of a model that is the best so far, while it stands there.
+        watch: Called with the loss after an evaluation of a model with its gradient, which its parameters have.
     """
     model, population = entrant.model, entrant.population
 
@@ -164,6 +166,8 @@ def take_steps(
             if population is not None:
                 entrant.losses = loss.detach()
             value = meter.record_losses(loss.detach().reshape(-1), backward)
+            if backward and population is None:
+                watch(value)
             if value < meter.best and population is None:
                 better()
             if not problem.noisy:
@@ -214,6 +218,7 @@ class RunReason(StrEnum):
     STEPS = "all steps done"
     TIME = "time limit"
     STOPPED = "stopped by itself"
+    CONVERGED = "converged: the gradient vanishes"
     DIVERGED = "diverged"
     CRASHED = "crashed"
     HUNG = "hung, was killed"

@@ -12,7 +12,7 @@ Curvature and globalisation:
 * `second_order`: Newton's method and its relatives; `quasi_newton`: curvature learnt from differences of gradients;
 * `conjugate_gradient`: nonlinear conjugate gradients; `least_squares`: for closures that return residuals;
 * `line_search` and `trust_region`: how far to go along an update, or how far to trust a model of the loss;
-* `constraints`: the method of multipliers, for losses under conditions.
+* `constraints`: the method of multipliers, for losses under conditions; `proximal`: penalties without a gradient, and sets.
 
 Without gradients:
 
@@ -42,6 +42,7 @@ from .momentum import *
 from .ops import *
 from .population import *
 from .projections import *
+from .proximal import *
 from .quasi_newton import *
 from .restarts import *
 from .second_order import *

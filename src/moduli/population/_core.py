@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -25,9 +26,6 @@ from ._shard import Shard
 # Matrices to use again: those of so many bytes, below which the C library does as well, and above which memory is dear.
 _spare: deque[Tensor] = deque(maxlen=3)
 _LEAST, _MOST = 1 << 18, 1 << 26
-_probe = torch.empty(1, device="cpu")
-# How often a storage is counted that one tensor holds; where that is not known, nothing counts as held by one.
-_ALONE = -1 if count_storage_uses(_probe) == UNKNOWN else count_storage_uses(_probe)
 
 
 class Core:
@@ -283,6 +281,17 @@ def allocate(layout: Layout, count: int) -> Values:
         return Values([torch.empty(count, g.numel, dtype=g.dtype, device=g.device) for g in groups])
 
 
+@cache
+def _count_alone() -> int:
+    """Return how often a storage is counted that one tensor holds; -1 where that is not known.
+
+    It is measured at first use, not on import: a room may be imported inside of a transform of torch.func, where every new
+    tensor is a wrapper without a storage.
+    """
+    uses = count_storage_uses(torch.empty(1, device="cpu"))
+    return -1 if uses == UNKNOWN else uses
+
+
 def is_alone(held: list[Tensor]) -> bool:
     """Whether a list has the only reference to its one matrix and every part of it."""
     matrix = held[0]
@@ -298,4 +307,4 @@ def is_alone(held: list[Tensor]) -> bool:
     del matrix
     # What the count is for something that one list holds is seen on an object made here.
     alone = [object()]
-    return count_references(held[0]) <= count_references(alone[0]) and count_storage_uses(held[0]) <= _ALONE
+    return count_references(held[0]) <= count_references(alone[0]) and count_storage_uses(held[0]) <= _count_alone()

@@ -71,7 +71,7 @@ class Problem(ABC):
             return float(self.loss(model))
 
     def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
-        """Of a least-squares problem, the vector whose sum of squares is the loss; None for other problems."""
+        """Of a least-squares problem, the vector whose sum of squares, times a constant, is the loss; None for other problems."""
         return None
 
     def landscape(self, points: torch.Tensor) -> torch.Tensor:
