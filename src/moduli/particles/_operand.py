@@ -131,6 +131,8 @@ class Operand:
         """Whether a factor can wait: the values are those of a result that was not looked into."""
         if not isinstance(self.held, Pending) or self.held.graph or self.held.shared or self.acting or self.inert:
             return False
+        if self.sharded:  # torch multiplies no list of DTensors with a number
+            return False
         return len(self.tensors) > 0 and all(group.dtype.is_floating_point for group in self.layout.groups)
 
     def pick(self, things: list[Any]) -> list[Any]:
