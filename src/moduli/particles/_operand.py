@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +25,7 @@ from moduli.layout import (
 
 from ._config import find_acting, policies_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
-from ._skeleton import PENDING, RECORD, State, capture
+from ._skeleton import PENDING, RECORD, State, capture, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
@@ -78,6 +76,7 @@ class Operand:
                 refuse_wrapped(module, module)
             self.held = reading = self._read(record_of(module))
             self.tensors = reading.parameters
+        self._states: list[State] | None = None
         self.structure, self.buffers = self.held.structure, self.held.buffers
         self.layout: Layout = self.structure.layout
         # Whether several processes hold pieces of some parameters.
@@ -98,7 +97,7 @@ class Operand:
             # Asked before the module is read: an edit that comes between is noticed by the version.
             version = self.at = record.version
             reading = read(self.module)
-            if "torch.distributed.fsdp" in sys.modules and show_pieces(reading.modules):
+            if facts_of(reading.structure).wrapped and show_pieces(reading.modules):
                 reading = read(self.module)
             if version is None or (version.next_version is None and record.looks_like(reading)):
                 return reading
@@ -149,10 +148,12 @@ class Operand:
                 record.states = self.states
         return self.at
 
-    @cached_property
+    @property
     def states(self) -> list[State]:
         """The plain attributes of every module."""
-        return self.held.states if isinstance(self.held, Pending) else capture(self.held.modules, self.held)
+        if self._states is None:
+            self._states = self.held.states if isinstance(self.held, Pending) else capture(self.held.modules, self.held)
+        return self._states
 
     @property
     def attributes(self) -> list[State]:
@@ -247,22 +248,21 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
     while left.lags or right.lags:
         # To bring up one side may have noticed an edit that the other side has to follow.
         left, right = (Operand(each.source, wrapped=True) if each.lags else each for each in (left, right))
-    refused = f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}"
-    ours, theirs = left.layout, _align(left, right, refused)
+    ours, theirs = left.layout, _align(left, right)
     if left.buffers or right.buffers:
         _pair_buffers(left, right)
     if ours is not theirs and ours.entries != theirs.entries:
         if ours.fingerprint != theirs.fingerprint:
             numbers = [0 if each.at is None else each.at.data.number for each in (left, right)]
             raise StructureError(
-                f"{refused}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version {numbers[1]}. "
+                f"{_refuse(left, right)}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version {numbers[1]}. "
                 "If one is an older version of the other, call its touch(), or take its values over with "
                 "moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
             )
         for x, y in zip(ours, theirs, strict=True):
             if x.device != y.device:
                 raise StructureError(
-                    f"{refused}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one of them with "
+                    f"{_refuse(left, right)}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one of them with "
                     ".to()"
                 )
     if left.sharded or right.sharded:
@@ -306,17 +306,22 @@ def _check_pieces(left: Operand, right: Operand) -> None:
         if placed[0] != placed[1]:
             ours, theirs = ("whole (no DTensor)" if p is None else f"a DTensor placed {p[0]} on {p[1]}" for p in placed)
             raise StructureError(
-                f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {entry.name!r} is "
+                f"{_refuse(left, right)}: {entry.name!r} is "
                 f"{ours} on the left and {theirs} on the right; wrap both alike, or redistribute one"
             )
 
 
-def _align(left: Operand, right: Operand, refused: str) -> Layout:
+def _refuse(left: Operand, right: Operand) -> str:
+    """Return how the error of two operands that do not combine begins."""
+    return f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}"
+
+
+def _align(left: Operand, right: Operand) -> Layout:
     """Put the axes and labels of the right operand in the order that the left one has; return the layout it has then."""
     try:
         alignment = align(left.layout, right.layout)
     except AxesError as error:
-        raise StructureError(f"{refused}: {error}") from error
+        raise StructureError(f"{_refuse(left, right)}: {error}") from error
     if alignment is None:
         return right.layout
     right.tensors = alignment.reorder_parameters(right.parameters())
