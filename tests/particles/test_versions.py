@@ -28,15 +28,14 @@ from moduli.particles import (
     migrate,
     species,
 )
-from moduli.particles.base import VersionDataImp
-from moduli.particles.kernel import VersionKernel
+from moduli.particles._version import Numbering, Version
 
 NAMES = ["a", "b", "c"]
 # Where an edit can fail: everything that it calls.
 STEPS = [
     (_species, "compare"),
     (_species, "adopt_children"),
-    (_species, "locate"),
+    (Version, "locate"),
     (_record, "capture"),
     (_species, "read"),
     (_species, "recall"),
@@ -49,11 +48,12 @@ STEPS = [
     (edits.ParticleEdit, "settle"),
     (edits.ParticleEdit, "run"),
     (edits.ParticleEdit, "sentence"),
-    (_compare, "grow"),
-    (_compare, "number_parameter"),
-    (VersionDataImp, "event"),
-    (VersionKernel, "__init__"),
-    (VersionKernel, "particle_update"),
+    (_compare, "capture"),
+    (Numbering, "add_module"),
+    (Numbering, "add_param"),
+    (Version, "event"),
+    (Version, "__init__"),
+    (Version, "particle_update"),
 ]
 
 
@@ -529,7 +529,7 @@ def test_additions_whose_version_fails_are_followed_at_the_next_look():
     relative = net.clone()
     relative.touch()
     net.a = nn.Parameter(torch.zeros(1))
-    for where, name in ((_species, "compare"), (edits.ParticleEdit, "settle"), (VersionDataImp, "event")):
+    for where, name in ((_species, "compare"), (edits.ParticleEdit, "settle"), (Version, "event")):
         with failing(where, name, 1), pytest.raises(Injected):
             _ = 2 * relative
         assert not hasattr(relative, "a")

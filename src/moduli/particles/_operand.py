@@ -31,7 +31,7 @@ from .errors import StructureError
 from .mtype import ParamConfig
 
 if TYPE_CHECKING:
-    from .base import VersionKernelImp
+    from ._version import Version
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -48,7 +48,7 @@ class Operand:
     """
 
     # The version of the species that the operand was read at; None while there is none.
-    at: VersionKernelImp | None
+    at: Version | None
     # The values of parameters, one per entry of the layout, without a number that they are still to be multiplied with.
     tensors: list[Tensor]
     # A result that was not looked into yet; otherwise the module is read.
@@ -86,7 +86,7 @@ class Operand:
         # The configurations of parameters that take no part, and the places of everything else, if there are any.
         self.inert: dict[int, ParamConfig] = {}
         self.places: list[int] | None = None
-        if self.scope is not None or (self.at is not None and self.at.data.species.configured):
+        if self.scope is not None or (self.at is not None and self.at.species.configured):
             self.inert = self._find_inert()
         if self.inert and not whole:
             self.places = [p for p in range(len(self.tensors) + len(self.acting)) if p not in self.inert]
@@ -105,9 +105,8 @@ class Operand:
 
     def _find_inert(self) -> dict[int, ParamConfig]:
         found: dict[int, ParamConfig] = {}
-        if self.at is not None and self.at.data.species.configured:
-            data = self.at.data
-            configs = {data.names[pid]: config for pid, config in data.config.items() if not config.operational}
+        if self.at is not None and self.at.species.configured:
+            configs = {name: config for name, config in self.at.configs.items() if not config.operational}
             found = {place: configs[e.name] for place, e in enumerate(self.layout) if e.name in configs}
         if self.scope is not None:
             for place, entry in enumerate(self.layout):
@@ -253,17 +252,18 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
         _pair_buffers(left, right)
     if ours is not theirs and ours.entries != theirs.entries:
         if ours.fingerprint != theirs.fingerprint:
-            numbers = [0 if each.at is None else each.at.data.number for each in (left, right)]
+            numbers = [0 if each.at is None else each.at.number for each in (left, right)]
             raise StructureError(
-                f"{_refuse(left, right)}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version {numbers[1]}. "
+                f"{_refuse(left, right)}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version "
+                f"{numbers[1]}. "
                 "If one is an older version of the other, call its touch(), or take its values over with "
                 "moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
             )
         for x, y in zip(ours, theirs, strict=True):
             if x.device != y.device:
                 raise StructureError(
-                    f"{_refuse(left, right)}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one of them with "
-                    ".to()"
+                    f"{_refuse(left, right)}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one "
+                    "of them with .to()"
                 )
     if left.sharded or right.sharded:
         _check_pieces(left, right)

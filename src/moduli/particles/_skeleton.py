@@ -68,7 +68,8 @@ def capture(
     links = _Links(places, strict)
     for module in modules:
         own = module.__dict__
-        carried = _choose_carried(type(module), tuple(own))
+        kind: Any = type(module)
+        carried = _choose_carried(kind, tuple(own))
         state: State = dict(zip(carried.names, carried.pick(own), strict=True))
         hooked = any(_HOOKS_OF(own))
         if hooked or carried.slotted or not SCALARS.issuperset(map(type, state.values())):

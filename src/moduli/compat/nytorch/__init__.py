@@ -1,7 +1,7 @@
 """Every name of nytorch in one place, with the behaviour that its documentation describes.
 
 A program that says `from nytorch import NytoModule` says `from moduli.compat.nytorch import NytoModule`. Of that package's
-modules `kernel`, `particle_module`, `particle_updater`, `utils` and `version_updater` are here; `base`, `module` and `mtype`
+modules `base`, `kernel`, `particle_module`, `particle_updater`, `utils` and `version_updater` are here; `module` and `mtype`
 are those of `moduli.particles`. Where moduli means something else, `docs/from-nytorch.md` says what, and how to write the
 old meaning.
 
@@ -19,15 +19,8 @@ Example:
 import types as _types
 import typing as _typing
 
-from ...particles import base as base
 from ...particles import module as module
 from ...particles import mtype as mtype
-from ...particles.base import NytoModuleBase as NytoModuleBase
-from ...particles.base import ParticleDataImp as ParticleDataImp
-from ...particles.base import ParticleKernelImp as ParticleKernelImp
-from ...particles.base import VersionDataImp as VersionDataImp
-from ...particles.base import VersionKernelImp as VersionKernelImp
-from ...particles.base import create_new_group as create_new_group
 from ...particles.module import NytoModule as NytoModule
 from ...particles.module import ParamProduct as ParamProduct
 from ...particles.module import binary_lambda_wrapper as binary_lambda_wrapper
@@ -46,11 +39,18 @@ from ...particles.mtype import ParamConfig as ParamConfig
 from ...particles.mtype import ParamDict as ParamDict
 from ...particles.mtype import ParamID as ParamID
 from ...particles.mtype import ParamType as ParamType
+from . import base as base
 from . import kernel as kernel
 from . import particle_module as particle_module
 from . import particle_updater as particle_updater
 from . import utils as utils
 from . import version_updater as version_updater
+from .base import NytoModuleBase as NytoModuleBase
+from .base import ParticleDataImp as ParticleDataImp
+from .base import ParticleKernelImp as ParticleKernelImp
+from .base import VersionDataImp as VersionDataImp
+from .base import VersionKernelImp as VersionKernelImp
+from .base import create_new_group as create_new_group
 from .kernel import Particle as Particle
 from .kernel import ParticleData as ParticleData
 from .kernel import ParticleKernel as ParticleKernel
