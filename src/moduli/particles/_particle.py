@@ -29,7 +29,7 @@ from ._record import build, record_of, refuse_pinned, refuse_wrapped
 from ._skeleton import PENDING, RECORD, SLOTS
 from ._species import adopt_children, bring_up, identify, settle_journal, touch, version_of
 from .base import NytoModuleBase
-from .mtype import ParamConfig, ParamID
+from .mtype import ParamConfig
 
 _MISSING = object()
 
@@ -328,7 +328,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         pattern = ".".join(part for part in (prefix, name) if part) or "*"
         version_of(root).species.rules.append((pattern, changes))
 
-    def apply_param_config(self, fn: Callable[[ParamID, ParamConfig], None], name: str | None = None) -> None:
+    def apply_param_config(self, fn: Callable[[int, ParamConfig], None], name: str | None = None) -> None:
         """Call a function on the configurations of parameters, which it may change and extend.
 
         Args:

@@ -29,7 +29,7 @@ from ._species import bring_up, give_version, version_of
 from ._version import Version
 from .base import NytoModuleBase, kernel_of
 from .errors import StructureError
-from .mtype import ModuleID, ParamConfig, ParamDict
+from .mtype import ParamConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +59,7 @@ class ParamProduct(Operators):
         "zeros_like", "vector", "from_vector",
     ))  # fmt: skip
 
-    def __init__(self, kernel: Any, module_id: ModuleID, params: ParamDict) -> None:
+    def __init__(self, kernel: Any, module_id: int, params: OrderedDict[int, nn.Parameter]) -> None:
         self.kernel = kernel
         self.module_id = module_id
         self.params = params
@@ -312,7 +312,7 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
 
 
 def _restore(
-    kind: type[ParamProduct], root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]
+    kind: type[ParamProduct], root: Any, module_id: int, params: list[Any], buffers: dict[str, Tensor]
 ) -> ParamProduct:
     version_of(root)
     made = kind(kernel_of(root), module_id, OrderedDict(params))

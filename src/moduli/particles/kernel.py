@@ -5,6 +5,7 @@ from __future__ import annotations
 from .._deprecated import move as _move
 from ._editing import edit as edit
 from ._record import build as build
+from ._record import is_composing as is_composing
 from ._record import record_of as record_of
 from ._species import bring_up as bring_up
 from ._species import identify as identify

@@ -13,7 +13,7 @@ from ...particles import StructureError
 from ...particles.base import NytoModuleBase as NytoModuleBase
 from ...particles.base import kernel_of
 from ...particles.kernel import Version, bring_up, build, identify, record_of, settle_journal
-from ...particles.mtype import (
+from .mtype import (
     ROOT_MODULE_ID,
     ConfigDict,
     MetaDict,

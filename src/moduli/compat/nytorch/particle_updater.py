@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...particles import StructureError
-from ...particles.mtype import MetaDict, ModuleDict, ModuleID, ParamDict, ParamID
+from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict, ParamID
 from .utils import clone_params, copy_modules, make_modules_ref
 
 

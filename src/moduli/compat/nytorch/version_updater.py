@@ -10,7 +10,7 @@ from torch import nn
 
 from ...particles.base import NytoModuleBase
 from ...particles.kernel import edit, record_of
-from ...particles.mtype import ModuleID
+from .mtype import ModuleID
 
 
 class VersionEdit(ABC):
