@@ -270,7 +270,7 @@ class _Blueprint(NamedTuple):
     @classmethod
     def of(cls, reading: Reading, whole: Reading, version: Version) -> _Blueprint:
         numbers = {id(param): key for param, key in zip(whole.parameters, version.params, strict=True)}
-        policies = policies_of(reading.structure, [vars(each) for each in reading.modules])
+        policies = policies_of(reading.structure, [vars(each) for each in reading.modules]) if reading.buffers else []
         states = capture(reading.modules, reading)
         return cls(reading.structure, states, reading.buffers, policies, [numbers[id(p)] for p in reading.parameters])
 
