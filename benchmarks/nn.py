@@ -94,6 +94,7 @@ def attributes():
     write = interleaved({"ours": set_ours, "peer": set_peer, "int": set_plain_ours, "peer int": set_plain_peer})
     return [
         row("m.w, labelled / reading an nn.Parameter", read["labelled"] / read["parameter"], 2.0, "x"),
+        row("m.w, labelled", read["labelled"] * 1e6, 0.8, "us"),
         row("m.p, an nn.Parameter of our Module / of nn.Module", read["ours"] / read["parameter"], None, "x"),
         row("m.w = tensor / QTen's", write["ours"] / write["peer"], 2.0, "x"),
         row("m.n = number / QTen's", write["int"] / write["peer int"], 2.0, "x"),

@@ -17,12 +17,13 @@ from moduli.compat.nytorch import (
     NytoModule,
     ParamConfig,
     ParamProduct,
+    ParticleKernel,
     ParticleModule,
+    VersionKernel,
     make_modules_ref,
 )
 from moduli.particles import StructureError
 from moduli.particles._operators import Operators
-from moduli.particles.kernel import ParticleKernel, VersionKernel
 
 NAMES = {
     "base": "NytoModuleBase ParticleDataImp VersionDataImp create_new_group",

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import nn
 
 from moduli import particles
-from moduli.layout import layout_of
+from moduli.layout import layout_of, read
 from moduli.particles import (
     NytoModule,
     StructureError,
@@ -28,15 +28,14 @@ from moduli.particles import (
     migrate,
     species,
 )
-from moduli.particles.base import VersionDataImp
-from moduli.particles.kernel import VersionKernel
+from moduli.particles._version import Numbering, Version
 
 NAMES = ["a", "b", "c"]
 # Where an edit can fail: everything that it calls.
 STEPS = [
     (_species, "compare"),
     (_species, "adopt_children"),
-    (_species, "locate"),
+    (Version, "locate"),
     (_record, "capture"),
     (_species, "read"),
     (_species, "recall"),
@@ -49,11 +48,12 @@ STEPS = [
     (edits.ParticleEdit, "settle"),
     (edits.ParticleEdit, "run"),
     (edits.ParticleEdit, "sentence"),
-    (_compare, "grow"),
-    (_compare, "number_parameter"),
-    (VersionDataImp, "event"),
-    (VersionKernel, "__init__"),
-    (VersionKernel, "particle_update"),
+    (_compare, "capture"),
+    (Numbering, "add_module"),
+    (Numbering, "add_param"),
+    (Version, "event"),
+    (Version, "__init__"),
+    (Version, "particle_update"),
 ]
 
 
@@ -529,9 +529,37 @@ def test_additions_whose_version_fails_are_followed_at_the_next_look():
     relative = net.clone()
     relative.touch()
     net.a = nn.Parameter(torch.zeros(1))
-    for where, name in ((_species, "compare"), (edits.ParticleEdit, "settle"), (VersionDataImp, "event")):
+    for where, name in ((_species, "compare"), (edits.ParticleEdit, "settle"), (Version, "event")):
         with failing(where, name, 1), pytest.raises(Injected):
             _ = 2 * relative
         assert not hasattr(relative, "a")
     assert hasattr(2 * relative, "a")
     assert history(net) == ["version 1: parameter 'a' was assigned of shape (1,)"]
+
+
+def test_a_version_is_the_structure_that_its_particles_have():
+    net = Tree()
+    twin = net.clone()
+    first = net._version_kernel
+    assert first.structure is read(net).structure is read(twin).structure
+    net.more = nn.Parameter(torch.zeros(1))
+    second = net._version_kernel
+    assert second is first.next_version
+    assert second.structure is read(net).structure
+    twin.touch()
+    assert read(twin).structure is second.structure
+    # Identifiers stay those of the parts, in whatever order the layout has them.
+    before = dict(zip(first.params, (entry.name for entry in first.structure.layout), strict=True))
+    after = dict(zip(second.params, (entry.name for entry in second.structure.layout), strict=True))
+    assert after == before | {max(before) + 1: "more"}
+    assert second.data.names == dict(sorted(after.items()))
+
+
+def test_a_configuration_follows_its_parameter_through_versions():
+    net = adopt(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    twin = net.clone()
+    net.set_param_config(operational=False, name="1.weight")
+    net.insert(0, nn.Linear(2, 2))
+    assert torch.equal((3 * net)[2].weight, net[2].weight)
+    assert torch.equal((3 * twin)[2].weight, twin[2].weight)
+    assert torch.equal((3 * net)[2].bias, 3 * net[2].bias)

@@ -38,7 +38,10 @@ def any_sharded(tensors: Iterable[object]) -> bool:
         >>> any_sharded([torch.ones(2)])
         False
     """
-    return "torch.distributed.tensor" in sys.modules and any(map(is_sharded, set(map(type, tensors))))
+    return "torch.distributed.tensor" in sys.modules and any(map(_is_sharded_class, set(map(type, tensors))))
+
+
+_is_sharded_class = functools.lru_cache(maxsize=256)(is_sharded)
 
 
 def piece_of(tensor: Any) -> Tensor:

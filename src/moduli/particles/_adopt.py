@@ -116,7 +116,7 @@ def _readopt(plain: nn.Module, record: Any) -> Any:
     made.__dict__[RECORD] = record
     begin_here(made, record)
     if record.version is not None:
-        record.version.data.species.members.add(made)
+        record.version.species.members.add(made)
     adopt_children(made)
     return made
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from moduli.layout import public_name
+from moduli.layout import Reading, public_name
 
 from ._config import is_selected
 from ._references import ModelPlace
 from ._skeleton import HOOKS, POLICY, RECORD, SLOTS, State, capture, unwrap_kind
-from .base import NytoModuleBase, VersionDataImp, grow, inherit_configs, number_parameter
+from ._version import Numbering, SlotNames, Version
+from .base import NytoModuleBase
 from .edits import ParticleEdit
-from .mtype import ModuleID, ModuleMeta, ParamID
+from .mtype import ParamConfig
 
 # What an edit of a plain module does not carry over: registries, and what belongs to one particle.
 _NEVER = frozenset((
@@ -26,97 +26,113 @@ _NEVER = frozenset((
 
 
 class LastSeen(NamedTuple):
-    """A particle as it was when it was last seen to be at its version: modules, and their attributes."""
+    """A particle as it was when it was last seen to be at its version: modules, and their attributes, by identifier."""
 
-    modules: dict[ModuleID, nn.Module]
-    states: dict[ModuleID, State]
+    modules: dict[int, nn.Module]
+    states: dict[int, State]
 
 
 def compare(
-    vdata: VersionDataImp, root: nn.Module, before: LastSeen | None, forced: tuple[nn.Module, str] | None = None
-) -> tuple[VersionDataImp, ParticleEdit] | None:
+    version: Version, reading: Reading, before: LastSeen | None, forced: tuple[nn.Module, str] | None = None
+) -> tuple[Version, ParticleEdit] | None:
     """Find the edit that was made to a live module since it was at a version.
 
     A child is taken for the same module when it is the same object, or, where that is not known, of the same class. A
     parameter is the same when it has the same shape: another Parameter of that shape is another value, not an edit.
 
     Args:
-        vdata: The version.
-        root: The module.
+        version: The version.
+        reading: The module.
         before: What it was at the version; None where that is not known.
         forced: A module and the name of an attribute that was assigned, hence an edit in any case.
 
     Returns:
-        The metadata of the next version, and the edit with the values themselves; None if nothing was edited.
+        The next version, and the edit with the values themselves; None if nothing was edited.
     """
-    return _Comparison(vdata, root, before, forced).result()
+    return _Comparison(version, reading, before, forced).result()
 
 
-@dataclass
 class _Comparison:
-    vdata: VersionDataImp
-    root: nn.Module
-    before: LastSeen | None
-    forced: tuple[nn.Module, str] | None
+    def __init__(
+        self, version: Version, reading: Reading, before: LastSeen | None, forced: tuple[nn.Module, str] | None
+    ) -> None:
+        self.version, self.reading, self.before, self.forced = version, reading, before, forced
+        self.numbering = Numbering(reading, version)
+        self.edit = ParticleEdit()
+        # The place that each module had in the structure of the version, by identifier.
+        self.places = {key: place for place, key in enumerate(version.modules)}
+        self.old_params = set(version.params)
+        # The places of modules that are what they were.
+        self.matched = [0]
+        self._match_modules()
+        self._match_params()
 
-    def __post_init__(self) -> None:
-        self.following = self.vdata.copy()
-        self.following.number += 1
-        self.modules: dict[int, ModuleID] = {id(self.root): 0}
-        self.params: dict[int, ParamID] = {}
-        self.matched: list[tuple[ModuleID, nn.Module]] = [(0, self.root)]
-        self.edit = ParticleEdit(0, "")
-        self.edit.touched = set()
-        self._match()
+    def _is_forced(self, place: int, name: str) -> bool:
+        return self.forced is not None and name == self.forced[1] and self.reading.modules[place] is self.forced[0]
 
-    def _is_forced(self, module: nn.Module, name: str) -> bool:
-        return self.forced is not None and module is self.forced[0] and name == self.forced[1]
+    def _list_old_names(self, place: int) -> SlotNames:
+        return self.version.list_names(self.places[self.numbering.modules[place]])
 
-    def _match(self) -> None:
-        """Find the modules and parameters that are what they were."""
+    def _match_modules(self) -> None:
+        numbers, structure, old = self.numbering.modules, self.reading.structure, self.version.structure
         # Modules that moved to another place are recognised by identity.
         known = {} if self.before is None else {id(module): key for key, module in self.before.modules.items()}
-        used: set[ModuleID] = {0}
-        taken: set[ParamID] = set()
-        for key, module in self.matched:
-            for name, child in module._modules.items():
-                if child is None or id(child) in self.modules or self._is_forced(module, name):
+        numbers[0] = self.version.modules[0]
+        used = {numbers[0]}
+        for place in self.matched:
+            names = self._list_old_names(place).modules if self.before is None else {}
+            for name, child in structure.modules[place].children:
+                if child < 0 or numbers[child] >= 0 or self._is_forced(place, name):
                     continue
-                old = self.vdata.meta[key].sub_modules.get(name) if self.before is None else known.get(id(child))
-                if old is None or old in used or self.vdata.meta[old].kind is not unwrap_kind(type(child)):
+                key = names.get(name) if self.before is None else known.get(id(self.reading.modules[child]))
+                if key is None or key in used:
                     continue
-                used.add(old)
-                self.modules[id(child)] = old
-                self.matched.append((old, child))
-        for key, module in self.matched:
-            for name, held in module._parameters.items():
-                pid = self.vdata.meta[key].sub_params.get(name)
-                if held is None or pid is None or self._is_forced(module, name) or self.vdata.shapes[pid] != held.shape:
-                    continue
-                if id(held) not in self.params and pid not in taken:
-                    self.params[id(held)] = pid
-                    taken.add(pid)
+                if unwrap_kind(old.modules[self.places[key]].kind) is unwrap_kind(structure.modules[child].kind):
+                    used.add(key)
+                    numbers[child] = key
+                    self.matched.append(child)
 
-    def result(self) -> tuple[VersionDataImp, ParticleEdit] | None:
-        paths: dict[ModuleID, str] = {}
-        for key, path in self.vdata.paths():
-            paths.setdefault(key, f"{path}." if path else "")
-        for key, module in self.matched:
-            self._module(key, module, paths[key])
-        following, edit = self.following, self.edit
+    def _match_params(self) -> None:
+        numbers, layout = self.numbering.params, self.reading.structure.layout
+        shapes = dict(zip(self.version.params, (entry.shape for entry in self.version.structure.layout), strict=True))
+        used: set[int] = set()
+        for place in self.matched:
+            names = self._list_old_names(place).params
+            for name, param in self.reading.structure.modules[place].parameters:
+                key = names.get(name)
+                if param < 0 or key is None or self._is_forced(place, name) or numbers[param] >= 0 or key in used:
+                    continue
+                if shapes[key] == layout.entries[param].shape:
+                    numbers[param] = key
+                    used.add(key)
+
+    def result(self) -> tuple[Version, ParticleEdit] | None:
+        version, edit, numbering, reading = self.version, self.edit, self.numbering, self.reading
+        for place in self.matched:
+            self._compare_module(place)
         if not edit.touched:
             return None
-        self._attributes()
-        self._configure()
-        edit.remove_modules, edit.remove_params = following.get_garbage_modules(), following.get_garbage_params()
-        following.remove_modules(edit.remove_modules)
-        following.remove_params(edit.remove_params)
-        return following, edit.set_next_version_data(following)
+        following = Version(reading.structure, numbering.modules, numbering.params, version.species, version.number + 1)
+        fresh = [place for place, key in enumerate(following.modules) if key not in self.places]
+        edit.add_modules = {following.modules[place]: reading.modules[place] for place in fresh}
+        params: Any = zip(following.params, reading.parameters, strict=True)
+        edit.add_params = {key: param for key, param in params if key not in self.old_params}
+        edit.remove_modules = set(version.modules).difference(following.modules)
+        edit.remove_params = self.old_params.difference(following.params)
+        self._compare_attributes()
+        self._configure(following, fresh)
+        return following, edit
 
-    def _module(self, key: ModuleID, module: nn.Module, path: str) -> None:
-        """The edits of one module that is still there."""
-        old, following, edit = self.vdata.meta[key], self.following, self.edit
-        meta = following.meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), OrderedDict(), old.kind)
+    def _compare_module(self, place: int) -> None:
+        """Note the edits of one module that is still there."""
+        key, module, entry = (
+            self.numbering.modules[place],
+            self.reading.modules[place],
+            self.reading.structure.modules[place],
+        )
+        old, edit = self._list_old_names(place), self.edit
+        old_path = self.version.structure.modules[self.places[key]].path
+        path = f"{old_path}." if old_path else ""
         told: list[str] = []
 
         def tell(name: str, before: str, what: str) -> None:
@@ -124,36 +140,27 @@ class _Comparison:
             told.append(f"{before}{path + name!r} {what}")
             edit.names.append(path + name)
 
-        def add_child(child: nn.Module) -> ModuleID:
-            place = grow(following, child, self.modules, self.params, edit.add_modules, edit.add_params)
-            inherit_configs(following, child, self.params)
-            return place
-
-        def add_parameter(held: nn.Parameter) -> ParamID:
-            return number_parameter(following, held, self.params, edit.add_params)
-
-        tables: list[Any] = [
-            ("module", module._modules, old.sub_modules, meta.sub_modules, add_child, edit.add_modules),
-            ("parameter", module._parameters, old.sub_params, meta.sub_params, add_parameter, edit.add_params),
-        ]
-        for kind, live, before, after, add, fresh in tables:
-            for name, held in live.items():
-                after[name] = None if held is None else add(held)
-                if held is None and (self._is_forced(module, name) or before.get(name, "") is not None):
+        def compare_slots(kind: str, slots: Any, before: dict[str, int | None], number: Callable[[int], int]) -> None:
+            for name, slot in slots:
+                forced = self._is_forced(place, name)
+                after = None if slot < 0 else number(slot)
+                if after is None and (forced or before.get(name, "") is not None):
                     tell(name, "", "became None")
-                elif held is not None and (self._is_forced(module, name) or before.get(name) != after[name]):
-                    what = f" of shape {tuple(held.shape)}" if kind == "parameter" else f" a {type(held).__name__}"
-                    tell(name, f"{kind} ", "was assigned" + (what if after[name] in fresh else ""))
-        for name, buffer in module._buffers.items():
-            persistent = meta.sub_buffers[name] = name not in module._non_persistent_buffers_set
-            if self._is_forced(module, name) or old.sub_buffers.get(name) is not persistent:
-                edit.buffers[key, name] = buffer
+                elif after is not None and (forced or before.get(name) != after):
+                    tell(name, f"{kind} ", "was assigned" + self._describe_new(kind, slot, after))
+
+        compare_slots("module", entry.children, old.modules, self.numbering.add_module)
+        compare_slots("parameter", entry.parameters, old.params, self.numbering.add_param)
+        for name, _ in entry.buffers:
+            if self._is_forced(place, name) or old.buffers.get(name) is not (name not in entry.transient):
+                edit.buffers[key, name] = module._buffers[name]
                 tell(name, "", "was registered as a buffer")
-        here = {*meta.sub_modules, *meta.sub_params, *meta.sub_buffers}
-        for name in dict.fromkeys((*old.sub_modules, *old.sub_params, *old.sub_buffers)):
+        here = {name for slots in (entry.children, entry.parameters, entry.buffers) for name, _ in slots}
+        for name in dict.fromkeys((*old.modules, *old.params, *old.buffers)):
             if name not in here:
                 tell(name, "", "was deleted")
-        if not told and (old.sub_modules, old.sub_params) != (meta.sub_modules, meta.sub_params):
+        now = [[name for name, _ in slots] for slots in (entry.children, entry.parameters)]
+        if not told and [list(old.modules), list(old.params)] != now:
             edit.touched.add(key)
             told.append(f"the order of {path or 'the names'!r} changed")
             edit.names.append(path)
@@ -161,35 +168,48 @@ class _Comparison:
         if key in edit.touched and "_labelled" in module.__dict__:
             edit.labels[key] = dict(module.__dict__["_labelled"])
 
-    def _configure(self) -> None:
-        """A configuration belongs to a name, and survives the exchange of what has the name."""
-        species = self.following.species
-        if not species.configured:
-            return
-        before = {name: pid for pid, name in self.vdata.names.items()}
-        for pid, name in self.following.names.items():
-            if pid not in self.edit.add_params:
-                continue
-            config = self.following.config[pid]
-            for pattern, changes in species.rules:
-                if is_selected(name, pattern) or is_selected(public_name(name), pattern):
-                    config.__dict__.update(changes)
-            if name in before and config == type(config)():
-                self.following.config[pid] = self.vdata.config[before[name]].copy()
+    def _describe_new(self, kind: str, slot: int, key: int) -> str:
+        """Return what was assigned, if the particle did not have it before."""
+        if kind == "parameter":
+            shape = self.reading.structure.layout.entries[slot].shape
+            return "" if key in self.old_params else f" of shape {tuple(shape)}"
+        return "" if key in self.places else f" a {type(self.reading.modules[slot]).__name__}"
 
-    def _attributes(self) -> None:
-        """What else an edit of a plain module did to it: sizes of containers, the hooks of pruning."""
-        edit = self.edit
+    def _configure(self, following: Version, fresh: list[int]) -> None:
+        """Configure the next version: a configuration belongs to a name, and survives the exchange of what has the name."""
+        version, layout = self.version, following.structure.layout
+        names = dict(zip(version.params, (entry.name for entry in version.structure.layout), strict=True))
+        for key, entry in zip(following.params, layout, strict=True):
+            if key in names and names[key] in version.configs:
+                following.configs[entry.name] = version.configs[names[key]]
+        following.inherit_configs(self.reading, fresh)
+        if not following.species.configured:
+            return
+        for key, entry in zip(following.params, layout, strict=True):
+            if key in names:
+                continue
+            config = following.configs.get(entry.name, ParamConfig())
+            for pattern, changes in following.species.rules:
+                if is_selected(entry.name, pattern) or is_selected(public_name(entry.name), pattern):
+                    config.__dict__.update(changes)
+            if config == ParamConfig() and entry.name in version.configs:
+                config = version.configs[entry.name].copy()
+            following.configs[entry.name] = config
+
+    def _compare_attributes(self) -> None:
+        """Note what else an edit of a plain module did to it: sizes of containers, the hooks of pruning."""
+        edit, numbers = self.edit, self.numbering
         if self.before is None:
             return
         live = {
-            key: module
-            for key, module in self.matched
-            if key in edit.touched and key in self.before.states
-            if not isinstance(module, NytoModuleBase) or hasattr(type(module), "_adopted")
+            numbers.modules[place]: self.reading.modules[place]
+            for place in self.matched
+            if numbers.modules[place] in edit.touched and numbers.modules[place] in self.before.states
+            if not isinstance(self.reading.modules[place], NytoModuleBase)
+            or hasattr(type(self.reading.modules[place]), "_adopted")
         }
-        places = {key: ModelPlace(0, place) for key, place in self.modules.items()}
-        places |= {key: ModelPlace(1, place) for key, place in self.params.items()}
+        parts: Any = (self.reading.modules, numbers.modules), (self.reading.parameters, numbers.params)
+        places = {id(e): ModelPlace(i, key) for i, part in enumerate(parts) for e, key in zip(*part, strict=True)}
         for key, state in zip(live, capture(live.values(), places, strict=False), strict=True):
             was = self.before.states[key]
             edit.attributes[key] = {

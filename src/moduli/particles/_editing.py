@@ -13,14 +13,14 @@ from moduli.layout import Guard, read
 
 from ._compare import compare
 from ._record import ParticleRecord, record_of
+from ._skeleton import RECORD
 from ._species import adopt_children, advance, bring_up, join_edits, recall, settle_journal_of, version_of
-from .base import NytoModuleBase
 from .edits import protect_modules
 
 _MISSING = object()
 
 
-def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], None], value: Any) -> None:
+def edit(module: nn.Module, root: nn.Module, name: str, act: Callable[[], None], value: Any = None) -> None:
     """Make an edit of an attribute of a module all or nothing, and a new version of the species it is in.
 
     Args:
@@ -31,22 +31,22 @@ def edit(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], N
         value: What is assigned; None for other edits.
     """
     at: Any = record_of(root).version
-    with at.data.species.lock:
+    with at.species.lock:
         if _is_addition(module, name, value) and _add(module, root, name, act, value):
             return
         version_of(root)
         bring_up(root)
-        record, own = record_of(root), record_of(module)
+        record, order = record_of(root), module.__dict__[RECORD].order if RECORD in module.__dict__ else {}
         version, before = version_of(root), recall(record)
         with Guard(deferred=True) as guard:
-            guard.mappings(own.order)
+            guard.mappings(order)
             guard.add(partial(setattr, record, "version", version))
             protect_modules(guard, module)
             act()
-            own.order.setdefault(name)
+            order.setdefault(name)
             reading = read(root)
             labelled = module.__dict__.get("_labelled", {})
-            edited = compare(version.data, root, before, (module, labelled[name][0] if name in labelled else name))
+            edited = compare(version, reading, before, (module, labelled[name][0] if name in labelled else name))
             if edited is not None:
                 advance(root, record, *edited, reading)
         with Guard(deferred=True):
@@ -60,7 +60,7 @@ def _is_addition(module: nn.Module, name: str, value: Any) -> bool:
     return isinstance(value, nn.Module | nn.Parameter) and not taken
 
 
-def _add(module: NytoModuleBase, root: nn.Module, name: str, act: Callable[[], None], value: Any) -> bool:
+def _add(module: nn.Module, root: nn.Module, name: str, act: Callable[[], None], value: Any) -> bool:
     """Add a parameter or child, and note it: the version is made when something asks for it.
 
     So building on a model that has relatives takes a time that grows like the model, not like its square.

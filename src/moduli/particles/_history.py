@@ -13,16 +13,16 @@ from weakref import WeakValueDictionary
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
-from moduli.layout import Reading, public_name
+from moduli.layout import Reading, public_name, read
 
 from . import _arithmetic
 from ._anatomy import SCALARS
 from ._record import Event, ParticleRecord, Species, record_of
 from ._skeleton import PENDING, RECORD, assemble, capture, facts_of
 from ._species import adopt_children, bring_up, require, settle_journal, version_of
-from .base import NytoModuleBase, VersionDataImp
+from ._version import Version
+from .base import NytoModuleBase
 from .errors import StructureError
-from .kernel import VersionKernel
 from .mtype import ParamConfig
 
 T = TypeVar("T", bound=nn.Module)
@@ -85,7 +85,7 @@ def species(module: nn.Module) -> SpeciesView:
     root = require(module)._particle_root
     if not record_of(root).wrapped:
         bring_up(root)
-    return SpeciesView(version_of(root).data.species)
+    return SpeciesView(version_of(root).species)
 
 
 def history(module: nn.Module) -> list[str]:
@@ -126,7 +126,7 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
     """
     target = require(to)
     bring_up(target._particle_root)
-    events = version_of(target._particle_root).data.species.events
+    events = version_of(target._particle_root).species.events
     added = {name for event in events for name in event.added}
     removed = {name for event in events for name in event.removed}
     given: Any = source.state_dict() if isinstance(source, nn.Module) else source
@@ -181,13 +181,11 @@ def independent(module: T) -> T:
     _ = root._parameters
     record = record_of(root)
     if record.version is not None:
-        before, begun = record.version.data.species, record.version.data.copy()
+        before, begun = record.version.species, Species()
         before.members.discard(root)
-        species = begun.species = Species()
-        species.configured, species.rules = before.configured, list(before.rules)
-        species.members.add(root)
-        begun.number = 0
-        record.version, record.kernel = VersionKernel(begun), None
+        begun.configured, begun.rules = before.configured, list(before.rules)
+        begun.members.add(root)
+        record.version, record.kernel = record.version.copy(begun), None
     return module
 
 
@@ -206,7 +204,7 @@ def events_of(module: Any) -> list[Event]:
         return []
     if PENDING not in module.__dict__ and record_of(module).version is None:
         return []
-    return list(version_of(module).data.species.events)
+    return list(version_of(module).species.events)
 
 
 # -- copies and pickles -------------------------------------------------------------------------------------------------
@@ -253,7 +251,7 @@ def copy_plain(
             # As a deep copy, it is a particle of the same species.
             record = made[place].__dict__[RECORD] = copy.deepcopy(record_of(source))
             if record.version is not None:
-                record.version.data.species.members.add(made[place])
+                record.version.species.members.add(made[place])
     if isinstance(made[0], NytoModuleBase):
         adopt_children(made[0])
     return made[0]
@@ -270,14 +268,10 @@ def pack(record: ParticleRecord) -> Any:
     order = tuple(record.order)
     if version is None:
         return unpack, (None, {}, order)
-    data = version.data
-    if data.uid is None:
-        data.uid = uuid.uuid4().hex
-        _known[data.uid] = version
-    config: dict[str, ParamConfig] = {}
-    if data.species.configured:
-        config = {data.names[pid]: each for pid, each in data.config.items() if each != ParamConfig()}
-    return unpack, (data.uid, config, order)
+    if version.uid is None:
+        version.uid = uuid.uuid4().hex
+        _known[version.uid] = version
+    return unpack, (version.uid, version.list_configured() if version.species.configured else {}, order)
 
 
 def unpack(uid: str | None, config: dict[str, ParamConfig], order: tuple[str, ...]) -> ParticleRecord:
@@ -296,7 +290,6 @@ def begin_here(module: nn.Module, record: ParticleRecord) -> None:
     (uid, config), record.origin = record.origin, None
     version = _known.get(uid)
     if version is None:
-        data = VersionDataImp.of(module, config)
-        data.uid = uid
-        version = _known[uid] = VersionKernel(data)
+        version = _known[uid] = Version.of(read(module), config)
+        version.uid = uid
     record.version = version

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +25,13 @@ from moduli.layout import (
 
 from ._config import find_acting, policies_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
-from ._skeleton import PENDING, RECORD, State, capture
+from ._skeleton import PENDING, RECORD, State, capture, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
 
 if TYPE_CHECKING:
-    from .base import VersionKernelImp
+    from ._version import Version
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -50,7 +48,7 @@ class Operand:
     """
 
     # The version of the species that the operand was read at; None while there is none.
-    at: VersionKernelImp | None
+    at: Version | None
     # The values of parameters, one per entry of the layout, without a number that they are still to be multiplied with.
     tensors: list[Tensor]
     # A result that was not looked into yet; otherwise the module is read.
@@ -78,6 +76,7 @@ class Operand:
                 refuse_wrapped(module, module)
             self.held = reading = self._read(record_of(module))
             self.tensors = reading.parameters
+        self._states: list[State] | None = None
         self.structure, self.buffers = self.held.structure, self.held.buffers
         self.layout: Layout = self.structure.layout
         # Whether several processes hold pieces of some parameters.
@@ -87,7 +86,7 @@ class Operand:
         # The configurations of parameters that take no part, and the places of everything else, if there are any.
         self.inert: dict[int, ParamConfig] = {}
         self.places: list[int] | None = None
-        if self.scope is not None or (self.at is not None and self.at.data.species.configured):
+        if self.scope is not None or (self.at is not None and self.at.species.configured):
             self.inert = self._find_inert()
         if self.inert and not whole:
             self.places = [p for p in range(len(self.tensors) + len(self.acting)) if p not in self.inert]
@@ -98,7 +97,7 @@ class Operand:
             # Asked before the module is read: an edit that comes between is noticed by the version.
             version = self.at = record.version
             reading = read(self.module)
-            if "torch.distributed.fsdp" in sys.modules and show_pieces(reading.modules):
+            if facts_of(reading.structure).wrapped and show_pieces(reading.modules):
                 reading = read(self.module)
             if version is None or (version.next_version is None and record.looks_like(reading)):
                 return reading
@@ -106,9 +105,8 @@ class Operand:
 
     def _find_inert(self) -> dict[int, ParamConfig]:
         found: dict[int, ParamConfig] = {}
-        if self.at is not None and self.at.data.species.configured:
-            data = self.at.data
-            configs = {data.names[pid]: config for pid, config in data.config.items() if not config.operational}
+        if self.at is not None and self.at.species.configured:
+            configs = {name: config for name, config in self.at.configs.items() if not config.operational}
             found = {place: configs[e.name] for place, e in enumerate(self.layout) if e.name in configs}
         if self.scope is not None:
             for place, entry in enumerate(self.layout):
@@ -131,6 +129,8 @@ class Operand:
         """Whether a factor can wait: the values are those of a result that was not looked into."""
         if not isinstance(self.held, Pending) or self.held.graph or self.held.shared or self.acting or self.inert:
             return False
+        if self.sharded:  # torch multiplies no list of DTensors with a number
+            return False
         return len(self.tensors) > 0 and all(group.dtype.is_floating_point for group in self.layout.groups)
 
     def pick(self, things: list[Any]) -> list[Any]:
@@ -147,10 +147,12 @@ class Operand:
                 record.states = self.states
         return self.at
 
-    @cached_property
+    @property
     def states(self) -> list[State]:
         """The plain attributes of every module."""
-        return self.held.states if isinstance(self.held, Pending) else capture(self.held.modules, self.held)
+        if self._states is None:
+            self._states = self.held.states if isinstance(self.held, Pending) else capture(self.held.modules, self.held)
+        return self._states
 
     @property
     def attributes(self) -> list[State]:
@@ -245,23 +247,23 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
     while left.lags or right.lags:
         # To bring up one side may have noticed an edit that the other side has to follow.
         left, right = (Operand(each.source, wrapped=True) if each.lags else each for each in (left, right))
-    refused = f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}"
-    ours, theirs = left.layout, _align(left, right, refused)
+    ours, theirs = left.layout, _align(left, right)
     if left.buffers or right.buffers:
         _pair_buffers(left, right)
     if ours is not theirs and ours.entries != theirs.entries:
         if ours.fingerprint != theirs.fingerprint:
-            numbers = [0 if each.at is None else each.at.data.number for each in (left, right)]
+            numbers = [0 if each.at is None else each.at.number for each in (left, right)]
             raise StructureError(
-                f"{refused}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version {numbers[1]}. "
+                f"{_refuse(left, right)}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version "
+                f"{numbers[1]}. "
                 "If one is an older version of the other, call its touch(), or take its values over with "
                 "moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
             )
         for x, y in zip(ours, theirs, strict=True):
             if x.device != y.device:
                 raise StructureError(
-                    f"{refused}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one of them with "
-                    ".to()"
+                    f"{_refuse(left, right)}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one "
+                    "of them with .to()"
                 )
     if left.sharded or right.sharded:
         _check_pieces(left, right)
@@ -304,17 +306,22 @@ def _check_pieces(left: Operand, right: Operand) -> None:
         if placed[0] != placed[1]:
             ours, theirs = ("whole (no DTensor)" if p is None else f"a DTensor placed {p[0]} on {p[1]}" for p in placed)
             raise StructureError(
-                f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {entry.name!r} is "
+                f"{_refuse(left, right)}: {entry.name!r} is "
                 f"{ours} on the left and {theirs} on the right; wrap both alike, or redistribute one"
             )
 
 
-def _align(left: Operand, right: Operand, refused: str) -> Layout:
+def _refuse(left: Operand, right: Operand) -> str:
+    """Return how the error of two operands that do not combine begins."""
+    return f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}"
+
+
+def _align(left: Operand, right: Operand) -> Layout:
     """Put the axes and labels of the right operand in the order that the left one has; return the layout it has then."""
     try:
         alignment = align(left.layout, right.layout)
     except AxesError as error:
-        raise StructureError(f"{refused}: {error}") from error
+        raise StructureError(f"{_refuse(left, right)}: {error}") from error
     if alignment is None:
         return right.layout
     right.tensors = alignment.reorder_parameters(right.parameters())

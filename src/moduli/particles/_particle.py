@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Self
 
 import torch  # noqa: F401 - for the examples
@@ -26,9 +27,9 @@ from ._operators import InPlaceOperators, Operators
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import build, record_of, refuse_pinned, refuse_wrapped
 from ._skeleton import PENDING, RECORD, SLOTS
-from ._species import adopt_children, bring_up, kernel_of, settle_journal, touch, version_of
+from ._species import adopt_children, bring_up, identify, settle_journal, touch, version_of
 from .base import NytoModuleBase
-from .mtype import ParamConfig, ParamDict, ParamID
+from .mtype import ParamConfig
 
 _MISSING = object()
 
@@ -74,7 +75,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         record = record_of(self)
         begin_here(self, record)
         if record.version is not None:
-            record.version.data.species.members.add(self)
+            record.version.species.members.add(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         build(self)
@@ -85,9 +86,8 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata, version = getattr(destination, "_metadata", None), record_of(self).version
-        if metadata is not None and version is not None and version.data.species.configured and self.is_root:
-            data = version_of(self).data
-            found = {data.names[pid]: dict(vars(each)) for pid, each in data.config.items() if each != ParamConfig()}
+        if metadata is not None and version is not None and version.species.configured and self.is_root:
+            found = {name: dict(vars(each)) for name, each in version_of(self).list_configured().items()}
             if found:
                 metadata.setdefault(prefix[:-1], {})[CONFIG_KEY] = found
 
@@ -97,11 +97,12 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         if CONFIG_KEY in local_metadata:
             # Parameters without a configuration of their own get the one that is told for their names.
-            data = version_of(self).data
-            for pid, name in data.names.items():
-                if name in local_metadata[CONFIG_KEY] and data.config[pid] == ParamConfig():
-                    vars(data.config[pid]).update(local_metadata[CONFIG_KEY][name])
-                    data.species.configured = True
+            version = version_of(self)
+            for entry in version.structure.layout:
+                told = local_metadata[CONFIG_KEY].get(entry.name)
+                if told is not None and version.config(entry.name) == ParamConfig():
+                    vars(version.config(entry.name)).update(told)
+                    version.species.configured = True
 
     # -- edits -------------------------------------------------------------------------------------------------------
 
@@ -325,9 +326,9 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         root = self._particle_root
         prefix = next(path for path, each in root.named_modules() if each is self)
         pattern = ".".join(part for part in (prefix, name) if part) or "*"
-        version_of(root).data.species.rules.append((pattern, changes))
+        version_of(root).species.rules.append((pattern, changes))
 
-    def apply_param_config(self, fn: Callable[[ParamID, ParamConfig], None], name: str | None = None) -> None:
+    def apply_param_config(self, fn: Callable[[int, ParamConfig], None], name: str | None = None) -> None:
         """Call a function on the configurations of parameters, which it may change and extend.
 
         Args:
@@ -347,15 +348,15 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         self._open()
         root = self._particle_root
         bring_up(root)
-        kernel = kernel_of(root)
-        own = {id(param): pid for pid, param in kernel.data.params.items()}
+        version, reading = identify(root)
         named = list(self.named_parameters(remove_duplicate=False))
-        chosen = {own[id(param)] for path, param in named if id(param) in own and is_selected(path, name)}
+        chosen = {id(param) for path, param in named if is_selected(path, name)}
         if not chosen and name is not None:
             refuse_pattern(name, [path for path, _ in named], "parameters", type(self).__name__)
-        kernel.version.data.species.configured = True
-        for pid in sorted(chosen):
-            fn(pid, kernel.version.data.config[pid])
+        version.species.configured = True
+        rows = zip(version.params, version.structure.layout, reading.parameters, strict=True)
+        for pid, entry, _ in sorted((row for row in rows if id(row[2]) in chosen), key=itemgetter(0)):
+            fn(pid, version.config(entry.name))
 
     def get_param_id(self, target_param: nn.Parameter) -> int:
         """The identifier of a parameter of this particle.
@@ -370,8 +371,8 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             1
         """
         self._open()
-        params: ParamDict = kernel_of(self._particle_root).data.params
-        for pid, param in params.items():
+        version, reading = identify(self._particle_root)
+        for pid, param in zip(version.params, reading.parameters, strict=True):
             if param is target_param:
                 return pid
         raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -24,10 +25,11 @@ from ._operand import Operand, pair
 from ._operators import InPlaceOperators, Operators
 from ._record import Pending, build, is_composing, record_nothing, record_of, refuse_wrapped, take_result
 from ._skeleton import State, capture
-from ._species import bring_up, give_version, hold_kernel, kernel_of
-from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp
+from ._species import bring_up, give_version, version_of
+from ._version import Version
+from .base import NytoModuleBase, kernel_of
 from .errors import StructureError
-from .mtype import ModuleID, ParamConfig, ParamDict
+from .mtype import ParamConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,31 +59,29 @@ class ParamProduct(Operators):
         "zeros_like", "vector", "from_vector",
     ))  # fmt: skip
 
-    def __init__(self, kernel: ParticleKernelImp, module_id: ModuleID, params: ParamDict) -> None:
+    def __init__(self, kernel: Any, module_id: int, params: OrderedDict[int, nn.Parameter]) -> None:
         self.kernel = kernel
         self.module_id = module_id
         self.params = params
         self.buffers: dict[str, Tensor] = {}
         # The kernel may move on; a product belongs to the version it was made at.
-        self._version = kernel.version
+        self._version: Version = kernel.version
         self._blueprint: _Blueprint | None = None
 
     def __reduce__(self) -> Any:
         # A copy belongs to a copy of the particle, which is of the same species.
         self._check_current()
-        return _restore, (type(self), self.pdata.modules[0], self.module_id, list(self.params.items()), self.buffers)
+        return _restore, (type(self), self.kernel.root, self.module_id, list(self.params.items()), self.buffers)
 
     @property
-    def vdata(self) -> VersionDataImp:
+    def vdata(self) -> Any:
         """The metadata of the version."""
-        data: VersionDataImp = self._version.data
-        return data
+        return self._version.data
 
     @property
-    def pdata(self) -> ParticleDataImp:
+    def pdata(self) -> Any:
         """The data of the particle it was made from."""
-        data: ParticleDataImp = self.kernel.data
-        return data
+        return self.kernel.data
 
     def module(self) -> Any:
         """The module with these parameters."""
@@ -132,11 +132,12 @@ class ParamProduct(Operators):
 
     def _operate(self, fn: Callable[..., Any], *others: ParamProduct) -> ParamProduct:
         """Apply a function to every parameter, whatever its configuration, and to the buffers that take part."""
-        config, values = self.vdata.config, []
+        version, values = self._version, []
+        names = dict(zip(version.params, (entry.name for entry in version.structure.layout), strict=True))
         with record_nothing():
             left = Operand(self._make_shell(), whole=True)
             rights = [pair(left, Operand(other._make_shell()))[1].values() for other in others]
-            configs = [config[key] for key in self._find_blueprint().keys]
+            configs = [version.config(names[key]) for key in self._find_blueprint().keys]
             rows = zip(left.entries, left.values(), *rights, strict=True)
             for place, (entry, own, *row) in enumerate(rows):
                 if place < len(configs):
@@ -201,7 +202,9 @@ class ParamProduct(Operators):
     def _find_blueprint(self) -> _Blueprint:
         if self._blueprint is None:
             self._check_current()
-            self._blueprint = _Blueprint.of(read(self.pdata.modules[self.module_id]), self.pdata)
+            self._blueprint = _Blueprint.of(
+                read(self.pdata.modules[self.module_id]), read(self.kernel.root), self._version
+            )
         return self._blueprint
 
     def _make_shell(self, copies: bool = False) -> Any:
@@ -235,7 +238,7 @@ class ParamProduct(Operators):
     def _check_current(self) -> None:
         if self._version.next_version is not None:
             raise StructureError(
-                f"this product was made at version {self.vdata.number} and its {type(self.pdata.modules[0]).__name__} has "
+                f"this product was made at version {self._version.number} and its {type(self.kernel.root).__name__} has "
                 "been edited since; make a new product with product()"
             )
 
@@ -245,7 +248,7 @@ class ParamProduct(Operators):
                 f"cannot combine a ParamProduct and a {type(product).__name__}; make a product of it first"
             )
         if product._version is not self._version:
-            a, b = self.vdata, product.vdata
+            a, b = self._version, product._version
             related = "of one species" if a.species is b.species else "of different species"
             raise StructureError(
                 f"cannot combine products of different versions: the left is at version {a.number}, the right at version "
@@ -265,9 +268,9 @@ class _Blueprint(NamedTuple):
     keys: list[int]
 
     @classmethod
-    def of(cls, reading: Reading, data: ParticleDataImp) -> _Blueprint:
-        numbers = {id(param): key for key, param in data.params.items()}
-        policies = policies_of(reading.structure, [vars(each) for each in reading.modules])
+    def of(cls, reading: Reading, whole: Reading, version: Version) -> _Blueprint:
+        numbers = {id(param): key for param, key in zip(whole.parameters, version.params, strict=True)}
+        policies = policies_of(reading.structure, [vars(each) for each in reading.modules]) if reading.buffers else []
         states = capture(reading.modules, reading)
         return cls(reading.structure, states, reading.buffers, policies, [numbers[id(p)] for p in reading.parameters])
 
@@ -297,14 +300,11 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     root = module._particle_root
     refuse_wrapped(module, root)
     reading = bring_up(root)
-    if record_of(root).version is None:
-        give_version(root, record_of(root), reading)
-    kernel = hold_kernel(root)
-    data = kernel.data
-    blueprint = _Blueprint.of(reading if module is root else read(module), data)
-    below = set(blueprint.keys)
-    params = OrderedDict((key, param) for key, param in data.params.items() if key in below)
-    made = ParamProduct(kernel, 0 if module is root else module._module_id, params)
+    version = record_of(root).version or give_version(root, record_of(root), reading)
+    own = reading if module is root else read(module)
+    blueprint = _Blueprint.of(own, reading, version)
+    params: Any = sorted(zip(blueprint.keys, own.parameters, strict=True), key=itemgetter(0))
+    made = ParamProduct(kernel_of(root), 0 if module is root else module._module_id, OrderedDict(params))
     made._blueprint = blueprint
     acting = find_acting(blueprint.policies, blueprint.buffers)
     made.buffers = {blueprint.structure.layout.buffers[place].name: blueprint.buffers[place] for place in acting}
@@ -312,8 +312,9 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
 
 
 def _restore(
-    kind: type[ParamProduct], root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]
+    kind: type[ParamProduct], root: Any, module_id: int, params: list[Any], buffers: dict[str, Tensor]
 ) -> ParamProduct:
+    version_of(root)
     made = kind(kernel_of(root), module_id, OrderedDict(params))
     made.buffers = buffers
     return made

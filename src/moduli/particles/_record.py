@@ -35,7 +35,7 @@ from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of, reco
 from .errors import StructureError
 
 if TYPE_CHECKING:
-    from .base import VersionKernelImp
+    from ._version import Version
 
 
 class Event(NamedTuple):
@@ -77,7 +77,7 @@ class ParticleRecord:
     """What a module knows about itself as a particle."""
 
     # None until another particle is derived from this one, or its version is asked for.
-    version: VersionKernelImp | None = None
+    version: Version | None = None
     # Names of parameters and children in the order in which they were assigned.
     order: dict[str, None] = field(default_factory=dict)
     # What the particle looked like when it was last seen to be at its version.
@@ -127,7 +127,7 @@ class Pending:
     tensors: list[Tensor]
     flags: tuple[bool, ...]
     buffers: list[Any]
-    version: VersionKernelImp
+    version: Version
     # The values are the tensors times this number.
     scale: float = 1
     # Whether some of the tensors are parameters of the operand itself.
@@ -256,7 +256,7 @@ def build(shell: nn.Module) -> None:
             inner.root = reference
         ordered = [modules[place] for place in range(len(modules))]
         record.saw(Reading(structure, parameters, pending.buffers, ordered), states)
-        pending.version.data.species.members.add(shell)
+        pending.version.species.members.add(shell)
         del shell.__dict__[PENDING]
         recompute(states, ordered)
 

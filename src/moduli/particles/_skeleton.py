@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from operator import call, itemgetter
+from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -65,34 +65,49 @@ def capture(
         StructureError: If an attribute refers to the model in such a way.
     """
     states = []
-    references: References | None = None
+    links = _Links(places, strict)
     for module in modules:
         own = module.__dict__
-        carrying = _choose_carried(tuple(own))
-        state: State = dict(zip(carrying.names, carrying.pick(own), strict=True))
         kind: Any = type(module)
-        if slot_names(kind):
-            state[SLOTS] = read_slots(module)
-        hooks = {key: _drop_wrapper_hooks(own[key]) for key in HOOKS if own[key]} if any(_HOOKS_OF(own)) else {}
-        for name in _find_computed(hooks.get(_PRE_HOOKS, {})):
-            state.pop(name, None)
-        if hooks or not SCALARS.issuperset(map(type, state.values())):
-            referring = [key for key, value in state.items() if may_refer(value)]
-            if references is None and (hooks or referring):
-                references = References(_find_places(places), strict)
-            for key in referring:
-                linked = references.link(state[key], f"the attribute {key!r} of {kind.__name__}")  # type: ignore[union-attr]
-                if linked is not state[key]:
-                    state[key] = _Linked(linked)
-            for key, functions in hooks.items():
-                owner = f"a hook in {key!r} of {kind.__name__}"
-                state[key] = _Linked({each: references.link(hook, owner) for each, hook in functions.items()})  # type: ignore[union-attr]
-        if carrying.labels:
+        carried = _choose_carried(kind, tuple(own))
+        state: State = dict(zip(carried.names, carried.pick(own), strict=True))
+        hooked = any(_HOOKS_OF(own))
+        if hooked or carried.slotted or not SCALARS.issuperset(map(type, state.values())):
+            links.add(state, module, hooked)
+        if carried.labels:
             state["_labelled"] = dict(own["_labelled"])
-        if carrying.record:
+        if carried.record:
             state[RECORD] = dict(own[RECORD].order)
         states.append(state)
     return states
+
+
+class _Links:
+    """Finds the attributes and hooks of modules that refer to the model; makes the search when the first may do so."""
+
+    def __init__(self, places: Mapping[int, ModelPlace] | Reading, strict: bool) -> None:
+        self._places = places
+        self._strict = strict
+
+    @cached_property
+    def _references(self) -> References:
+        return References(_find_places(self._places), self._strict)
+
+    def add(self, state: State, module: nn.Module, hooked: bool) -> None:
+        """Complete the captured attributes of a module: `__slots__`, hooks, and what refers to the model."""
+        own, kind = module.__dict__, cast(Any, type(module))
+        if slot_names(kind):
+            state[SLOTS] = read_slots(module)
+        hooks = {key: _drop_wrapper_hooks(own[key]) for key in HOOKS if own[key]} if hooked else {}
+        for name in _find_computed(hooks.get(_PRE_HOOKS, {})):
+            state.pop(name, None)
+        for key in [key for key, value in state.items() if may_refer(value)]:
+            linked = self._references.link(state[key], f"the attribute {key!r} of {kind.__name__}")
+            if linked is not state[key]:
+                state[key] = _Linked(linked)
+        for key, functions in hooks.items():
+            owner = f"a hook in {key!r} of {kind.__name__}"
+            state[key] = _Linked({each: self._references.link(hook, owner) for each, hook in functions.items()})
 
 
 def _find_places(places: Mapping[int, ModelPlace] | Reading) -> Mapping[int, ModelPlace]:
@@ -104,22 +119,23 @@ def _find_places(places: Mapping[int, ModelPlace] | Reading) -> Mapping[int, Mod
 
 
 class _Carried(NamedTuple):
-    """The attributes of a module that are carried over: plain ones, and whether there are labels and a record."""
+    """The attributes of a module that are carried over: plain ones, and whether there are slots, labels and a record."""
 
     names: tuple[str, ...]
     pick: Any
+    slotted: bool
     labels: bool
     record: bool
 
 
 @lru_cache(maxsize=4096)
-def _choose_carried(keys: tuple[str, ...]) -> _Carried:
+def _choose_carried(kind: Any, keys: tuple[str, ...]) -> _Carried:
     # Keys that are no plain strings are those of wrappers such as `fully_shard`, whose state is the operand's own.
     special = ("_labelled", RECORD)
     names = tuple(key for key in keys if key not in _NOT_PLAIN and key not in special and type(key) is str)
     # An `itemgetter` of one name gives no tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda own: tuple(own[name] for name in names)
-    return _Carried(names, pick, "_labelled" in keys, RECORD in keys)
+    return _Carried(names, pick, bool(slot_names(kind)), "_labelled" in keys, RECORD in keys)
 
 
 def _drop_wrapper_hooks(hooks: Any) -> Any:
@@ -169,7 +185,7 @@ def restore(state: State, tables: Sequence[Any]) -> State:
         state: Captured attributes.
         tables: The modules, parameters and buffers of the model by key, and a dict of the objects made so far.
     """
-    made: State = dict(zip(HOOKS, map(call, _EMPTY), strict=True))
+    made: State = {key: OrderedDict() for key in HOOKS}
     made.update(state)
     if _Linked in map(type, state.values()):
         for key, value in state.items():
@@ -181,9 +197,6 @@ def restore(state: State, tables: Sequence[Any]) -> State:
         if "_labelled" in state:
             made["_labelled"] = dict(state["_labelled"])
     return made
-
-
-_EMPTY = (OrderedDict,) * len(HOOKS)
 
 
 def restore_hooks(hooks: _Linked, tables: Sequence[Any]) -> OrderedDict[int, Any]:
@@ -250,7 +263,10 @@ def assemble(
             made = twin.__dict__
         if SLOTS in states[place]:
             restore_slots(modules[place], states[place], tables)
-        modules[place].__dict__.update(made)
+        if place:
+            object.__setattr__(modules[place], "__dict__", made)
+        else:
+            modules[place].__dict__.update(made)
 
 
 _PRE_HOOKS = "_forward_pre_hooks"
@@ -306,11 +322,13 @@ class Facts(NamedTuple):
         restoring: Their copies need the `__setstate__` of their class, as recurrent layers of torch do.
         particles: They are particles inside the particle.
         copying: Some class says itself how it is copied.
+        wrapped: Some module is wrapped by `fully_shard`.
     """
 
     restoring: frozenset[int]
     particles: tuple[int, ...]
     copying: bool
+    wrapped: bool
 
 
 def facts_of(structure: Structure) -> Facts:
@@ -322,6 +340,7 @@ def facts_of(structure: Structure) -> Facts:
             frozenset(place for place, kind in enumerate(kinds) if _overrides(kind, "__setstate__")),
             tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
             any(hasattr(kind, "__deepcopy__") or _overrides(kind, "__getstate__", "__reduce_ex__") for kind in kinds),
+            any(unwrap_kind(kind) is not kind for kind in kinds),
         )
     return known
 

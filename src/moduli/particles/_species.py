@@ -17,11 +17,10 @@ from moduli.layout import Guard, Reading, read
 from ._compare import LastSeen, compare
 from ._record import Event, ParticleRecord, Species, build, record_of
 from ._skeleton import RECORD, State, capture
-from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, VersionKernelImp, locate
+from ._version import Version
+from .base import NytoModuleBase
 from .edits import ParticleEdit, protect_modules
 from .errors import StructureError
-from .kernel import ParticleKernel, VersionKernel
-from .mtype import ModuleID
 
 
 def bring_up(module: nn.Module) -> Reading:
@@ -30,7 +29,7 @@ def bring_up(module: nn.Module) -> Reading:
     version = record.version
     if version is None or (version.next_version is None and record.looks_like(reading)):
         return reading
-    with version.data.species.lock:
+    with version.species.lock:
         return _settle(module, record, read(module))
 
 
@@ -39,9 +38,9 @@ def _look(module: nn.Module) -> tuple[ParticleRecord, Reading]:
     build(module)
     record, reading = record_of(module), read(module)
     version = record.version
-    if version is not None and record.structure is None and compare(version.data, module, None) is None:
+    if version is not None and record.structure is None and compare(version, reading, None) is None:
         record.saw(reading)
-        version.data.species.members.add(module)
+        version.species.members.add(module)
     return record, reading
 
 
@@ -52,7 +51,7 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
     if record.journal:
         version.unsettled = None
     try:
-        edited = None if record.looks_like(reading) else compare(version.data, module, recall(record))
+        edited = None if record.looks_like(reading) else compare(version, reading, recall(record))
         if version.next_version is not None:
             edited = _follow(module, record, version, edited)
             reading = read(module)
@@ -67,16 +66,16 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
     finally:
         if record.journal:
             version.unsettled = unsettled
-    version.data.species.members.add(module)
+    version.species.members.add(module)
     return reading
 
 
 def _follow(
     module: nn.Module,
     record: ParticleRecord,
-    first: VersionKernelImp,
-    own: tuple[VersionDataImp, ParticleEdit] | None,
-) -> tuple[VersionDataImp, ParticleEdit] | None:
+    first: Version,
+    own: tuple[Version, ParticleEdit] | None,
+) -> tuple[Version, ParticleEdit] | None:
     """Repeat the edits of relatives, all or none.
 
     Returns:
@@ -89,23 +88,23 @@ def _follow(
     if own is not None:
         while version.next_version is not None:
             version = version.next_version
-        left = compare(version.data, module, None)
+        left = compare(version, read(module), None)
         if record.structure is not None and left is not None:
             theirs: Any = first.particle_updater
             raise StructureError(
-                f"this {type(module).__name__} was edited ({own[1].sentence(first.data)}) after a relative had edited it too "
-                f"({theirs.sentence(first.data)}), and the edits do not merge. Call touch() before an edit; now take the "
+                f"this {type(module).__name__} was edited ({own[1].sentence()}) after a relative had edited it too "
+                f"({theirs.sentence()}), and the edits do not merge. Call touch() before an edit; now take the "
                 "values over with moduli.particles.migrate(this, to=relative), or go on alone with particles.independent(this)"
             )
         # The same edit was made here.
         record.version = version
         return left
-    data = locate(module, first.data)
+    parts = first.locate(read(module))
     with Guard(deferred=True) as guard:
         guard.add(partial(setattr, record, "version", first))
         protect_modules(guard, *module.modules())
         while version.next_version is not None:
-            version.particle_update(data)
+            parts = version.particle_update(parts)
             version = version.next_version
         record.version = version
         adopt_children(module)
@@ -113,30 +112,27 @@ def _follow(
     return None
 
 
-def advance(
-    module: nn.Module, record: ParticleRecord, following: VersionDataImp, own: ParticleEdit, reading: Reading
-) -> None:
+def advance(module: nn.Module, record: ParticleRecord, following: Version, own: ParticleEdit, reading: Reading) -> None:
     """Link the version that an edit leads to, and note that the particle it was made on is there."""
     version: Any = record.version
     own.settle(record.snapshots)
-    events = _describe(module, record, following, own, version.data)
-    successor: VersionKernelImp = VersionKernel(following)
+    events = _describe(module, record, following, own, version)
     adopt_children(module)
     states = capture(reading.modules, reading, strict=False)
     with Guard(deferred=True):  # nothing in it can fail
         following.species.events += events
         record.journal, record.snapshots = (), None
         # Other threads may read meanwhile: what looks new must not be taken for the version before.
-        version.link(successor, own)
-        record.version = successor
+        version.link(following, own)
+        record.version = following
         record.saw(reading, states)
 
 
 def _describe(
-    module: nn.Module, record: ParticleRecord, following: VersionDataImp, own: ParticleEdit, before: VersionDataImp
+    module: nn.Module, record: ParticleRecord, following: Version, own: ParticleEdit, before: Version
 ) -> list[Event]:
     """Return the events of an edit: one for each addition in the journal, and one for all else."""
-    whole = following.event(before, own.sentence(before))
+    whole = following.event(before, own.sentence())
     paths = {id(each): f"{path}." if path else "" for path, each in module.named_modules()} if record.journal else {}
     names = [f"{paths.get(id(owner()), '')}{name}" for owner, name in record.journal]
     sentences = dict(zip(own.names, own.text, strict=True))
@@ -155,7 +151,7 @@ def _describe(
     return events
 
 
-def join_edits(later: VersionKernelImp) -> None:
+def join_edits(later: Version) -> None:
     """Make one edit of each two that lead to a version, where nothing is at the version in between.
 
     A particle that was not used for a thousand edits then follows a few, and of a name that was assigned again and again
@@ -164,24 +160,23 @@ def join_edits(later: VersionKernelImp) -> None:
     while (middle := _find_previous(later)) is not None and (first := _find_previous(middle)) is not None:
         before, after = first.particle_updater, middle.particle_updater
         # A version that was pickled is found again by its identifier.
-        simple = type(before) is ParticleEdit and type(after) is ParticleEdit and middle.data.uid is None
-        joint = before.join(after) if simple else None
+        joint = before.join(after, later) if before and after and middle.uid is None else None
         if joint is None:
             later = middle
             continue
         probe = weakref.ref(middle)
-        first.next_version, first.particle_updater = later, joint
+        first._next, first.particle_updater = later, joint
         # If nothing else holds the version in between, it is gone with the last reference here.
         del middle
         held = probe()
         if held is None:
             later.previous = weakref.ref(first)
         else:
-            first.next_version, first.particle_updater = held, before
+            first._next, first.particle_updater = held, before
             later = held
 
 
-def _find_previous(version: VersionKernelImp) -> VersionKernelImp | None:
+def _find_previous(version: Version) -> Version | None:
     """Return the version whose next one this is, if something is still at it."""
     previous = None if version.previous is None else version.previous()
     return previous if previous is not None and previous.next_version is version else None
@@ -192,18 +187,11 @@ def recall(record: ParticleRecord) -> LastSeen | None:
     structure, version = record.structure, record.version
     if structure is None or version is None:
         return None
-    seen = LastSeen({}, {})
-    queue: list[tuple[ModuleID, int]] = [(0, 0)]
-    for key, place in queue:
-        if key in seen.states:
-            continue
-        held = record.modules[place]()
-        if held is not None:
-            seen.modules[key] = held
-        seen.states[key] = record.states[place]
-        children = dict(structure.modules[place].children)
-        queue += [(child, children[n]) for n, child in version.data.meta[key].sub_modules.items() if child is not None]
-    return seen
+    live = zip(version.modules, (reference() for reference in record.modules), strict=True)
+    return LastSeen(
+        {key: module for key, module in live if module is not None},
+        dict(zip(version.modules, record.states, strict=True)),
+    )
 
 
 _BIRTH = threading.Lock()
@@ -212,85 +200,35 @@ _MISSING = object()
 
 def give_version(
     module: nn.Module, record: ParticleRecord, reading: Reading, states: list[State] | None = None
-) -> VersionKernelImp:
+) -> Version:
     """Let a particle that has no version be the first of a new species."""
     with _BIRTH:
         if record.version is None:
-            version: VersionKernelImp = VersionKernel(VersionDataImp.of(module))
+            version = Version.of(reading)
             record.saw(reading, states)
             adopt_children(module)
-            version.data.species.members.add(module)
+            version.species.members.add(module)
             record.version = version
         return record.version
 
 
-def version_of(module: nn.Module) -> VersionKernelImp:
+def version_of(module: nn.Module) -> Version:
     """The version that a particle is at, its own edits included; it does not follow those of others."""
     record, reading = _look(module)
     version = record.version
     if version is None:
         return give_version(module, record, reading)
     if not record.looks_like(reading):
-        with version.data.species.lock:
-            _settle(module, record, reading)
+        with version.species.lock:
+            # Another thread may have edited it since.
+            _settle(module, record, read(module))
     return record.version or version
 
 
-def kernel_of(module: nn.Module) -> ParticleKernelImp:
-    """The kernel of a particle. There is one, as long as something holds it."""
-    version_of(module)
-    return hold_kernel(module)
-
-
-def hold_kernel(module: nn.Module) -> ModuleKernel:
-    """Return the kernel of a particle that has a version."""
-    record = record_of(module)
-    kernel: ModuleKernel | None = record.kernel() if record.kernel is not None else None
-    if kernel is None:
-        kernel = ModuleKernel(module)
-        record.kernel = weakref.ref(kernel)
-    return kernel
-
-
-class ModuleKernel(ParticleKernel):
-    """The kernel of a live particle: what it tells is what the particle is, and what is done to it is done to the particle."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    @property
-    def version(self) -> Any:
-        """The version that the particle is at."""
-        settle_journal(self._module)
-        return record_of(self._module).version
-
-    @version.setter
-    def version(self, version: VersionKernelImp) -> None:
-        record_of(self._module).version = version
-
-    @property
-    def data(self) -> ParticleDataImp:
-        """The modules and parameters of the particle."""
-        return locate(self._module, self.version.data)
-
-    def version_update(self, version_updater: Any) -> None:
-        """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
-        with self.version.data.species.lock:
-            bring_up(self._module)
-            before = self.version
-            with Guard(deferred=True) as guard:
-                guard.states(before.data.species.events)
-                guard.add(partial(setattr, self, "version", before))
-                protect_modules(guard, *self._module.modules())
-                super().version_update(version_updater)
-                adopt_children(self._module)
-                record_of(self._module).saw(read(self._module))
-            with Guard(deferred=True):  # nothing in it can fail
-                join_edits(before)
-
-    def particle_update(self) -> None:
-        """Bring the particle to the newest version, through all those in between."""
-        bring_up(self._module)
+def identify(module: nn.Module) -> tuple[Version, Reading]:
+    """Return the version that a particle is at, and a reading of it there."""
+    version = version_of(module)
+    return version, read(module)
 
 
 def touch(root: nn.Module) -> None:
@@ -298,13 +236,13 @@ def touch(root: nn.Module) -> None:
     version = record_of(root).version
     if version is None:
         return
-    species: Species = version.data.species
+    species: Species = version.species
     with species.lock:
         # Members are built: those that are not cannot have been edited.
         for other in list(species.members):
             at = record_of(other).version
             # One that lags has to follow before its own edits count.
-            if other is not root and at is not None and at.next_version is None and at.data.species is species:
+            if other is not root and at is not None and at.next_version is None and at.species is species:
                 bring_up(other)
         bring_up(root)
 
@@ -330,7 +268,7 @@ def adopt_children(root: nn.Module, below: nn.Module | None = None) -> None:
         if module is not root and isinstance(module, NytoModuleBase):
             inner = record_of(module)
             inner.root = reference
-            configured = configured or (inner.version is not None and inner.version.data.species.configured)
+            configured = configured or (inner.version is not None and inner.version.species.configured)
     if configured and below is not None:
         version_of(root)
 

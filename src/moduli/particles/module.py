@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor, nn
 
 from moduli import nn as _nn
 
+from .._deprecated import move as _move
 from ._particle import ParticleMethods
 from ._product import ParamProduct as ParamProduct
 from ._product import module_to_product as module_to_product
 from ._product import product_assign_to_module as product_assign_to_module
 from ._product import product_to_module as product_to_module
-from ._record import build, is_composing
+from ._record import build
 from ._skeleton import PENDING
-from .edits import clone_param
-from .mtype import ParamConfig
+
+__getattr__ = _move(
+    __name__,
+    "moduli.compat.nytorch",
+    ("unary_lambda_wrapper", "binary_lambda_wrapper"),
+    since="0.3",
+    until="0.4",
+)
 
 
 class Module(ParticleMethods, _nn.Module):
@@ -52,46 +56,3 @@ class Module(ParticleMethods, _nn.Module):
 
 NytoModule = Module
 """The name of `Module` in nytorch."""
-
-
-def unary_lambda_wrapper(
-    fn: Callable[[nn.Parameter], Tensor],
-) -> Callable[[nn.Parameter, ParamConfig], nn.Parameter]:
-    """Make of a function of a tensor one that honours a parameter's configuration.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import ParamConfig
-        >>> double = unary_lambda_wrapper(lambda p: 2 * p)
-        >>> one = nn.Parameter(torch.ones(1))
-        >>> double(one, ParamConfig()).item(), double(one, ParamConfig(operational=False)).item()
-        (2.0, 1.0)
-    """
-    act = binary_lambda_wrapper(lambda param, _: fn(param))
-    return lambda param, config: act(param, param, config)
-
-
-def binary_lambda_wrapper(
-    fn: Callable[[nn.Parameter, nn.Parameter], Tensor],
-) -> Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]:
-    """Make of a function of two tensors one that honours a parameter's configuration.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import ParamConfig
-        >>> minus = binary_lambda_wrapper(lambda p, q: p - q)
-        >>> one = nn.Parameter(torch.ones(1))
-        >>> minus(one, one, ParamConfig()).item(), minus(one, one, ParamConfig(operational=False)).item()
-        (0.0, 1.0)
-    """
-
-    def act(left: nn.Parameter, right: nn.Parameter, config: ParamConfig) -> nn.Parameter:
-        if not config.operational:
-            return clone_param(left) if config.clone else left
-        value = fn(left, right)
-        if is_composing():
-            return value  # type: ignore[return-value]
-        flag = left.requires_grad and (value.is_floating_point() or value.is_complex())
-        return nn.Parameter(value.detach(), requires_grad=flag)
-
-    return act

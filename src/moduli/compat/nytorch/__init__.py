@@ -1,9 +1,7 @@
 """Every name of nytorch in one place, with the behaviour that its documentation describes.
 
-A program that says `from nytorch import NytoModule` says `from moduli.compat.nytorch import NytoModule`. Of that package's
-modules `kernel`, `particle_module`, `particle_updater`, `utils` and `version_updater` are here; `base`, `module` and `mtype`
-are those of `moduli.particles`. Where moduli means something else, `docs/from-nytorch.md` says what, and how to write the
-old meaning.
+A program that says `from nytorch import NytoModule` says `from moduli.compat.nytorch import NytoModule`; that package's modules are
+here, too. Where moduli means something else, `docs/from-nytorch.md` says what, and how to write the old meaning.
 
 Example:
     >>> import torch
@@ -19,38 +17,20 @@ Example:
 import types as _types
 import typing as _typing
 
-from ...particles import base as base
-from ...particles import module as module
-from ...particles import mtype as mtype
-from ...particles.base import NytoModuleBase as NytoModuleBase
-from ...particles.base import ParticleDataImp as ParticleDataImp
-from ...particles.base import ParticleKernelImp as ParticleKernelImp
-from ...particles.base import VersionDataImp as VersionDataImp
-from ...particles.base import VersionKernelImp as VersionKernelImp
-from ...particles.base import create_new_group as create_new_group
-from ...particles.module import NytoModule as NytoModule
-from ...particles.module import ParamProduct as ParamProduct
-from ...particles.module import binary_lambda_wrapper as binary_lambda_wrapper
-from ...particles.module import module_to_product as module_to_product
-from ...particles.module import product_assign_to_module as product_assign_to_module
-from ...particles.module import product_to_module as product_to_module
-from ...particles.module import unary_lambda_wrapper as unary_lambda_wrapper
-from ...particles.mtype import ROOT_MODULE_ID as ROOT_MODULE_ID
-from ...particles.mtype import ConfigDict as ConfigDict
-from ...particles.mtype import MetaDict as MetaDict
-from ...particles.mtype import Module as Module
-from ...particles.mtype import ModuleDict as ModuleDict
-from ...particles.mtype import ModuleID as ModuleID
-from ...particles.mtype import ModuleMeta as ModuleMeta
-from ...particles.mtype import ParamConfig as ParamConfig
-from ...particles.mtype import ParamDict as ParamDict
-from ...particles.mtype import ParamID as ParamID
-from ...particles.mtype import ParamType as ParamType
+from . import base as base
 from . import kernel as kernel
+from . import module as module
+from . import mtype as mtype
 from . import particle_module as particle_module
 from . import particle_updater as particle_updater
 from . import utils as utils
 from . import version_updater as version_updater
+from .base import NytoModuleBase as NytoModuleBase
+from .base import ParticleDataImp as ParticleDataImp
+from .base import ParticleKernelImp as ParticleKernelImp
+from .base import VersionDataImp as VersionDataImp
+from .base import VersionKernelImp as VersionKernelImp
+from .base import create_new_group as create_new_group
 from .kernel import Particle as Particle
 from .kernel import ParticleData as ParticleData
 from .kernel import ParticleKernel as ParticleKernel
@@ -59,6 +39,24 @@ from .kernel import Product as Product
 from .kernel import VersionData as VersionData
 from .kernel import VersionKernel as VersionKernel
 from .kernel import VersionUpdater as VersionUpdater
+from .module import NytoModule as NytoModule
+from .module import ParamProduct as ParamProduct
+from .module import binary_lambda_wrapper as binary_lambda_wrapper
+from .module import module_to_product as module_to_product
+from .module import product_assign_to_module as product_assign_to_module
+from .module import product_to_module as product_to_module
+from .module import unary_lambda_wrapper as unary_lambda_wrapper
+from .mtype import ROOT_MODULE_ID as ROOT_MODULE_ID
+from .mtype import ConfigDict as ConfigDict
+from .mtype import MetaDict as MetaDict
+from .mtype import Module as Module
+from .mtype import ModuleDict as ModuleDict
+from .mtype import ModuleID as ModuleID
+from .mtype import ModuleMeta as ModuleMeta
+from .mtype import ParamConfig as ParamConfig
+from .mtype import ParamDict as ParamDict
+from .mtype import ParamID as ParamID
+from .mtype import ParamType as ParamType
 from .particle_module import GetNytoModule as GetNytoModule
 from .particle_module import ParticleModule as ParticleModule
 from .particle_module import PMProduct as PMProduct

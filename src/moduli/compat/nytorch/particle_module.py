@@ -8,9 +8,10 @@ from typing import Any, Generic, Self, TypeVar
 
 from torch import nn
 
-from ...particles.base import NytoModuleBase, ParticleKernelImp, record_of
+from ...particles.base import record_of
 from ...particles.errors import StructureError
 from ...particles.module import ParamProduct, product_to_module
+from .base import NytoModuleBase, ParticleKernelImp
 from .kernel import Particle, Product
 from .utils import copy_module
 

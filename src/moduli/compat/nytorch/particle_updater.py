@@ -6,16 +6,84 @@ The particle that starts an edit gets the very objects; the others get copies of
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
+from typing import Any, Self
 
 import torch
 from torch import nn
 
-from ...particles.edits import ParticleEdit
-from ...particles.mtype import ModuleDict, ModuleID, ParamDict, ParamID
+from ...particles import StructureError
+from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict, ParamID
+from .utils import clone_params, copy_modules, make_modules_ref
 
 
-class AddModuleParticleUpdater(ParticleEdit):
+class ParticleEditView:
+    """An edit of one attribute, as a particle sees it.
+
+    Attributes:
+        module_id: The module that is edited.
+        attr_name: The attribute.
+        remove_modules: The modules that are gone.
+        remove_params: The parameters that are gone.
+        add_modules: The modules that are new.
+        add_params: The parameters that are new.
+        buffers: The buffers that are new, by name.
+    """
+
+    def __init__(
+        self,
+        module_id: ModuleID,
+        attr_name: str,
+        remove_modules: set[ModuleID] | None = None,
+        remove_params: set[ParamID] | None = None,
+    ) -> None:
+        self.module_id = module_id
+        self.attr_name = attr_name
+        self.remove_modules = remove_modules or set()
+        self.remove_params = remove_params or set()
+        self.add_modules: ModuleDict = OrderedDict()
+        self.add_params: ParamDict = OrderedDict()
+        self.buffers: dict[str, torch.Tensor | None] = {}
+        self._meta: MetaDict | None = None
+        self._owner: weakref.ref[Any] | None = None
+
+    def set_version_data(self, vdata: Any) -> Self:
+        """Receive the metadata of the version that particles come from."""
+        return self
+
+    def set_next_version_data(self, vdata: Any) -> Self:
+        """Receive the metadata of the version that particles go to."""
+        self._meta = vdata.meta
+        return self
+
+    def set_particle_data(self, pdata: Any) -> Self:
+        """Receive the data of the particle that starts the edit."""
+        self._owner = weakref.ref(pdata)
+        return self
+
+    def run(self, pdata: Any) -> None:
+        """Bring one particle to the next version, or raise and leave it as it was.
+
+        Raises:
+            StructureError: If the metadata of the next version was not received.
+        """
+        if self._meta is None:
+            raise StructureError("this edit has not been told the metadata of the next version")
+        starts = self._owner is not None and self._owner() is pdata
+        modules = OrderedDict({**pdata.modules, **(self.add_modules if starts else copy_modules(self.add_modules))})
+        params = OrderedDict({**pdata.params, **(self.add_params if starts else clone_params(self.add_params))})
+        values = {n: value if starts or value is None else value.detach().clone() for n, value in self.buffers.items()}
+        owner, kinds = modules[self.module_id], self._meta[self.module_id].sub_buffers
+        buffers = {name: values[name] if name in values else owner._buffers[name] for name in kinds}
+        make_modules_ref(modules, params, self._meta, {self.module_id, *self.add_modules})
+        owner.__dict__["_buffers"] = buffers
+        owner.__dict__["_non_persistent_buffers_set"] = {name for name, persistent in kinds.items() if not persistent}
+        pdata.modules = OrderedDict((k, m) for k, m in modules.items() if k not in self.remove_modules)
+        pdata.params = OrderedDict((k, p) for k, p in params.items() if k not in self.remove_params)
+
+
+class AddModuleParticleUpdater(ParticleEditView):
     """A module is assigned.
 
     Example:
@@ -35,13 +103,13 @@ class AddModuleParticleUpdater(ParticleEdit):
         remove_modules: set[ModuleID] | None = None,
         remove_params: set[ParamID] | None = None,
     ) -> None:
-        super().__init__(module_id, attr_name, remove_modules or set(), remove_params or set())
+        super().__init__(module_id, attr_name, remove_modules, remove_params)
         self.add_module_id = add_module_id
         self.add_modules = add_modules
         self.add_params = add_params
 
 
-class AddParamParticleUpdater(ParticleEdit):
+class AddParamParticleUpdater(ParticleEditView):
     """A parameter is assigned: a new one, or one that the particle has already under another name.
 
     Example:
@@ -59,7 +127,7 @@ class AddParamParticleUpdater(ParticleEdit):
         remove_params: set[ParamID] | None = None,
         add_param: nn.Parameter | None = None,
     ) -> None:
-        super().__init__(module_id, attr_name, remove_modules or set(), remove_params or set())
+        super().__init__(module_id, attr_name, remove_modules, remove_params)
         self.add_param_id = add_param_id
         if add_param is not None:
             self.add_params = OrderedDict([(add_param_id, add_param)])
@@ -70,7 +138,7 @@ class AddParamParticleUpdater(ParticleEdit):
         return self.add_params.get(self.add_param_id)
 
 
-class RegisterBufferParticleUpdater(ParticleEdit):
+class RegisterBufferParticleUpdater(ParticleEditView):
     """A buffer is registered.
 
     Example:
@@ -88,17 +156,17 @@ class RegisterBufferParticleUpdater(ParticleEdit):
         remove_modules: set[ModuleID] | None = None,
         remove_params: set[ParamID] | None = None,
     ) -> None:
-        super().__init__(module_id, attr_name, remove_modules or set(), remove_params or set())
-        self.buffers = {(module_id, attr_name): value}
+        super().__init__(module_id, attr_name, remove_modules, remove_params)
+        self.buffers = {attr_name: value}
         self.persistent = persistent
 
     @property
     def value(self) -> torch.Tensor | None:
         """The buffer."""
-        return self.buffers[self.module_id, self.attr_name]
+        return self.buffers[self.attr_name]
 
 
-class SetModuleNoneParticleUpdater(ParticleEdit):
+class SetModuleNoneParticleUpdater(ParticleEditView):
     """A module becomes None.
 
     Example:
@@ -108,7 +176,7 @@ class SetModuleNoneParticleUpdater(ParticleEdit):
     """
 
 
-class SetParamNoneParticleUpdater(ParticleEdit):
+class SetParamNoneParticleUpdater(ParticleEditView):
     """A parameter becomes None.
 
     Example:
@@ -118,7 +186,7 @@ class SetParamNoneParticleUpdater(ParticleEdit):
     """
 
 
-class DelModuleParticleUpdater(ParticleEdit):
+class DelModuleParticleUpdater(ParticleEditView):
     """A module is deleted.
 
     Example:
@@ -128,7 +196,7 @@ class DelModuleParticleUpdater(ParticleEdit):
     """
 
 
-class DelParamParticleUpdater(ParticleEdit):
+class DelParamParticleUpdater(ParticleEditView):
     """A parameter is deleted.
 
     Example:
@@ -138,10 +206,10 @@ class DelParamParticleUpdater(ParticleEdit):
     """
 
     def __init__(self, module_id: ModuleID, attr_name: str, remove_params: set[ParamID] | None = None) -> None:
-        super().__init__(module_id, attr_name, set(), remove_params or set())
+        super().__init__(module_id, attr_name, None, remove_params)
 
 
-class DelBufferParticleUpdater(ParticleEdit):
+class DelBufferParticleUpdater(ParticleEditView):
     """A buffer is deleted.
 
     Example:

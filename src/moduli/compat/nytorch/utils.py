@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from ...particles.edits import clone_param as clone_param
-from ...particles.mtype import MetaDict, ModuleDict, ModuleID, ParamDict
+from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict
 
 
 def clone_params(params: ParamDict) -> ParamDict:
@@ -64,7 +64,7 @@ def make_modules_ref(
 
     Example:
         >>> import torch
-        >>> from moduli.particles.mtype import ModuleMeta
+        >>> from moduli.compat.nytorch import ModuleMeta
         >>> net, head, w = nn.Module(), nn.Module(), nn.Parameter(torch.zeros(1))
         >>> metas = OrderedDict([
         ...     (0, ModuleMeta(OrderedDict(head=1), OrderedDict(w=0))), (1, ModuleMeta(OrderedDict(), OrderedDict()))

@@ -2,11 +2,75 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
 import torch
 from torch import nn
 
-from ...particles.edits import VersionEdit
-from ...particles.mtype import ModuleID
+from ...particles.base import NytoModuleBase
+from ...particles.kernel import edit, record_of
+from .mtype import ModuleID
+
+
+class VersionEdit(ABC):
+    """An edit of one attribute, as the species sees it. Subclasses say what it does to the module."""
+
+    def __init__(self, module_id: ModuleID, attr_name: str) -> None:
+        self.module_id = module_id
+        self.attr_name = attr_name
+        self._particle_data: Any = None
+
+    @abstractmethod
+    def act(self, module: nn.Module) -> None:
+        """Edit the module."""
+
+    def set_version_data(self, vdata: Any) -> Self:
+        """Receive the metadata of the current version."""
+        return self
+
+    def set_particle_data(self, pdata: Any) -> Self:
+        """Receive the data of the particle that starts the edit."""
+        self._particle_data = pdata
+        return self
+
+    def run(self, vdata: Any) -> tuple[Any, Any]:
+        """Edit the particle that starts it; gives the metadata of the next version, and what brings particles there."""
+        kernel, self._particle_data = self._particle_data.modules[0]._particle_kernel, None
+        before = kernel.version
+        kernel.version_update(self)
+        return kernel.version.data, before.particle_updater
+
+    def edit(self, module: nn.Module, root: nn.Module) -> None:
+        """Edit a module of a particle, which makes a new version of its species.
+
+        Args:
+            module: The module.
+            root: The particle.
+
+        Raises:
+            AttributeError: If it has no such attribute.
+        """
+
+        def act() -> None:
+            held = self._is_registered(module)
+            self.act(module)
+            if not (held or self._is_registered(module)):
+                raise AttributeError(f"module {self.module_id} has no {self.attr_name!r} to edit")
+
+        record = record_of(module) if isinstance(module, NytoModuleBase) else None
+        if record is None:
+            edit(module, root, self.attr_name, act)
+            return
+        record.busy = True
+        try:
+            edit(module, root, self.attr_name, act)
+        finally:
+            record.busy = False
+
+    def _is_registered(self, module: nn.Module) -> bool:
+        registries = (module.__dict__.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
+        return any(self.attr_name in registry for registry in registries)
 
 
 class AddModuleVersionUpdater(VersionEdit):

@@ -1,0 +1,255 @@
+"""Versions of a species: each is a structure of `layout`, and has the edit that leads to the next one.
+
+Parts of a particle have identifiers that stay theirs through edits, whatever names they get: one number for each module of the
+structure, one for each entry of its layout. Links that count point forward only, so a version that no particle is at is freed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from moduli.layout import Reading, Structure
+
+from ._record import Event, Species
+from ._skeleton import RECORD
+from .errors import StructureError
+from .mtype import ParamConfig
+
+if TYPE_CHECKING:
+    from .edits import ParticleEdit
+
+
+class SlotNames(NamedTuple):
+    """What the names of one module refer to.
+
+    Attributes:
+        modules: The identifier of each child; None for an empty place.
+        params: The identifier of each parameter; None for an empty place.
+        buffers: Whether each buffer is persistent.
+    """
+
+    modules: dict[str, int | None]
+    params: dict[str, int | None]
+    buffers: dict[str, bool]
+
+
+class Parts(NamedTuple):
+    """The live modules and parameters of a particle, by identifier."""
+
+    modules: dict[int, nn.Module]
+    params: dict[int, nn.Parameter]
+
+
+class Version:
+    """One version of a species.
+
+    Attributes:
+        structure: What its particles look like, but for dtypes and devices.
+        modules: The identifier of each module of the structure.
+        params: The identifier of each entry of the layout.
+        species: The species.
+        number: How many edits were made before.
+        configs: How operations treat parameters, by name; those that are not here have the default.
+        uid: What identifies the version in pickles, once it was pickled.
+        particle_updater: The edit that leads to the next version, or None while this is the newest.
+        previous: A weak reference to the version that this one was made from, or None.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import NytoModule
+        >>> net = NytoModule()
+        >>> first = net._version_kernel
+        >>> net.w = torch.nn.Parameter(torch.zeros(2))
+        >>> first.is_newest, first.next_version is net._version_kernel
+        (False, True)
+    """
+
+    def __init__(
+        self, structure: Structure, modules: Sequence[int], params: Sequence[int], species: Species, number: int = 0
+    ) -> None:
+        self.structure = structure
+        self.modules = tuple(modules)
+        self.params = tuple(params)
+        self.species = species
+        self.number = number
+        self.configs: dict[str, ParamConfig] = {}
+        self.uid: str | None = None
+        self._next: Version | None = None
+        # Makes the next version of edits that were made already, when it is asked for.
+        self.unsettled: Callable[[], None] | None = None
+        self.particle_updater: ParticleEdit | None = None
+        self.previous: weakref.ref[Version] | None = None
+
+    @classmethod
+    def of(cls, reading: Reading, configs: dict[str, ParamConfig] | None = None) -> Version:
+        """Return the first version of a species, that of a module without history.
+
+        Args:
+            reading: The module.
+            configs: Configurations by name.
+        """
+        numbering = Numbering(reading)
+        numbering.add_module(0)
+        version = cls(reading.structure, numbering.modules, numbering.params, Species())
+        version.inherit_configs(reading, range(1, len(reading.modules)))
+        if configs:
+            version.configs.update(configs)
+            version.species.configured = True
+        return version
+
+    @property
+    def next_version(self) -> Version | None:
+        """The version that an edit made from this one, or None while it is the newest."""
+        if self.unsettled is not None:
+            self.unsettled()
+        return self._next
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether no edit has been made from this version."""
+        return self.next_version is None
+
+    def link(self, following: Version, edit: ParticleEdit) -> None:
+        """Let a version be the next one after this.
+
+        Args:
+            following: The version.
+            edit: What brings particles there.
+        """
+        following.previous = weakref.ref(self)
+        # Other threads may read meanwhile: there is no call in between.
+        self._next, self.particle_updater = following, edit
+
+    def particle_update(self, parts: Parts) -> Parts:
+        """Bring a particle from this version to the next, and return what it consists of then.
+
+        Raises:
+            StructureError: If this is the newest version.
+        """
+        following = self.next_version
+        if following is None or self.particle_updater is None:
+            raise StructureError("this is the newest version; there is nothing to update a particle to")
+        return self.particle_updater.run(parts, following)
+
+    def locate(self, reading: Reading) -> Parts:
+        """Return the parts of a particle that is at this version."""
+        params: Any = zip(self.params, reading.parameters, strict=True)
+        return Parts(dict(zip(self.modules, reading.modules, strict=True)), dict(params))
+
+    def list_names(self, place: int) -> SlotNames:
+        """Return what the names of one module of the structure refer to."""
+        entry = self.structure.modules[place]
+        return SlotNames(
+            {name: None if child < 0 else self.modules[child] for name, child in entry.children},
+            {name: None if param < 0 else self.params[param] for name, param in entry.parameters},
+            {name: name not in entry.transient for name, _ in entry.buffers},
+        )
+
+    def config(self, name: str) -> ParamConfig:
+        """Return the configuration of a parameter, which may be changed."""
+        return self.configs.setdefault(name, ParamConfig())
+
+    def list_configured(self) -> dict[str, ParamConfig]:
+        """Return the configurations that are not the default, by name."""
+        return {name: config for name, config in self.configs.items() if config != ParamConfig()}
+
+    def inherit_configs(self, reading: Reading, places: Iterable[int]) -> None:
+        """Take over the configurations that modules were given as particles of their own.
+
+        Args:
+            reading: A particle at this version.
+            places: The places of those modules in the structure.
+        """
+        names: dict[str, str] = {}
+        for place in places:
+            record = reading.modules[place].__dict__.get(RECORD)
+            if record is None or record.version is None or not record.version.species.configured:
+                continue
+            names = names or {name: entry.name for entry in self.structure.layout for name in entry.names}
+            path = self.structure.modules[place].path
+            for name, config in record.version.list_configured().items():
+                if f"{path}.{name}" in names:
+                    self.configs[names[f"{path}.{name}"]] = config.copy()
+                    self.species.configured = True
+
+    def event(self, before: Version, sentence: str) -> Event:
+        """Return the edit that led here from the version before."""
+        slots: list[set[Any]] = []
+        for layout in (self.structure.layout, before.structure.layout):
+            slots.append({(name, entry.shape) for entry in layout for name in entry.names})
+            slots[-1] |= {(name, None) for entry in layout.buffers for name in (entry.name, *entry.ties)}
+        here, there = slots
+        added, removed = (frozenset(name for name, _ in each) for each in (here - there, there - here))
+        return Event(self.number, sentence, added, removed)
+
+    def copy(self, species: Species) -> Version:
+        """Return a version of another species with the same structure and configurations, and no successor."""
+        version = Version(self.structure, self.modules, self.params, species)
+        version.configs = {name: config.copy() for name, config in self.configs.items()}
+        return version
+
+    @property
+    def data(self) -> Any:
+        """The metadata of the version by identifier, as nytorch has it."""
+        return importlib.import_module("moduli.compat.nytorch.base").VersionDataImp(self)
+
+    def version_update(self, version_updater: Any, particle_data: Any) -> None:
+        """Make an edit of nytorch, starting from a particle at this version.
+
+        Args:
+            version_updater: The edit.
+            particle_data: The data of the particle.
+
+        Raises:
+            StructureError: If an edit was already made from this version.
+        """
+        if self.next_version is not None:
+            raise StructureError(
+                "an edit was already made from this version; update the particle to the newest one first"
+            )
+        particle_data.modules[0]._particle_kernel.version_update(version_updater)
+
+
+class Numbering:
+    """Gives identifiers to the parts of a live model that have none: the next ones, in the order of assignment if known.
+
+    Args:
+        reading: The model.
+        before: The version that it was at; identifiers of parts that are gone are not used again.
+
+    Attributes:
+        modules: The identifier of each module, -1 where it has none yet.
+        params: The identifier of each parameter, -1 where it has none yet.
+    """
+
+    def __init__(self, reading: Reading, before: Version | None = None) -> None:
+        self.reading = reading
+        self.modules = [-1] * len(reading.modules)
+        self.params = [-1] * len(reading.parameters)
+        taken: Any = ((), ()) if before is None else (before.modules, before.params)
+        self._next_module, self._next_param = (count(max(numbers, default=-1) + 1) for numbers in taken)
+
+    def add_module(self, place: int) -> int:
+        """Give a module and all below it identifiers; return its own."""
+        if self.modules[place] < 0:
+            self.modules[place] = next(self._next_module)
+            entry, record = self.reading.structure.modules[place], self.reading.modules[place].__dict__.get(RECORD)
+            params, children = dict(entry.parameters), dict(entry.children)
+            for name in dict.fromkeys((*(() if record is None else record.order), *params, *children)):
+                if params.get(name, -1) >= 0:
+                    self.add_param(params[name])
+                elif children.get(name, -1) >= 0:
+                    self.add_module(children[name])
+        return self.modules[place]
+
+    def add_param(self, place: int) -> int:
+        """Give a parameter an identifier, and return it."""
+        if self.params[place] < 0:
+            self.params[place] = next(self._next_param)
+        return self.params[place]
