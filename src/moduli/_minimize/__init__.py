@@ -67,8 +67,8 @@ def minimize(
             whose loss is half of |r|^2.
         x0: A tensor, nested dictionaries and lists of tensors, a labelled tensor, or a module. It is not changed.
         method: "auto" (least squares for vectors, else BFGS up to 200 numbers and L-BFGS beyond), a name (bfgs, lbfgs, cg,
-            newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa,
-            cd, cmaes; SciPy's spellings and torchzero's class names are understood), or links.
+            newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, sqp, gn, gd, adam, nelder-mead, powell,
+            spsa, cd, cmaes; SciPy's spellings and torchzero's class names are understood), or links.
         args: What the function takes after the point: a tuple, or one argument.
         jac: Without it torch differentiates. A function that returns the gradient, or for residuals their Jacobian, in the
             form of x0; or True where `fun` returns (value, gradient). Functions with derivatives of their own may return
