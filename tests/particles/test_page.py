@@ -668,3 +668,9 @@ def test_the_class_has_the_name_that_users_write():
     assert isinstance(net.product(), nytorch.Product)
     assert isinstance(net._version_kernel.data, nytorch.VersionData)
     assert isinstance(net._particle_kernel.data, nytorch.ParticleData)
+
+
+def test_a_kernel_of_modules_refuses_other_edits():
+    net = mo.Module()
+    with pytest.raises(StructureError, match="eight documented edits"):
+        net._particle_kernel.version_update(object())

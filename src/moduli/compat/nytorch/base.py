@@ -222,12 +222,18 @@ class ParticleKernelImp:
         """The kernel of the particle that other data are of."""
         return kernel_of(data.modules[ROOT_MODULE_ID])
 
-    def version_update(self, version_updater: VersionEdit) -> None:
+    def version_update(self, version_updater: Any) -> None:
         """Make an edit: a new version, and this particle brought to it; if either fails, neither happens.
 
         Raises:
-            StructureError: If the particle has no such module.
+            StructureError: If the particle has no such module, or the edit is none of the eight documented ones.
         """
+        if not isinstance(version_updater, VersionEdit):
+            name = type(version_updater).__name__
+            raise StructureError(
+                f"a kernel of modules takes the eight documented edits (AddModuleVersionUpdater, ...), not a {name}; "
+                "edit the module itself, and the version follows"
+            )
         bring_up(self.root)
         modules = self.data.modules
         if version_updater.module_id not in modules:
