@@ -16,6 +16,7 @@ from ..axes import ModelAxes
 from ..layout import Guard
 from ..population import Population
 from . import _chain_checks, _groups, _portable, _saved
+from ._following import Following
 from ._needs import ChainError, Need
 from ._processes import are_several, choose_reduction
 from ._settings import Binding, is_per_member
@@ -116,6 +117,8 @@ class Optimizer(torch.optim.Optimizer):
         self.shards: ShardedParams | None = None
         #: Whether links have the state of a step that moved nothing, into which torch's checkpoints are read.
         self.rehearsed = False
+        #: The parameters of the module as they were taken over, to notice edits; None where there is no module.
+        self._following: Following | None = None
         given = params
         if isinstance(params, torch.nn.Module):
             self.model, given = params, _groups.named_parameters(params)
@@ -124,6 +127,8 @@ class Optimizer(torch.optim.Optimizer):
             self.binding.members = len(params)
         if groups:
             given = _groups.make_groups(given, groups)
+        if self.model is not None:
+            self._following = Following(self.model, groups or {})
         self._plan: StepPlan | None = None
         self.current_step = self.num_evaluations = 0
         self.should_terminate = False
@@ -141,6 +146,8 @@ class Optimizer(torch.optim.Optimizer):
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
+        if self._following is not None and "name" not in self.param_groups[0]:
+            self._following.default = self.param_groups[0]
         self.binding.slots.name_params(self.param_groups)
         self.binding.axes = take_axes(self, axes)
         _chain_checks.check_shares(links)

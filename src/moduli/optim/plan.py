@@ -156,6 +156,9 @@ def _make_step(
 ) -> Tensor | None:
     """One step, for parameters as they are, as matrices of members, or in pieces."""
     step = optimizer.binding.step = optimizer.current_step
+    following = optimizer._following
+    if following is not None and following.has_changed():
+        following.follow(optimizer)
     plan = optimizer._plan
     if plan is None or not plan.matches(optimizer):
         plan = optimizer._plan = StepPlan(optimizer, plan)
