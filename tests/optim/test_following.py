@@ -398,3 +398,42 @@ def test_a_parameter_moved_between_modules_is_renamed():
     net[1].w = param
     opt.step(loss)
     assert opt.link("Adam").state["1.w"] is row
+
+
+def test_gradients_of_new_parameters_are_unscaled():
+    """A scaler divides the gradients that it finds in the groups, before the step."""
+    nets = [fill(Plain()), fill(Plain())]
+    for net, scale in zip(nets, (1.0, 1024.0), strict=True):
+        opt = mo.Optimizer(net, m.LR(0.1))
+        opt.step(loss_of(net))
+        opt.zero_grad()
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        net.body = fill(nn.Linear(4, 4), 1)
+        scaler.scale(((net(X) - 1) ** 2).mean()).backward()
+        scaler.step(opt)
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_groups_and_saved_state_show_the_module_as_it_is():
+    net = fill(Plain())
+    opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
+    opt.step(loss_of(net))
+    net.head = nn.Linear(4, 5)
+    assert opt.param_groups[0]["params"][2] is net.head.weight
+    assert opt.state_dict()["shapes"]["head.weight"] == (5, 4)
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_group_of_its_own_for_new_parameters(looked):
+    net = fill(Plain())
+    opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
+    opt.step(loss_of(net))
+    net.head = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    if looked:
+        opt.zero_grad()
+    opt.add_param_group({"params": net.head.parameters(), "lr": 0.5})
+    opt.step(loss_of(net))
+    names = [group["param_names"] for group in opt.param_groups]
+    assert names == [["body.weight", "body.bias"], ["head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias"]]
+    assert opt.link("LR").settings[net.head[0].weight]["lr"] == 0.5

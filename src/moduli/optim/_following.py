@@ -6,8 +6,9 @@ stays. A parameter that took the name of another has its place in the groups, an
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,26 +37,78 @@ class Following:
     Args:
         model: The module.
         patterns: The patterns of `groups=`, with their settings.
+        first: The first group of the optimizer.
 
     Attributes:
         events: What was taken over, as sentences; the last few.
+        default: The group of the parameters that no pattern matches; None while there are none.
+        busy: Whether a step is made, or an edit is taken over: what is noticed meanwhile waits for the next step.
     """
 
-    def __init__(self, model: torch.nn.Module, patterns: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, patterns: Mapping[str, Mapping[str, Any]], first: dict[str, Any]
+    ) -> None:
         self.model = model
         self.named = named_parameters(model)
         self.patterns = {pattern: dict(settings) for pattern, settings in patterns.items()}
         self.events: list[str] = []
-        #: The group of the parameters that no pattern matches; None while there are none.
-        self.default: dict[str, Any] | None = None
+        self.default = first if "name" not in first else None
+        self.busy = False
+        #: Parameters that joined since the last step, which a program may still put into a group of its own.
+        self._recent: list[Tensor] = []
         self._watch: ParameterWatch | None = ParameterWatch(model)
 
-    def has_changed(self) -> bool:
-        """Whether the module has other parameters or modules than when the optimizer looked last."""
-        return self._watch is None or self._watch.has_changed()
+    def begin_step(self, optimizer: Optimizer) -> None:
+        """Follow an edit of the module, if there was one, and look for others again after the step."""
+        watch = self._watch
+        if watch is None or watch.has_changed():
+            self.follow(optimizer)
+        self.busy, self._recent = True, []
+
+    @contextlib.contextmanager
+    def wait(self) -> Iterator[None]:
+        """Look for edits only after this block."""
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
+
+    def follow_quietly(self, optimizer: Optimizer) -> None:
+        """Follow an edit of the module when groups are read. Where that is an error, the next step raises it.
+
+        Otherwise nobody could look at such an optimizer, or save its state.
+        """
+        if optimizer.shards is None and (self._watch is None or self._watch.has_changed()):
+            with contextlib.suppress(ValueError, ChainError):
+                self.follow(optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_watch": None}  # that of a copy is of a copy of the module
+        return {**self.__dict__, "_watch": None, "busy": False}  # that of a copy is of a copy of the module
+
+    def release(self, optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Take parameters that have just joined out of their group, where a program adds them in a group of its own.
+
+        Args:
+            optimizer: The optimizer.
+            group: The group that is to be added.
+
+        Returns:
+            The group, with a list where its parameters were an iterator.
+        """
+        params = group.get("params", ())
+        if isinstance(params, Iterator):
+            params = list(params)
+        wanted: list[Any] = [params] if isinstance(params, Tensor) else list(params)
+        if isinstance(params, str):
+            wanted = [param for name, param in named_parameters(self.model) if match_name(name, [params])]
+        ids = {id(item[1] if isinstance(item, tuple) else item) for item in wanted}
+        chosen = {param for param in self._recent if id(param) in ids} if not self.busy else set()
+        if chosen:
+            _edit_groups(optimizer._group_list, Change([("", param) for param in chosen], [], [], {}, False), {})
+            self.named = [pair for pair in self.named if pair[1] not in chosen]
+            self._watch = None
+        return {**group, "params": params}
 
     def follow(self, optimizer: Optimizer) -> None:
         """Take over the parameters that the module has now; all of it or nothing.
@@ -64,6 +117,10 @@ class Following:
             ChainError: If parameters are sharded, so that their state is in other processes.
             ValueError: If the optimizer was given axes, and there are parameters without.
         """
+        with self.wait():
+            self._follow(optimizer)
+
+    def _follow(self, optimizer: Optimizer) -> None:
         watch = ParameterWatch(self.model)
         now = named_parameters(self.model)
         change: Change | None = find_change(optimizer, self.named, now)
@@ -74,6 +131,7 @@ class Following:
                 guard.add(partial(setattr, self, "default", self.default))
                 event = _take_over(optimizer, change, self, guard)
             self.events = [*self.events, event][-_SHOWN_EVENTS:]
+            self._recent += [param for _, param in change.joined]
         self.named, self._watch = now, watch
 
 
@@ -139,7 +197,13 @@ def _check_shards(change: Change) -> Change | None:
 def _take_over(optimizer: Optimizer, change: Change, following: Following, guard: Guard) -> str:
     """Change groups, slots and state; return what was done as a sentence."""
     links, slots, groups = [link for _, link in optimizer._links], optimizer.binding.slots, optimizer.param_groups
-    check_tensors([after for _, _, after in change.replaced] + [param for _, param in change.joined])
+    tensors = [after for _, _, after in change.replaced] + [param for _, param in change.joined]
+    check_tensors(tensors)
+    if any(map(is_sharded, tensors)) and any(link.rows for link in links):
+        raise ChainError(
+            f"the module has sharded parameters now ({_list_names(list(change.names.values()))}), and the optimizer has state of "
+            "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
+        )
     _protect(optimizer, links, guard)
     fresh = {name for name, before, after in change.replaced if before.shape != after.shape}
     restarted = _restart(optimizer, links, change, fresh)
@@ -165,6 +229,7 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
         if "name" not in group:
             following.default = groups[-1]
     _check_names(groups)
+    optimizer._find_shards()
     _attach(optimizer, links)
     return _describe(optimizer, change, fresh, restarted)
 

@@ -127,8 +127,6 @@ class Optimizer(torch.optim.Optimizer):
             self.binding.members = len(params)
         if groups:
             given = _groups.make_groups(given, groups)
-        if self.model is not None:
-            self._following = Following(self.model, groups or {})
         self._plan: StepPlan | None = None
         self.current_step = self.num_evaluations = 0
         self.should_terminate = False
@@ -146,8 +144,8 @@ class Optimizer(torch.optim.Optimizer):
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
-        if self._following is not None and "name" not in self.param_groups[0]:
-            self._following.default = self.param_groups[0]
+        if self.model is not None:
+            self._following = Following(self.model, groups or {}, self.param_groups[0])
         self.binding.slots.name_params(self.param_groups)
         self.binding.axes = take_axes(self, axes)
         _chain_checks.check_shares(links)
@@ -206,6 +204,15 @@ class Optimizer(torch.optim.Optimizer):
             param_group: "params" (parameters, or the pattern of names of parameters of the optimizer's module that it
                 does not have yet) and settings.
         """
+        following = self._following
+        if following is None or following.busy:
+            self._add_group(param_group)
+            return
+        group = following.release(self, param_group)
+        with following.wait():  # parameters that are new in the module are those of this group
+            self._add_group(group)
+
+    def _add_group(self, param_group: dict[str, Any]) -> None:
         group = _groups.prepare_group(self, param_group)
         _add_param_group(self, group)
         group.pop("differentiable", None)  # one of the optimizer, not of its groups
@@ -223,6 +230,21 @@ class Optimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             self.binding.slots.name_params(self.param_groups)
             raise
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups, with the parameters that the module has now.
+
+        What reads gradients before a step (`GradScaler.unscale_`, clipping by groups) so sees those of new parameters, too.
+        """
+        following = self._following
+        if following is not None and not following.busy:
+            following.follow_quietly(self)
+        return self._group_list
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._group_list = groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients: to None, or to zeros in the tensors that are there."""

@@ -110,6 +110,19 @@ def make_step(
     Interrupts wait while links run, so that neither state nor parameters are left half way; they are handled while the
     closure is evaluated and derivatives are taken. What was changed before an evaluation that fails is put back.
     """
+    following = optimizer._following
+    if following is None:
+        return _make_guarded_step(optimizer, closure, loss, storage)
+    following.begin_step(optimizer)
+    try:
+        return _make_guarded_step(optimizer, closure, loss, storage)
+    finally:
+        following.busy = False
+
+
+def _make_guarded_step(
+    optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
+) -> Tensor | None:
     with Guard(deferred="often", grad=optimizer.differentiable) as guard:
         if optimizer.rehearsed:
             optimizer.reset()
@@ -156,9 +169,6 @@ def _make_step(
 ) -> Tensor | None:
     """One step, for parameters as they are, as matrices of members, or in pieces."""
     step = optimizer.binding.step = optimizer.current_step
-    following = optimizer._following
-    if following is not None and following.has_changed():
-        following.follow(optimizer)
     plan = optimizer._plan
     if plan is None or not plan.matches(optimizer):
         plan = optimizer._plan = StepPlan(optimizer, plan)
