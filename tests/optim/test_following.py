@@ -11,6 +11,7 @@ from torch import nn
 import moduli as mo
 from moduli import m
 from moduli.layout import ParameterWatch
+from moduli.optim import ChainError
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -437,3 +438,39 @@ def test_a_group_of_its_own_for_new_parameters(looked):
     names = [group["param_names"] for group in opt.param_groups]
     assert names == [["body.weight", "body.bias"], ["head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias"]]
     assert opt.link("LR").settings[net.head[0].weight]["lr"] == 0.5
+
+
+def test_removed_parameters_of_an_optimizer_without_module_are_an_error():
+    net = fill(Particle())
+    opt = mo.Optimizer(net.parameters(), m.Adam(), m.LR(0.1))
+    opt.step(loss_of(net))
+    body = net.body
+    net.body = fill(nn.Linear(4, 4), 1)
+    before = values(net)
+    for _ in range(2):
+        with pytest.raises(
+            ChainError, match=r"removed parameters of this optimizer \(body.weight, body.bias\).*module itself"
+        ):
+            opt.step(loss_of(net))
+    assert not moved(net, before)
+    opt.zero_grad()
+    loss_of(net)()
+    with pytest.raises(ChainError, match="body.weight"):
+        opt.step()
+    net.body = body  # back again
+    opt.step(loss_of(net))
+    del net.body
+    net.trunk = nn.Linear(4, 4)
+    alone = mo.Optimizer(body.parameters(), m.LR(0.1))  # on purpose
+    alone.step(mo.closure(lambda: (body(X) ** 2).sum()))
+
+
+def test_removed_parameters_of_a_relative_are_an_error():
+    net = fill(Particle())
+    child = net.clone()
+    opt = mo.Optimizer(child.parameters(), m.Adam(), m.LR(0.1))
+    opt.step(loss_of(child))
+    net.body = fill(nn.Linear(4, 4), 1)
+    child.touch()
+    with pytest.raises(ChainError, match="body.weight"):
+        opt.step(loss_of(child))

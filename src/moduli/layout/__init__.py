@@ -17,6 +17,7 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
 * `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step;
+* `REMOVED`: the parameters that edits have taken out of models;
 * `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
 * `Guard`: a block that ends well, or leaves tensors and states as they were; `allow_interrupts` inside of it;
 * tensors that several processes hold in pieces (DTensors): `is_sharded`, `piece_of` and `make_whole`, `cut_like` and
@@ -88,6 +89,8 @@ from ._pieces import memory_of as memory_of
 from ._pieces import piece_like as piece_like
 from ._pieces import piece_of as piece_of
 from ._pieces import show_pieces as show_pieces
+from ._removed import REMOVED as REMOVED
+from ._removed import RemovedParameters as RemovedParameters
 from ._scan import Source as Source
 from ._scan import addresses as addresses
 from ._scan import layout_and_tensors as layout_and_tensors

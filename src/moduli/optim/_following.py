@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..layout import Guard, ParameterWatch, is_sharded, map_tensors, match_name
+from ..layout import REMOVED, Guard, ParameterWatch, is_sharded, map_tensors, match_name
 from ._groups import check_tensors, name_group, named_parameters
 from ._needs import ChainError
 from ._saved import cast_value
@@ -77,7 +77,7 @@ class Following:
     def follow_quietly(self, optimizer: Optimizer) -> None:
         """Follow an edit of the module when groups are read. Where that is an error, the next step raises it.
 
-        Otherwise nobody could look at such an optimizer, or save its state.
+        Otherwise such an optimizer could be neither printed nor saved.
         """
         if optimizer.shards is None and (self._watch is None or self._watch.has_changed()):
             with contextlib.suppress(ValueError, ChainError):
@@ -133,6 +133,26 @@ class Following:
             self.events = [*self.events, event][-_SHOWN_EVENTS:]
             self._recent += [param for _, param in change.joined]
         self.named, self._watch = now, watch
+
+
+def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
+    """Check an optimizer of parameters without a module after edits of modules.
+
+    Args:
+        optimizer: The optimizer.
+        evaluated: Whether the step evaluates a closure; otherwise what has a gradient is trained.
+
+    Raises:
+        ChainError: If an edit of a `mo.Module` has removed parameters, and nothing trains them.
+    """
+    names = REMOVED.find(param for param in optimizer.list_params() if evaluated or param.grad is None)
+    if names:
+        raise ChainError(
+            f"an edit of the model has removed parameters of this optimizer ({_list_names(names)}), which a step would not train. "
+            "Give the optimizer the module itself, mo.Optimizer(net, ...), and it follows edits; or make a new one of the "
+            "parameters that are there"
+        )
+    optimizer._removals = REMOVED.count
 
 
 class Change(NamedTuple):

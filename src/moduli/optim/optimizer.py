@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
 from ..axes import ModelAxes
-from ..layout import Guard
+from ..layout import REMOVED, Guard
 from ..population import Population
 from . import _chain_checks, _groups, _portable, _saved
 from ._following import Following
@@ -119,6 +119,7 @@ class Optimizer(torch.optim.Optimizer):
         self.rehearsed = False
         #: The parameters of the module as they were taken over, to notice edits; None where there is no module.
         self._following: Following | None = None
+        self._removals = REMOVED.count
         given = params
         if isinstance(params, torch.nn.Module):
             self.model, given = params, _groups.named_parameters(params)
@@ -215,6 +216,7 @@ class Optimizer(torch.optim.Optimizer):
     def _add_group(self, param_group: dict[str, Any]) -> None:
         group = _groups.prepare_group(self, param_group)
         _add_param_group(self, group)
+        REMOVED.discard(group["params"])  # they are trained on purpose
         group.pop("differentiable", None)  # one of the optimizer, not of its groups
         if not self._built:
             return

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..layout import Guard
+from ..layout import REMOVED, Guard
 from ._closure import Evaluator, FormEvaluator, negate_gradients
+from ._following import check_removed
 from ._fusion import Traced
 from ._groups import apply_groups
 from ._needs import PASS_LOSS, ClosureError, Need
@@ -112,6 +113,8 @@ def make_step(
     """
     following = optimizer._following
     if following is None:
+        if optimizer._removals != REMOVED.count:
+            check_removed(optimizer, evaluated=closure is not None)
         return _make_guarded_step(optimizer, closure, loss, storage)
     following.begin_step(optimizer)
     try:
