@@ -91,6 +91,7 @@ from ._pieces import piece_of as piece_of
 from ._pieces import show_pieces as show_pieces
 from ._removed import REMOVED as REMOVED
 from ._removed import RemovedParameters as RemovedParameters
+from ._removed import list_registered as list_registered
 from ._scan import Source as Source
 from ._scan import addresses as addresses
 from ._scan import layout_and_tensors as layout_and_tensors

@@ -34,7 +34,7 @@ class RemovedParameters:
 
     def mark(self, before: Iterable[tuple[str, Tensor]], root: nn.Module) -> None:
         """Mark those parameters that a model had before an edit and does not have now."""
-        here = {id(param) for param in root.parameters()}
+        here = {id(param) for _, param in list_registered(root)}
         for name, param in before:
             if id(param) not in here:
                 self.count += 1
@@ -52,6 +52,19 @@ class RemovedParameters:
         """Return the names that those of the parameters had which were removed."""
         entries = [(param, self._names.get(id(param))) for param in params] if self._names else []
         return [entry[1] for param, entry in entries if entry is not None and entry[0]() is param]
+
+
+def list_registered(root: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the parameters in the registries of a tree by name, also while a module in it is still being built.
+
+    `named_parameters` of a `moduli.nn.Module` warns of declared names that were not assigned.
+    """
+    return [
+        (f"{path}.{name}" if path else name, param)
+        for path, module in root.named_modules()
+        for name, param in module._parameters.items()
+        if param is not None
+    ]
 
 
 REMOVED = RemovedParameters()

@@ -14,7 +14,7 @@ from moduli import particles
 from moduli._torch import keep_from_tracing
 from moduli.kernels import find_temporaries
 from moduli.labels import Tensor as LabelledTensor
-from moduli.layout import REMOVED, refuse_pattern
+from moduli.layout import REMOVED, list_registered, refuse_pattern
 from moduli.nn import updates_value
 
 from . import _arithmetic
@@ -419,5 +419,5 @@ def _list_held(module: nn.Module, name: str) -> list[tuple[str, Tensor]]:
     """Return the parameters that an attribute of a module holds, by name."""
     labelled = module.__dict__.get("_labelled", {})
     param, child = module._parameters.get(labelled[name][0] if name in labelled else name), module._modules.get(name)
-    inner = () if child is None else child.named_parameters()
+    inner = () if child is None else list_registered(child)
     return [(f"{name}.{each}", held) for each, held in inner] if param is None else [(name, param)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from moduli.layout import REMOVED, Guard, Reading, read
+from moduli.layout import REMOVED, Guard, Reading, list_registered, read
 
 from ._compare import LastSeen, compare
 from ._record import Event, ParticleRecord, Species, build, record_of
@@ -101,7 +101,7 @@ def _follow(
         record.version = version
         return left
     data = locate(module, first.data)
-    params = list(module.named_parameters())
+    params = list_registered(module)
     with Guard(deferred=True) as guard:
         guard.add(partial(setattr, record, "version", first))
         protect_modules(guard, *module.modules())
