@@ -16,6 +16,8 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
+* `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step;
+* `REMOVED`: the parameters that edits have taken out of models;
 * `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
 * `Guard`: a block that ends well, or leaves tensors and states as they were; `allow_interrupts` inside of it;
 * tensors that several processes hold in pieces (DTensors): `is_sharded`, `piece_of` and `make_whole`, `cut_like` and
@@ -87,6 +89,9 @@ from ._pieces import memory_of as memory_of
 from ._pieces import piece_like as piece_like
 from ._pieces import piece_of as piece_of
 from ._pieces import show_pieces as show_pieces
+from ._removed import REMOVED as REMOVED
+from ._removed import RemovedParameters as RemovedParameters
+from ._removed import list_registered as list_registered
 from ._scan import Source as Source
 from ._scan import addresses as addresses
 from ._scan import layout_and_tensors as layout_and_tensors
@@ -96,6 +101,7 @@ from ._structure import ModuleEntry as ModuleEntry
 from ._structure import Reading as Reading
 from ._structure import Structure as Structure
 from ._structure import read as read
+from ._watch import ParameterWatch as ParameterWatch
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

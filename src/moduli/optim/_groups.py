@@ -90,11 +90,16 @@ def make_groups(params: Any, patterns: Mapping[str, Mapping[str, Any]]) -> list[
         groups.setdefault(tuple(pattern for pattern in patterns if name in chosen[pattern]), []).append((name, param))
     out: list[dict[str, Any]] = []
     for key in sorted(groups, key=lambda key: [list(patterns).index(pattern) for pattern in key]):
-        group: dict[str, Any] = {"params": groups[key], **({"name": " & ".join(key)} if key else {})}
+        group: dict[str, Any] = {"params": groups[key], **({"name": name_group(key)} if key else {})}
         for pattern in key:
             group.update(patterns[pattern])
         out.append(group)
     return out
+
+
+def name_group(patterns: Sequence[str]) -> str | None:
+    """Return the name of the group of the parameters that these patterns match; None if there are no patterns."""
+    return " & ".join(patterns) if patterns else None
 
 
 def options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +230,12 @@ def _name_items(items: list[Any], model: torch.nn.Module | None, others: Sequenc
     return [item if isinstance(item, tuple) else (names[id(item)], item) for item in items]
 
 
+def check_tensors(tensors: Sequence[Tensor]) -> None:
+    """Raise ValueError for parameters that have no memory."""
+    if any(tensor.is_meta for tensor in tensors):
+        raise ValueError("parameters are on the meta device; give them memory first: net.to_empty(device='cpu')")
+
+
 def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
     """A group as torch takes it, checked against the links and the groups that are there already."""
     links, others = [link for _, link in optimizer._links], optimizer.param_groups
@@ -253,8 +264,7 @@ def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
         raise TypeError(f"parameters are tensors, or (name, tensor) pairs; got a {wrong[0]}")
     if len({id(tensor) for tensor in tensors}) != len(tensors):
         raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
-    if any(tensor.is_meta for tensor in tensors):
-        raise ValueError("parameters are on the meta device; give them memory first: net.to_empty(device='cpu')")
+    check_tensors(tensors)
     items = _name_items(items, model, others)
     group["params"] = [(unwrapped_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in items]
     names = [item[0] for item in group["params"] if isinstance(item, tuple)]

@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 from .._torch import is_flat_shard
-from ..layout import Guard, make_whole, map_tensors, unwrapped_name
+from ..layout import Guard, make_whole, map_tensors
 from . import _groups
 from ._checks import HALVES
 from ._label_order import find_reorders, follow, list_axes
+from ._matched_names import match_names
 from ._portable import REST, read_portable
 from ._settings import same
 from ._torch_states import read_torch
 from ._vector_state import VECTOR, Vector
 from .forms.shard_state import is_stored_here, join_owned, pack_value, unpack_value
-from .state import Rows, StandIns
+from .state import PER_PARAMETER, Rows, StandIns
 from .state_encoding import decode_value, encode_row, encode_value, upgrade_value
 
 if TYPE_CHECKING:
@@ -202,8 +203,16 @@ class _StateReader:
         here = {name_of(param): param for param in params}
         matching = match_names(saved["shapes"], {name: tuple(param.shape) for name, param in here.items()})
         self.params = {old: here[name] for old, name in matching.items() if name in here}
-        _check(optimizer, saved, self.params, strict)
+        _check(optimizer, saved, strict)
+        self.misfits = _find_misfits(saved, self.params)
+        if strict:
+            for name, (own, shape) in self.misfits.items():
+                raise ValueError(
+                    f"parameter {name!r} has shape {own}, its saved state is for {shape}; strict=False leaves it out"
+                )
         self.options = _read_options(optimizer, saved, self.params, strict)
+        for name in self.misfits:  # its settings are taken over, its state is not
+            del self.params[name]
         _make_stand_ins(self.links, saved)
         if optimizer.rows is not None:
             optimizer.rows.dissolve()
@@ -242,18 +251,28 @@ class _StateReader:
         vector = self.vectors.get(path) if name.startswith(ALL) else None
         if vector is not None and vector.fresh:
             return None, None
+        if self.misfits and self._is_of_misfit(name):
+            return None, None
         param = self.params.get(name) if vector is None else next(iter(vector.order), None)
         if param is None:
             self._unused.add(name)
             return None, None
         link, shards = self.links[path], self.optimizer.shards
         dtype = self.saved.get("dtypes", {}).get(name)
-        value = _cast(value, dtype, param, getattr(link, "elementwise", False))
+        value = cast_value(value, dtype, param, getattr(link, "elementwise", False))
         stored = shards is None or is_stored_here(shards, link, param)
         value = map_tensors(value, make_whole) if shards is None else unpack_value(shards, link, param, value)
         value = decode_value(value, param.device if param.numel() else None, f"state {path}/{key} of {name}")
         slot = self.slots.number(param) if stored else None
         return slot, value if vector is None else vector.permute(value)
+
+    def _is_of_misfit(self, name: str) -> bool:
+        """Whether a saved name is that of a parameter of another shape, or of a tensor that a link may have made of one."""
+        maker = _find_maker(name, self.links)
+        if maker is None:
+            return name in self.misfits
+        key = name[len(maker) + 2 :].rpartition(":")[0]
+        return not key.startswith(PER_PARAMETER) or key.removeprefix(PER_PARAMETER) in self.misfits
 
     def _follow_labels(self, name: str, path: str, row: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a link for a parameter in the order of labels that the parameter has here."""
@@ -280,12 +299,19 @@ class _StateReader:
             state = {key: decode_value(value, device, where) for key, value in kept["global"].items()}
             if path in self.vectors:
                 state = self.vectors[path].keep_shared(state, self.slots)
-            shared[path] = state, decode_value(kept["extra"], None, where)
+            outside = self.links[path].keeps_outside and bool(self.misfits)
+            shared[path] = state, {} if outside else decode_value(kept["extra"], None, where)
         return {path: shared[path] for path in self.links if path in shared}
 
     def list_dropped(self) -> list[str]:
         """Return a sentence for each part of the state that has no place here."""
-        dropped = [f"saved state of {name} has no parameter here" for name in sorted(self._unused)]
+        dropped = [
+            f"saved state of {name} has no parameter here" for name in sorted(self._unused - self.misfits.keys())
+        ]
+        dropped += [
+            f"saved state of {name} is for shape {shape} and the parameter here has shape {own}"
+            for name, (own, shape) in self.misfits.items()
+        ]
         afresh = [path for path, vector in self.vectors.items() if vector.fresh]
         return dropped + [
             f"{path} would start afresh: its state is over all parameters, which are others" for path in afresh
@@ -298,7 +324,7 @@ def split_key(entry: str, paths: Iterable[str]) -> tuple[str, str]:
     return path, entry[len(path) + 1 :]
 
 
-def _cast(value: Any, saved: str | None, param: Tensor, pointwise: bool) -> Any:
+def cast_value(value: Any, saved: str | None, param: Tensor, pointwise: bool) -> Any:
     """Convert numbers in the precision of the saved parameter to that of the parameter here; others (counts, scales) stay.
 
     Pointwise links keep state of half-precision parameters in single precision.
@@ -311,7 +337,7 @@ def _cast(value: Any, saved: str | None, param: Tensor, pointwise: bool) -> Any:
     return map_tensors(value, lambda tensor: tensor.to(kinds.get(tensor.dtype, tensor.dtype)))
 
 
-def _check(optimizer: Optimizer, saved: Mapping[str, Any], by_name: Mapping[str, Tensor], strict: bool) -> None:
+def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
     members = optimizer.binding.members
     if saved.get("members") != members:
         raise ValueError(f"the state is of {saved.get('members') or 'no'} members, here are {members or 'none'}")
@@ -319,10 +345,18 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], by_name: Mapping[str,
     if strict and here != there:
         what = f"the saved one has {', '.join(there)}, this one {', '.join(here)}"
         raise ValueError(f"the chains differ: {what}; strict=False takes over the links that agree")
-    for name, shape in saved["shapes"].items():
-        if name in by_name and shape is not None and by_name[name].shape != tuple(shape):
-            own = tuple(by_name[name].shape)
-            raise ValueError(f"parameter {name!r} has shape {own}, its saved state is for {tuple(shape)}")
+
+
+def _find_misfits(
+    saved: Mapping[str, Any], by_name: Mapping[str, Tensor]
+) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the shapes here and in the saved state of the parameters for which they differ."""
+    pairs = [(name, by_name[name], shape) for name, shape in saved["shapes"].items() if name in by_name]
+    return {
+        name: (tuple(param.shape), tuple(shape))
+        for name, param, shape in pairs
+        if shape is not None and param.shape != tuple(shape)
+    }
 
 
 def _make_stand_ins(links: Mapping[str, Module], saved: Mapping[str, Any]) -> None:
@@ -367,34 +401,3 @@ def _read_options(
                     f"{what}, and both are in group {i} here; strict=False takes the settings of the first"
                 )
     return out
-
-
-_WRAPPER = "module."
-
-
-def match_names(shapes: Mapping[str, Any], here: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """The names that saved parameters have here.
-
-    What `torch.compile`, FSDP and checkpointing put into names is left out; `module.` before all names (that of
-    DistributedDataParallel) is added or left out; where only one side has names, the order decides.
-
-    Args:
-        shapes: The saved shapes by name.
-        here: The shapes of the parameters here by name, in order.
-    """
-    if shapes and _are_positions(shapes) != _are_positions(here):  # no names are those of no parameters
-        if [shape and tuple(shape) for shape in shapes.values()] != list(here.values()):
-            what = f"saved {list(shapes.values())}, here {list(here.values())}"
-            raise ValueError(f"only one side has names of parameters, and their shapes differ in order: {what}")
-        return dict(zip(shapes, here, strict=True))
-    new = {name: unwrapped_name(name) for name in shapes}
-    if not any(name in here for name in new.values()):
-        if all(name.startswith(_WRAPPER) for name in new.values()):
-            return {old: name.removeprefix(_WRAPPER) for old, name in new.items()}
-        if here and all(name.startswith(_WRAPPER) for name in here):
-            return {old: _WRAPPER + name for old, name in new.items()}
-    return new
-
-
-def _are_positions(names: Iterable[str]) -> bool:
-    return all(name == str(i) for i, name in enumerate(names))

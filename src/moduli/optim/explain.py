@@ -23,6 +23,7 @@ def explain(optimizer: Optimizer) -> str:
     lines = [f"{len(params)} parameter{'s' * (len(params) != 1)}, {numbers:,} numbers"]
     if optimizer.binding.members is not None:
         lines[0] += f", {optimizer.binding.members} members"
+    lines += [] if optimizer._following is None else optimizer._following.events
     width = max(len(type(link).__name__) for link in optimizer.modules)
     rows = optimizer.rows
     over = None if rows is None else rows.name_tensors()

@@ -146,6 +146,13 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     def attached(self, optimizer: Optimizer) -> None:
         """Called when an optimizer with this link is complete: refuse what can't work with it, or prepare it."""
 
+    def replace_params(self, replaced: Mapping[Tensor, Tensor]) -> None:
+        """Called when an edit of the module has replaced parameters: use the new tensor wherever the link refers to the old one."""
+        local = self.settings.local
+        for before, after in replaced.items():
+            if before in local:
+                local[after] = local.pop(before)
+
     # ------------------------------------------------------------------ children
 
     def set_child(self, key: str, module: Chainable | None) -> None:

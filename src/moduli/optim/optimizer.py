@@ -13,9 +13,10 @@ from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
 from ..axes import ModelAxes
-from ..layout import Guard
+from ..layout import REMOVED, Guard
 from ..population import Population
 from . import _chain_checks, _groups, _portable, _saved
+from ._following import Following
 from ._needs import ChainError, Need
 from ._processes import are_several, choose_reduction
 from ._settings import Binding, is_per_member
@@ -116,6 +117,9 @@ class Optimizer(torch.optim.Optimizer):
         self.shards: ShardedParams | None = None
         #: Whether links have the state of a step that moved nothing, into which torch's checkpoints are read.
         self.rehearsed = False
+        #: The parameters of the module as they were taken over, to notice edits; None where there is no module.
+        self._following: Following | None = None
+        self._removals = REMOVED.count
         given = params
         if isinstance(params, torch.nn.Module):
             self.model, given = params, _groups.named_parameters(params)
@@ -141,6 +145,8 @@ class Optimizer(torch.optim.Optimizer):
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
+        if self.model is not None:
+            self._following = Following(self.model, groups or {}, self.param_groups[0])
         self.binding.slots.name_params(self.param_groups)
         self.binding.axes = take_axes(self, axes)
         _chain_checks.check_shares(links)
@@ -199,8 +205,18 @@ class Optimizer(torch.optim.Optimizer):
             param_group: "params" (parameters, or the pattern of names of parameters of the optimizer's module that it
                 does not have yet) and settings.
         """
+        following = self._following
+        if following is None or following.busy:
+            self._add_group(param_group)
+            return
+        group = following.release(self, param_group)
+        with following.wait():  # parameters that are new in the module are those of this group
+            self._add_group(group)
+
+    def _add_group(self, param_group: dict[str, Any]) -> None:
         group = _groups.prepare_group(self, param_group)
         _add_param_group(self, group)
+        REMOVED.discard(group["params"])  # they are trained on purpose
         group.pop("differentiable", None)  # one of the optimizer, not of its groups
         if not self._built:
             return
@@ -216,6 +232,21 @@ class Optimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             self.binding.slots.name_params(self.param_groups)
             raise
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups, with the parameters that the module has now.
+
+        What reads gradients before a step (`GradScaler.unscale_`, clipping by groups) so sees those of new parameters, too.
+        """
+        following = self._following
+        if following is not None and not following.busy:
+            following.follow_quietly(self)
+        return self._group_list
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._group_list = groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients: to None, or to zeros in the tensors that are there."""

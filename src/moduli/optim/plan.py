@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..layout import Guard
+from ..layout import REMOVED, Guard
 from ._closure import Evaluator, FormEvaluator, negate_gradients
+from ._following import check_removed
 from ._fusion import Traced
 from ._groups import apply_groups
 from ._needs import PASS_LOSS, ClosureError, Need
@@ -110,6 +111,21 @@ def make_step(
     Interrupts wait while links run, so that neither state nor parameters are left half way; they are handled while the
     closure is evaluated and derivatives are taken. What was changed before an evaluation that fails is put back.
     """
+    following = optimizer._following
+    if following is None:
+        if optimizer._removals != REMOVED.count:
+            check_removed(optimizer, evaluated=closure is not None)
+        return _make_guarded_step(optimizer, closure, loss, storage)
+    following.begin_step(optimizer)
+    try:
+        return _make_guarded_step(optimizer, closure, loss, storage)
+    finally:
+        following.busy = False
+
+
+def _make_guarded_step(
+    optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
+) -> Tensor | None:
     with Guard(deferred="often", grad=optimizer.differentiable) as guard:
         if optimizer.rehearsed:
             optimizer.reset()

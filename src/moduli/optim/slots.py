@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -73,6 +74,25 @@ class Slots:
     def release(self, slot: int) -> None:
         """Remove the tensor of a slot that was made for a link; the number is not used again."""
         self._numbers.pop(self.params[slot], None)
+
+    def replace(self, before: Tensor, after: Tensor) -> int:
+        """Give the slot of a parameter to another tensor, which has its state and name from then on; return the slot."""
+        slot = self.number(before)
+        del self._numbers[before]
+        self._numbers[after], self.params[slot] = slot, after
+        return slot
+
+    def remove(self, param: Tensor) -> None:
+        """Remove a parameter; its slot is not used again."""
+        self.params[self._numbers.pop(param)] = torch.empty(0)  # so that its memory is free
+
+    def copy_tables(self) -> tuple[list[Tensor], dict[Tensor, int]]:
+        """Return what `replace` and `remove` change, for `restore_tables`."""
+        return list(self.params), dict(self._numbers)
+
+    def restore_tables(self, tables: tuple[list[Tensor], dict[Tensor, int]]) -> None:
+        """Undo changes since `copy_tables`; slots that were added stay, unused."""
+        self.params[: len(tables[0])], self._numbers = tables
 
     @contextmanager
     def show(self, forms: Sequence[Tensor], slots: Sequence[int]) -> Iterator[Sequence[Tensor]]:

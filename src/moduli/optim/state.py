@@ -21,6 +21,9 @@ ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
 # Of links without a seed of their own, where several processes have to draw the same numbers.
 COMMON_SEED = 0x6D6F64756C69
 
+PER_PARAMETER = "modules "
+"""How keys of tensors that a link makes of one parameter begin; its name follows."""
+
 Rows = dict[int, dict[str, Any]]
 """The state of a link for each parameter, by slot."""
 

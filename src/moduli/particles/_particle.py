@@ -15,7 +15,7 @@ from moduli import particles
 from moduli._torch import keep_from_tracing
 from moduli.kernels import find_temporaries
 from moduli.labels import Tensor as LabelledTensor
-from moduli.layout import refuse_pattern
+from moduli.layout import REMOVED, list_registered, refuse_pattern
 from moduli.nn import updates_value
 
 from . import _arithmetic
@@ -173,6 +173,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         record = record_of(self)
         # A module that was never part of an operation has no relatives that could follow its edits.
         root = self if record.root is None else self._particle_root
+        before = _list_held(self, name)
         record.busy = True
         try:
             if record_of(root).version is None:
@@ -185,6 +186,8 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
                 edit(self, root, name, act, value)
         finally:
             record.busy = False
+        if before or REMOVED:
+            REMOVED.mark(before, root)  # for optimizers that were given them by themselves
 
     # -- the interface -----------------------------------------------------------------------------------------------
 
@@ -411,3 +414,11 @@ keep_from_tracing(
     *(vars(ParticleMethods)[name] for name in ("product", "product_", "clone_from", "detach", "touch")),
     *(vars(ParticleMethods)[name] for name in ("set_param_config", "apply_param_config")),
 )
+
+
+def _list_held(module: nn.Module, name: str) -> list[tuple[str, Tensor]]:
+    """Return the parameters that an attribute of a module holds, by name."""
+    labelled = module.__dict__.get("_labelled", {})
+    param, child = module._parameters.get(labelled[name][0] if name in labelled else name), module._modules.get(name)
+    inner = () if child is None else list_registered(child)
+    return [(f"{name}.{each}", held) for each, held in inner] if param is None else [(name, param)]

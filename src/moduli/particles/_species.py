@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from moduli.layout import Guard, Reading, read
+from moduli.layout import REMOVED, Guard, Reading, list_registered, read
 
 from ._compare import LastSeen, compare
 from ._record import Event, ParticleRecord, Species, build, record_of
@@ -100,6 +100,7 @@ def _follow(
         record.version = version
         return left
     parts = first.locate(read(module))
+    params = list_registered(module)
     with Guard(deferred=True) as guard:
         guard.add(partial(setattr, record, "version", first))
         protect_modules(guard, *module.modules())
@@ -109,6 +110,7 @@ def _follow(
         record.version = version
         adopt_children(module)
         record.saw(read(module))
+    REMOVED.mark(params, module)
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,6 +68,12 @@ class Split(Module):
             check_pattern(pattern, names, owner="Split: the optimizer")
         if hasattr(self.filter, "check_names"):
             self.filter.check_names(names)
+
+    def replace_params(self, replaced: Mapping[Tensor, Tensor]) -> None:
+        """Besides, put the new parameters into the branch of the old ones."""
+        super().replace_params(replaced)
+        if isinstance(self.filter, list):
+            self.filter = [replaced.get(tensor, tensor) for tensor in self.filter]
 
     def _find_owner(self, param: Tensor, model: Any) -> torch.nn.Module | None:
         if not isinstance(model, torch.nn.Module):

@@ -1,0 +1,406 @@
+"""An optimizer of a module follows edits of the module: who is in the groups, and which state stays.
+
+Parameters that are gone leave the groups, new ones join the group whose pattern matches their name, and the state of the others
+stays. A parameter that took the name of another has its place in the groups, and its state where the shapes are equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..layout import REMOVED, Guard, ParameterWatch, is_sharded, map_tensors, match_name
+from ._groups import check_tensors, name_group, named_parameters
+from ._needs import ChainError
+from ._saved import cast_value
+from ._vector_state import VECTOR
+from .matrix_view import take_axes
+from .state import PER_PARAMETER
+
+if TYPE_CHECKING:
+    from . import Module, Optimizer
+
+Named = list[tuple[str, Tensor]]
+_SHOWN_EVENTS = 5
+_SHOWN_NAMES = 4
+
+
+class Following:
+    """The parameters of a module as an optimizer has taken them over, and how it takes over others.
+
+    Args:
+        model: The module.
+        patterns: The patterns of `groups=`, with their settings.
+        first: The first group of the optimizer.
+
+    Attributes:
+        events: What was taken over, as sentences; the last few.
+        default: The group of the parameters that no pattern matches; None while there are none.
+        busy: Whether a step is made, or an edit is taken over: what is noticed meanwhile waits for the next step.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, patterns: Mapping[str, Mapping[str, Any]], first: dict[str, Any]
+    ) -> None:
+        self.model = model
+        self.named = named_parameters(model)
+        self.patterns = {pattern: dict(settings) for pattern, settings in patterns.items()}
+        self.events: list[str] = []
+        self.default = first if "name" not in first else None
+        self.busy = False
+        #: Parameters that joined since the last step, which a program may still put into a group of its own.
+        self._recent: list[Tensor] = []
+        self._watch: ParameterWatch | None = ParameterWatch(model)
+
+    def begin_step(self, optimizer: Optimizer) -> None:
+        """Follow an edit of the module, if there was one, and look for others again after the step."""
+        watch = self._watch
+        if watch is None or watch.has_changed():
+            self.follow(optimizer)
+        self.busy, self._recent = True, []
+
+    @contextlib.contextmanager
+    def wait(self) -> Iterator[None]:
+        """Look for edits only after this block."""
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
+
+    def follow_quietly(self, optimizer: Optimizer) -> None:
+        """Follow an edit of the module when groups are read. Where that is an error, the next step raises it.
+
+        Otherwise such an optimizer could be neither printed nor saved.
+        """
+        if optimizer.shards is None and (self._watch is None or self._watch.has_changed()):
+            with contextlib.suppress(ValueError, ChainError):
+                self.follow(optimizer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_watch": None, "busy": False}  # that of a copy is of a copy of the module
+
+    def release(self, optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Take parameters that have just joined out of their group, where a program adds them in a group of its own.
+
+        Args:
+            optimizer: The optimizer.
+            group: The group that is to be added.
+
+        Returns:
+            The group, with a list where its parameters were an iterator.
+        """
+        params = group.get("params", ())
+        if isinstance(params, Iterator):
+            params = list(params)
+        wanted: list[Any] = [params] if isinstance(params, Tensor) else list(params)
+        if isinstance(params, str):
+            wanted = [param for name, param in named_parameters(self.model) if match_name(name, [params])]
+        ids = {id(item[1] if isinstance(item, tuple) else item) for item in wanted}
+        chosen = {param for param in self._recent if id(param) in ids} if not self.busy else set()
+        if chosen:
+            _edit_groups(optimizer._group_list, Change([("", param) for param in chosen], [], [], {}, False), {})
+            self.named = [pair for pair in self.named if pair[1] not in chosen]
+            self._watch = None
+        return {**group, "params": params}
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Take over the parameters that the module has now; all of it or nothing.
+
+        Raises:
+            ChainError: If parameters are sharded, so that their state is in other processes.
+            ValueError: If the optimizer was given axes, and there are parameters without.
+        """
+        with self.wait():
+            self._follow(optimizer)
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        watch = ParameterWatch(self.model)
+        now = named_parameters(self.model)
+        change: Change | None = find_change(optimizer, self.named, now)
+        if change is not None and optimizer.shards is not None:
+            change = _check_shards(change)
+        if change:
+            with Guard(deferred=True) as guard:
+                guard.add(partial(setattr, self, "default", self.default))
+                event = _take_over(optimizer, change, self, guard)
+            self.events = [*self.events, event][-_SHOWN_EVENTS:]
+            self._recent += [param for _, param in change.joined]
+        self.named, self._watch = now, watch
+
+
+def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
+    """Check an optimizer of parameters without a module after edits of modules.
+
+    Args:
+        optimizer: The optimizer.
+        evaluated: Whether the step evaluates a closure; otherwise what has a gradient is trained.
+
+    Raises:
+        ChainError: If an edit of a `mo.Module` has removed parameters, and nothing trains them.
+    """
+    names = REMOVED.find(param for param in optimizer.list_params() if evaluated or param.grad is None)
+    if names:
+        raise ChainError(
+            f"an edit of the model has removed parameters of this optimizer ({_list_names(names)}), which a step would not train. "
+            "Give the optimizer the module itself, mo.Optimizer(net, ...), and it follows edits; or make a new one of the "
+            "parameters that are there"
+        )
+    optimizer._removals = REMOVED.count
+
+
+class Change(NamedTuple):
+    """What has become of the parameters of a module.
+
+    Attributes:
+        left: Parameters in the groups that the module does not have any more.
+        joined: Parameters that are in no group yet.
+        replaced: For each parameter in the groups whose name has another tensor now: the name, it, and that tensor.
+        names: The names of the parameters that the module has now.
+    """
+
+    left: Named
+    joined: Named
+    replaced: list[tuple[str, Tensor, Tensor]]
+    names: dict[Tensor, str]
+    renamed: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.left or self.joined or self.replaced or self.renamed)
+
+
+def find_change(optimizer: Optimizer, before: Named, now: Named) -> Change:
+    """Return how the groups of an optimizer have to change with its module.
+
+    Only what came from the module follows: what a program has put into the groups stays there, and what it has taken out of them
+    does not come back.
+
+    Args:
+        optimizer: The optimizer.
+        before: The parameters that the module had, by name.
+        now: Those that it has.
+    """
+    grouped = set(optimizer.list_params())
+    old_names, names = {param: name for name, param in before}, {param: name for name, param in now}
+    gone = {name: param for name, param in before if param not in names}
+    new = {name: param for name, param in now if param not in old_names and param not in grouped}
+    replaced = [(name, gone[name], param) for name, param in new.items() if gone.get(name) in grouped]
+    joined = [(name, param) for name, param in new.items() if name not in gone]
+    taken = {name for name, _, _ in replaced}
+    left = [(name, param) for name, param in gone.items() if param in grouped and name not in taken]
+    renamed = any(old_names.get(param, name) != name for param, name in names.items() if param in grouped)
+    return Change(left, joined, replaced, names, renamed)
+
+
+def _check_shards(change: Change) -> Change | None:
+    """Return None for the tensors that FSDP puts into a module for the length of a pass.
+
+    Raises:
+        ChainError: If the module was edited.
+    """
+    replaced = [name for name, _, after in change.replaced if is_sharded(after)]
+    names = [name for name, _ in (*change.left, *change.joined)] + replaced
+    if not names:
+        return None
+    raise ChainError(
+        f"the module was edited ({_list_names(names)}), and an optimizer of sharded parameters can't follow, since "
+        "other processes hold parts of its state; make a new Optimizer and load this one's state_dict() with strict=False"
+    )
+
+
+def _take_over(optimizer: Optimizer, change: Change, following: Following, guard: Guard) -> str:
+    """Change groups, slots and state; return what was done as a sentence."""
+    links, slots, groups = [link for _, link in optimizer._links], optimizer.binding.slots, optimizer.param_groups
+    tensors = [after for _, _, after in change.replaced] + [param for _, param in change.joined]
+    check_tensors(tensors)
+    if any(map(is_sharded, tensors)) and any(link.rows for link in links):
+        raise ChainError(
+            f"the module has sharded parameters now ({_list_names(list(change.names.values()))}), and the optimizer has state of "
+            "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
+        )
+    _protect(optimizer, links, guard)
+    fresh = {name for name, before, after in change.replaced if before.shape != after.shape}
+    restarted = _restart(optimizer, links, change, fresh)
+    for name, before, after in change.replaced:
+        slot = slots.replace(before, after)
+        if name in fresh:
+            _drop_rows(optimizer, links, slot)
+        elif before.dtype != after.dtype or before.device != after.device:
+            _convert_rows(links, slot, before, after)
+    for _, param in change.left:
+        _drop_rows(optimizer, links, slots.number(param))
+        slots.remove(param)
+    swapped = {before: after for _, before, after in change.replaced}
+    for link in links:
+        link.replace_params(swapped)
+    _edit_groups(groups, change, swapped)
+    pending = _place_joined(groups, change, following)
+    slots.name_params(groups)
+    optimizer.binding.writes.add()
+    optimizer._carried = None
+    for group in pending:
+        optimizer.add_param_group(group)
+        if "name" not in group:
+            following.default = groups[-1]
+    _check_names(groups)
+    optimizer._find_shards()
+    _attach(optimizer, links)
+    return _describe(optimizer, change, fresh, restarted)
+
+
+def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> None:
+    """Register what is changed with a guard; tensors of states are not written to."""
+    slots, groups = optimizer.binding.slots, optimizer.param_groups
+    before = list(groups)
+    lists = [(group, list(group["params"]), list(group.get("param_names", ()))) for group in groups]
+    axes, carried = optimizer.binding.axes, optimizer._carried
+
+    def put_back() -> None:
+        groups[:] = before
+        for group, params, names in lists:
+            group["params"][:] = params
+            if "param_names" in group:
+                group["param_names"] = names
+        optimizer.binding.axes, optimizer._carried = axes, carried
+        slots.name_params(groups)
+        optimizer.binding.writes.add()
+
+    guard.add(put_back)
+    guard.add(partial(slots.restore_tables, slots.copy_tables()))
+    for link in links:
+        guard.add(link.row_writes.add)
+        guard.mappings(link.rows, link.global_state, link.settings.local, link._stand_ins, link.__dict__)
+
+
+def _restart(optimizer: Optimizer, links: Sequence[Module], change: Change, fresh: Iterable[str]) -> list[str]:
+    """Reset links whose state is over several parameters, where those have changed; return their names."""
+    names = {name for name, _ in change.left} | {name for name, _, _ in change.replaced}
+    active = [param for param in optimizer.list_params() if param.requires_grad]
+    restarted: list[str] = []
+    for link in links:
+        over = [part.rpartition(":")[0] for part in link.global_state.get(VECTOR, ())]
+        every = len(over) == len(active) and any(param.requires_grad for _, param in change.joined)
+        outside = link.keeps_outside and bool(fresh)
+        if outside or (over and (every or names & set(over))):
+            link.reset()
+            restarted.append(type(link).__name__)
+        # Tensors that stand for parameters by position, or for all of them.
+        shared = [key for key in link._stand_ins if not key.startswith(PER_PARAMETER)]
+        if shared and (change.left or change.joined or change.replaced):
+            for key in shared:
+                del link._stand_ins[key]
+            for child in link.children.values():
+                child.reset()
+            restarted += [type(child).__name__ for child in link.children.values()]
+    return restarted
+
+
+def _drop_rows(optimizer: Optimizer, links: Sequence[Module], slot: int) -> None:
+    """Remove the state of a parameter, and of tensors that links have made of it."""
+    slots = optimizer.binding.slots
+    for link in links:
+        own = [each for each in link.rows if slots.find_source(each) == slot]
+        for each in own:
+            del link.rows[each]
+        if own:
+            link.row_writes.add()
+
+
+def _convert_rows(links: Sequence[Module], slot: int, before: Tensor, after: Tensor) -> None:
+    """Convert the state of a parameter to the precision and the device of the one that replaces it."""
+    for link in links:
+        row = link.rows.get(slot)
+        if row is not None:
+            value = cast_value(dict(row), str(before.dtype), after, getattr(link, "elementwise", False))
+            moved = map_tensors(value, lambda t: t.to(after.device) if t.device == before.device else t)
+            link.rows[slot] = link.make_row(moved)
+            link.row_writes.add()
+
+
+def _edit_groups(groups: Sequence[dict[str, Any]], change: Change, swapped: Mapping[Tensor, Tensor]) -> None:
+    """Remove, replace and rename parameters in the lists of the groups, which stay the same objects."""
+    gone = {param for _, param in change.left}
+    for group in groups:
+        params, names = group["params"], list(group.get("param_names", ()))
+        pairs = list(zip(params, names, strict=False))
+        rest = params[len(names) :]  # which a program has put there itself
+        stay = [(swapped.get(param, param), name) for param, name in pairs if param not in gone]
+        params[:] = [param for param, _ in stay] + [swapped.get(param, param) for param in rest if param not in gone]
+        if names:
+            group["param_names"] = [change.names.get(param, name) for param, name in stay]
+
+
+def _place_joined(groups: Sequence[dict[str, Any]], change: Change, following: Following) -> list[dict[str, Any]]:
+    """Put new parameters into the groups of their patterns; return the groups that have to be made for some."""
+    patterns, pending = following.patterns, dict[str | None, dict[str, Any]]()
+    for name, param in change.joined:
+        key = tuple(pattern for pattern in patterns if match_name(name, [pattern]))
+        title = name_group(key)
+        named = [group for group in groups if title is not None and group.get("name") == title]
+        named += [group for group in groups if title is None and group is following.default]
+        group = next(iter(named if patterns else [*named, *groups]), None)
+        if group is not None:
+            group["params"].insert(len(group.get("param_names", ())), param)
+            group["param_names"] = [*group.get("param_names", ()), name]
+            continue
+        if title not in pending:
+            pending[title] = {"params": [], **({} if title is None else {"name": title})}
+            for pattern in key:
+                pending[title].update(patterns[pattern])
+        pending[title]["params"].append((name, param))
+    return list(pending.values())
+
+
+def _check_names(groups: Sequence[Mapping[str, Any]]) -> None:
+    names = [name for group in groups for name in group.get("param_names", ())]
+    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+    if count > 1:
+        raise ValueError(
+            f"the module has a new parameter {name!r}, and a group has another one with this name; names address the saved "
+            "state: remove that one from the group, or give it another name"
+        )
+
+
+def _attach(optimizer: Optimizer, links: Sequence[Module]) -> None:
+    """Let links find the settings of parameters that depend on the axes of the model."""
+    try:
+        optimizer.binding.axes = take_axes(optimizer, optimizer.binding.axes)
+    except ValueError as error:
+        error.add_note(
+            "The module was edited. Trace it again, make a new Optimizer(net, ..., axes=...), and load this one's state_dict()."
+        )
+        raise
+    for link in links:
+        if link.reads_axes:
+            link.attached(optimizer)
+
+
+def _describe(optimizer: Optimizer, change: Change, fresh: set[str], restarted: Sequence[str]) -> str:
+    same = [name for name, _, _ in change.replaced if name not in fresh]
+    parts = [
+        _count(change.left, "left"),
+        _count(change.joined, "joined"),
+        _count([(name, None) for name in same], "replaced, with their state"),
+        _count([(name, None) for name in sorted(fresh)], "replaced by others of another shape, without state"),
+    ]
+    text = "; ".join(part for part in parts if part) or "parameters were renamed"
+    if restarted:
+        text += f"; {' and '.join(dict.fromkeys(restarted))} restarted"
+    return f"at step {optimizer.current_step} the module was edited: {text}"
+
+
+def _count(named: Sequence[tuple[str, Any]], what: str) -> str:
+    count = len(named)
+    plural = "" if count == 1 else "s"
+    return f"{count} parameter{plural} {what} ({_list_names([name for name, _ in named])})" if named else ""
+
+
+def _list_names(names: Sequence[str]) -> str:
+    rest = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")
