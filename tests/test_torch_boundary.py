@@ -167,6 +167,15 @@ def test_batch_axis(shims):
     assert seen == [None, None, 1 if shims.known else None, None]
 
 
+def test_is_transformed(shims):
+    assert not shims.is_transformed()
+    seen = []
+    torch.vmap(lambda x: seen.append(shims.is_transformed()) or x)(torch.zeros(2))
+    with torch.autograd.forward_ad.dual_level():
+        seen.append(shims.is_transformed())
+    assert seen == [True, True]
+
+
 def test_has_dispatch_mode(shims):
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -323,7 +323,7 @@ def load_state(folder: pathlib.Path) -> System:
 
 def locks_of(net: Any) -> list[Any]:
     """Return the locks of the library, and of a particle's species."""
-    return [*find_locks(), net._version_kernel.data.species.lock]
+    return [*find_locks(), net._version_kernel.data.version.species.lock]
 
 
 def touch(folder: pathlib.Path) -> System:
