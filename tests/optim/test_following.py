@@ -10,7 +10,7 @@ from torch import nn
 
 import moduli as mo
 from moduli import m
-from moduli.layout import ParameterWatch
+from moduli.layout import REMOVED, ParameterWatch
 from moduli.optim import ChainError
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -474,3 +474,18 @@ def test_removed_parameters_of_a_relative_are_an_error():
     child.touch()
     with pytest.raises(ChainError, match="body.weight"):
         opt.step(loss_of(child))
+
+
+def test_what_comes_back_is_not_removed_any_more():
+    net = mo.Module()
+    net.body, net.head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    head = net.head
+    params = list(net.parameters())
+    opt = mo.Optimizer(params, m.LR(0.1))
+    del net.head
+    assert REMOVED.find(params) == ["head.weight", "head.bias"]
+    net.other = head
+    assert REMOVED.find(params) == []
+    before = head.bias.detach().clone()
+    opt.step(mo.closure(lambda: net.other(net.body(torch.ones(1, 2))).sum()))
+    assert not torch.equal(head.bias, before)

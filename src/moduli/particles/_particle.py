@@ -186,8 +186,10 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
                 edit(self, root, name, act, value)
         finally:
             record.busy = False
-        if before or REMOVED:
+        if before:
             REMOVED.mark(before, root)  # for optimizers that were given them by themselves
+        elif REMOVED:  # what comes back is no longer removed; the other parameters need not be looked at
+            REMOVED.discard(param for _, param in _list_held(self, name))
 
     # -- the interface -----------------------------------------------------------------------------------------------
 
