@@ -25,6 +25,7 @@ from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
 from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY
 from ._point import StartPoint, choose_tolerance, data_of, from_vector, to_vector
 from ._proximal import PROXIMAL, read_proximal, run_proximal
+from ._quasi_newton import MATRICES, fits_numpy, run_quasi_newton
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
 from ._scipy_method import scipy_method
@@ -266,7 +267,7 @@ def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Cal
     if not isinstance(request.method, str):
         links = [request.method] if isinstance(request.method, Module) else list(request.method)
         run.residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
-    fixed = variables.find_fixed()
+    fixed, projects = variables.find_fixed(), variables.bounded and not variables.transform
     if not run.batch and all(mask is not None and bool(mask.all()) for mask in fixed):
         run.evaluate()
         run.norms = 0.0 * run.size
@@ -275,9 +276,11 @@ def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Cal
         _run_direct(run, DIRECT[name], run.point.choose_tol(None, 1e-12, 1e-6), steps, after)
     elif name == "lm":
         run_fit(run, request.fit, request.mode, steps=steps, after=after)
+    elif name in MATRICES and not run.batch and not projects and fits_numpy(run.leaves):
+        run_quasi_newton(run, tol=tol, steps=steps, after=after)
     else:
         if not links:
-            links = IN_BOX[name](variables) if variables.bounded and not variables.transform else CHAINS[name]()
+            links = IN_BOX[name](variables) if projects else CHAINS[name]()
         run_chain(run, links, tol=tol, steps=steps, after=after)
 
 

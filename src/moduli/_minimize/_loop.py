@@ -51,17 +51,22 @@ class SingleRun(RunRecord):
         seen = self.variables.seen()
         return seen, self.point.call(self.fun, seen)
 
-    def evaluate(self) -> Tensor:
-        """The user's function at the variables as they are now; remembers the best point."""
+    def read_loss(self) -> tuple[list[Tensor], Tensor, float]:
+        """Return what the function sees now, what it returns with its graph, and the loss."""
         seen, found = self.ready or self.call()
         self.ready = None
         data = loss_of(found, self.residuals)
-        value = value_of(data.detach())
+        loss = (data if data.dim() == 0 else value_of(data.detach())).item()
         if self.first == -math.inf:
-            if not bool(value.isfinite()):
-                raise EndOfRun(f"The loss is {float(value)} at the start.")
-            self.first = read(value)
-        self.judge(value, seen)
+            if not math.isfinite(loss):
+                raise EndOfRun(f"The loss is {loss} at the start.")
+            self.first = np.float64(loss)
+        return seen, data, loss
+
+    def evaluate(self) -> Tensor:
+        """Return the user's function at the variables as they are now; remember the best point."""
+        seen, data, loss = self.read_loss()
+        self.judge_one(loss, torch.finfo(data.dtype).eps, seen, None)
         if not self.active:
             raise EndOfRun(self.reason)
         return data
@@ -246,11 +251,11 @@ class GradientWatch(Module):
         norm = run.largest(grads if variables.transform else variables.follow(objective.params, grads))
         if run.steps == 0:
             run.steepness = choose(np.isfinite(norm), norm, run.steepness)
-        run.check_gradient(loss, norm, self.tol)
+        run.check_gradient(0.0 if loss is None else read(loss), norm, self.tol)
         if loss is not None and not variables.transform and math.isfinite(norm):
             run.judge(loss, variables.seen(), norm)
         if run.some(run.active):
-            run.look_far(objective)
+            run.look_far(lambda points: _evaluate_at(objective, points))
         if run.batch:  # runs that are over have nowhere to go
             objective.grads = [torch.where(run.spread(run.active, grad), grad, 0.0) for grad in grads]
         if run.reason:
@@ -258,6 +263,13 @@ class GradientWatch(Module):
             objective.stop = objective.skip_update = True
             objective.updates = [torch.zeros_like(param) for param in objective.params]
         return objective
+
+
+def _evaluate_at(objective: Objective, points: list[Tensor]) -> None:
+    """Evaluate the closure elsewhere, and come back."""
+    with objective.moved():
+        objective.move_to(points)
+        objective.get_loss(backward=False, at_x0=False)
 
 
 @np.errstate(over="ignore")  # a run that ends for it says so
@@ -282,7 +294,7 @@ def run_chain(run: SingleRun, links: list[Module], *, tol: float, steps: int | N
             if reason := run.advance(closure):
                 run.end(reason, True)
             elif not run.count_step(after, steps):
-                again = run.check_progress(before, lowest)
+                again = run.check_progress(run.find_still(before), lowest)
                 if run.some(again):
                     run.begin_again(again)
     except ClosureError as error:
