@@ -85,7 +85,7 @@ def test_large_and_mixed_points_are_left_to_the_chain(monkeypatch):
     def refuse(*args, **settings):
         raise AssertionError("the chain is for these")
 
-    monkeypatch.setattr("moduli._minimize.run_quasi_newton", refuse)
+    monkeypatch.setattr("moduli._minimize._loop.run_quasi_newton", refuse)
     several = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
     assert minimize(lambda p: p[0].square().sum() + p[1].square().sum(), several, "lbfgs").success
     monkeypatch.setattr(_quasi_newton, "LARGEST", 3)

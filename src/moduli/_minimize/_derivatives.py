@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ._point import StartPoint, data_of, from_vector
 
-
-ELEMENTWISE = frozenset(
-    "Abs Acos Acosh Add Addcdiv Addcmul Alias Asin Asinh Atan Atan2 Atanh Clamp ClampMax ClampMin Clone Cos Cosh Digamma Div "
-    "Elu Erf Erfc Exp Exp2 Expm1 Gelu Hypot LeakyRelu Lerp Lgamma Log Log10 Log1P Log2 LogSigmoid Logaddexp Logaddexp2 Maximum "
-    "Minimum Mul Neg Pow Reciprocal Relu Rsqrt Rsub Sgn Sigmoid Sign Silu Sin Sinc Sinh Softplus Sqrt Sub Tan Tanh ToCopy "
-    "Where Xlogy".split()
-)
+ELEMENTWISE = frozenset((
+    "Abs", "Acos", "Acosh", "Add", "Addcdiv", "Addcmul", "Alias", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
+    "Clamp", "ClampMax", "ClampMin", "Clone", "Cos", "Cosh", "Digamma", "Div", "Elu", "Erf", "Erfc", "Exp",
+    "Exp2", "Expm1", "Gelu", "Hypot", "LeakyRelu", "Lerp", "Lgamma", "Log", "Log10", "Log1P", "Log2",
+    "LogSigmoid", "Logaddexp", "Logaddexp2", "Maximum", "Minimum", "Mul", "Neg", "Pow", "Reciprocal", "Relu",
+    "Rsqrt", "Rsub", "Sgn", "Sigmoid", "Sign", "Silu", "Sin", "Sinc", "Sinh", "Softplus", "Sqrt", "Sub", "Tan",
+    "Tanh", "ToCopy", "Where", "Xlogy",
+))  # fmt: skip
 """Operations of torch, as the nodes of graphs name them, each of whose values depends on one value of each argument."""
 
 
@@ -40,7 +41,9 @@ def _are_numbers(point: StartPoint) -> bool:
     """Return whether the leaves of a point are single real numbers of one dtype without labels."""
     dtype = point.leaves[0].dtype
     pairs = zip(point.leaves, point.dims, strict=True)
-    return all(leaf.dim() == 0 and dims is None and leaf.dtype is dtype for leaf, dims in pairs) and not dtype.is_complex
+    return (
+        all(leaf.dim() == 0 and dims is None and leaf.dtype is dtype for leaf, dims in pairs) and not dtype.is_complex
+    )
 
 
 class VectorFunction:

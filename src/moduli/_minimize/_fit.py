@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ._derivatives import VectorFunction, flatten_values
 from ._least_squares import Array, FitState, LeastSquaresOptions, Residuals, fit_least_squares
-from ._loop import EndOfRun, SingleRun
 from ._point import to_numpy, to_vector
+from ._single import EndOfRun, SingleRun
 
 
 def run_fit(

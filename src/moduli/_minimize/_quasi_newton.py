@@ -17,7 +17,7 @@ from torch import Tensor
 from ..m import StrongWolfe
 from ..m.line_search import run_trials
 from ..m.quasi_newton import PairMemory
-from ._loop import EndOfRun, SingleRun
+from ._single import EndOfRun, SingleRun
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

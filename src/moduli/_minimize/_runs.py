@@ -126,7 +126,9 @@ class RunRecord:
         """The largest absolute value of all numbers of each run; NaN where one is."""
         found: Numbers = np.zeros(self.batch)[()]
         for tensor in tensors:
-            if tensor.numel():
+            if not self.batch and tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64) and tensor.numel():
+                found = np.maximum(found, np.abs(tensor.detach().numpy()).max())
+            elif tensor.numel():
                 found = np.maximum(found, read(tensor.detach().abs().reshape(*self.batch, -1).amax(-1)))
         return found
 
