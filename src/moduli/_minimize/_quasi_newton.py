@@ -22,7 +22,7 @@ from ._single import EndOfRun, SingleRun
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Point(NamedTuple):
+class DescentPoint(NamedTuple):
     """A point, with the loss, the gradient and its largest component there."""
 
     x: Array
@@ -57,7 +57,7 @@ class InverseOfPairs:
         direction: Array | None = self.pairs.direction(g) if self.pairs.slots else None
         return direction
 
-    def learn(self, before: Point, after: Point) -> None:
+    def learn(self, before: DescentPoint, after: DescentPoint) -> None:
         """Take in the pair of a step, unless rounding is all that it holds."""
         s, y = after.x - before.x, after.g - before.g
         sy, yy = float(s @ y), float(y @ y)
@@ -85,7 +85,7 @@ class InverseMatrix:
         """Return the inverse Hessian times a vector, or None before there is a pair."""
         return None if self.H is None else self.H @ g
 
-    def learn(self, before: Point, after: Point) -> None:
+    def learn(self, before: DescentPoint, after: DescentPoint) -> None:
         """Take in the pair of a step, unless the curvature along it is not positive."""
         s, y = after.x - before.x, after.g - before.g
         sy, yy = float(s @ y), float(y @ y)
@@ -108,7 +108,7 @@ class InverseMatrix:
         self.H = None
 
 
-def _is_parabola(before: Point, after: Point, s: Array) -> bool:
+def _is_parabola(before: DescentPoint, after: DescentPoint, s: Array) -> bool:
     """Return whether values and slopes show that the function is exactly quadratic along the step."""
     first, last = float(s @ before.g), float(s @ after.g)
     size = 1e-9 * (abs(first) + abs(last))
@@ -158,7 +158,7 @@ class Descent:
             memory[:] = x[at : at + memory.size]
             at += memory.size
 
-    def evaluate(self, x: Array) -> Point:
+    def evaluate(self, x: Array) -> DescentPoint:
         """Return a point with the loss and the gradient there; remember the best."""
         run = self.run
         self.place(x)
@@ -172,7 +172,7 @@ class Descent:
         run.judge_one(loss, self.eps, seen, norm if math.isfinite(norm) and not run.variables.transform else None)
         if not run.active:
             raise EndOfRun(run.reason)
-        return Point(x, loss, g, norm)
+        return DescentPoint(x, loss, g, norm)
 
     def join(self, grads: Sequence[Tensor | None]) -> Array:
         """Return the gradients of all leaves as one vector, zero where the function does not depend on a leaf."""
@@ -225,7 +225,7 @@ class Descent:
         d, slope = self.find_direction()
         if not slope < 0 or not math.isfinite(slope):
             return False
-        points: dict[float, Point] = {}
+        points: dict[float, DescentPoint] = {}
 
         def along(a: float) -> tuple[float, float]:
             point = points[a] = self.evaluate(before.x - a * d)
