@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from axes.zoo import MODELS
 from torch import nn
 
 import moduli as mo
+from axes.zoo import MODELS
 from moduli import merge
 
 pytest.importorskip("scipy")
