@@ -42,7 +42,16 @@ Example:
 from . import selection
 from ._around import PopulationAround
 from ._hosted import HostedPopulation
+from ._low_rank import FunctionOfMember, call_low_rank
 from ._population import Population
 from ._shard import Shard
 
-__all__ = ["HostedPopulation", "Population", "PopulationAround", "Shard", "selection"]
+__all__ = [
+    "FunctionOfMember",
+    "HostedPopulation",
+    "Population",
+    "PopulationAround",
+    "Shard",
+    "call_low_rank",
+    "selection",
+]

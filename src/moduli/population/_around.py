@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError
 
-from ._low_rank import LowRankTensor
+from ._low_rank import FunctionOfMember, call_low_rank
 
 BLOCK = 64
 """So many members are drawn at once, from a generator of their own."""
@@ -58,7 +57,7 @@ class PopulationAround:
         self.mean = copy.deepcopy(net)
         self.sigma, self.rank, self.seed, self.antithetic = float(sigma), rank, seed, antithetic
         self.generation, self._count = 0, n
-        self._caller = _FunctionOfMember(self.mean)
+        self._caller = FunctionOfMember(self.mean)
         wrong = next((name for name, each in self._list_moving() if not each.is_floating_point()), None)
         if wrong is not None:
             raise StructureError(f"{wrong!r} is not real: members around a mean have real parameters")
@@ -243,15 +242,9 @@ class PopulationAround:
                 a, b = self._draw_factors(name, mean, rows)
                 factors[name] = (a.mul_(self.sigma), b)
         means = {name: mean.detach() for name, mean in self._list_moving()}
-
-        def run(factors: Mapping[str, tuple[Tensor, Tensor]], vectors: Mapping[str, Tensor], *args: Any) -> Any:
-            matrices = {name: LowRankTensor(name, means[name], a, b, report) for name, (a, b) in factors.items()}
-            state = {f"member.{name}": each for name, each in {**vectors, **matrices}.items()}
-            return torch.func.functional_call(self._caller, state, (fn, *args))
-
-        # The other kernels of attention have no rule for batches of members, and torch would loop over them.
-        with sdpa_kernel(SDPBackend.MATH):
-            return torch.vmap(run, in_dims=(0, 0, *dims), randomness=randomness)(factors, vectors, *args)
+        return call_low_rank(
+            self._caller, fn, args, dims, means, factors, vectors, report=report, randomness=randomness
+        )
 
     def explain(self, *args: Any) -> str:
         """Say which parameters are evaluated by one product for all members, and which are made for each of them.
@@ -345,17 +338,6 @@ class PopulationAround:
         self.mean.load_state_dict(state["mean"])
         self._count, self.sigma, self.rank, self.seed = (noise[key] for key in ("count", "sigma", "rank", "seed"))
         self.generation, self.antithetic = noise["generation"], noise["antithetic"]
-
-
-class _FunctionOfMember(nn.Module):
-    """A function of a member as a module, so that torch can call it with other parameters."""
-
-    def __init__(self, member: nn.Module) -> None:
-        super().__init__()
-        self.member = member
-
-    def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return fn(self.member, *args)
 
 
 def _call_member(member: nn.Module, *args: Any) -> Any:

@@ -6,12 +6,13 @@ not known to come apart is given the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3, torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
@@ -179,3 +180,55 @@ _HANDLERS: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     Tensor.transpose: _transpose,
     **dict.fromkeys(_CONVOLUTIONS, _convolve),
 }
+
+
+class FunctionOfMember(nn.Module):
+    """A function of a member as a module, so that torch can call it with other parameters.
+
+    Args:
+        member: The module whose parameters are replaced in a call.
+    """
+
+    def __init__(self, member: nn.Module) -> None:
+        super().__init__()
+        self.member = member
+
+    def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call the function with the module and the arguments."""
+        return fn(self.member, *args)
+
+
+def call_low_rank(
+    caller: FunctionOfMember,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    dims: tuple[Any, ...],
+    means: Mapping[str, Tensor],
+    factors: Mapping[str, tuple[Tensor, Tensor]],
+    vectors: Mapping[str, Tensor],
+    *,
+    report: dict[str, set[str]],
+    randomness: str = "different",
+) -> Any:
+    """Return what a function of each member returns, stacked.
+
+    Args:
+        caller: The module of which all members are.
+        fn: The function, of a module and the arguments.
+        args: The arguments.
+        dims: For each argument the axis along which members have slices of their own, or None.
+        means: The parameters that have low-rank noise, the same for all members.
+        factors: A and B of each of these, with the members along the first axis; A with the scale of the noise.
+        vectors: Other parameters, with the members along the first axis.
+        report: Where it is written what was done with the parameter of a name.
+        randomness: As for `torch.vmap`.
+    """
+
+    def run(factors: Mapping[str, tuple[Tensor, Tensor]], vectors: Mapping[str, Tensor], *args: Any) -> Any:
+        matrices = {name: LowRankTensor(name, means[name], a, b, report) for name, (a, b) in factors.items()}
+        state = {f"member.{name}": each for name, each in {**vectors, **matrices}.items()}
+        return torch.func.functional_call(caller, state, (fn, *args))
+
+    # The other kernels of attention have no rule for batches of members, and torch would loop over them.
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.vmap(run, in_dims=(0, 0, *dims), randomness=randomness)(factors, vectors, *args)
