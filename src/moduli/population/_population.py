@@ -14,7 +14,7 @@ from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError, adopt
 
 from ._around import PopulationAround
-from ._calls import Calls
+from ._ensemble import Ensembles
 from ._hosted import HostedPopulation
 from ._members import copy_model
 from ._noise import normal, seeds
@@ -24,7 +24,7 @@ from ._variation import Variation
 
 
 @final
-class Population(State, Calls, Variation, Statistics):
+class Population(State, Ensembles, Variation, Statistics):
     """N models of one structure, stored as one N x P matrix for each dtype and device, called and changed as one.
 
     Made by `Population.of` and `Population.from_modules`. `pop[i]` is a module whose parameters are views of row i.
