@@ -25,7 +25,7 @@ from moduli.layout import (
 
 from ._config import find_acting, policies_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
-from ._skeleton import PENDING, RECORD, State, capture, facts_of
+from ._skeleton import PENDING, RECORD, State, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
@@ -96,10 +96,10 @@ class Operand:
         while True:
             # Asked before the module is read: an edit that comes between is noticed by the version.
             version = self.at = record.version
-            reading = read(self.module)
+            reading, same = record.read(self.module)
             if facts_of(reading.structure).wrapped and show_pieces(reading.modules):
-                reading = read(self.module)
-            if version is None or (version.next_version is None and record.looks_like(reading)):
+                reading, same = record.read(self.module)
+            if version is None or (same and version.next_version is None):
                 return reading
             bring_up(self.module)
 
@@ -151,7 +151,8 @@ class Operand:
     def states(self) -> list[State]:
         """The plain attributes of every module."""
         if self._states is None:
-            self._states = self.held.states if isinstance(self.held, Pending) else capture(self.held.modules, self.held)
+            held = self.held
+            self._states = held.states if isinstance(held, Pending) else record_of(self.module).capture(held)
         return self._states
 
     @property

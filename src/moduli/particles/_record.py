@@ -29,9 +29,9 @@ from moduli._torch import (
     set_grad_enabled,
 )
 from moduli.kernels import pause_collection
-from moduli.layout import Reading, Structure, read
+from moduli.layout import Reading, Structure, TreeWatch, read
 
-from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of, recompute
+from ._skeleton import PENDING, RECORD, ScalarStates, State, assemble, capture, facts_of, recompute
 from .errors import StructureError
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ class ParticleRecord:
     # The module at the top of the particle; None when it is the module itself.
     root: weakref.ref[nn.Module] | None = None
     wrapped: bool = False
+    # A reading that was found to be what it was, and `modules` at that time; it is made at the second look.
+    watch: tuple[TreeWatch, Sequence[weakref.ref[nn.Module]]] | None = None
+    settled: bool = False
     # Whether an edit is under way, so that the steps it consists of are not edits of their own.
     busy: bool = False
     kernel: weakref.ref[Any] | None = None
@@ -103,10 +106,27 @@ class ParticleRecord:
         self.states = capture(reading.modules, reading, strict=False) if states is None else states
         self.modules = list(map(weakref.ref, reading.modules))
         self.structure = reading.structure
+        self.watch = None
 
-    def looks_like(self, reading: Reading) -> bool:
-        """Whether the particle is what it was when it was last seen to be at its version."""
-        return self.structure is reading.structure and all(map(is_, map(call, self.modules), reading.modules))
+    def capture(self, reading: Reading) -> list[State]:
+        """Return the plain attributes of every module; those that were captured last, where they are what they were."""
+        states = self.states
+        if self.structure is reading.structure and isinstance(states, ScalarStates) and states.hold_for(reading.modules):
+            return states
+        return capture(reading.modules, reading)
+
+    def read(self, module: nn.Module) -> tuple[Reading, bool]:
+        """Read the particle; return also whether it is what it was when it was last seen to be at its version."""
+        watch, modules = self.watch, self.modules
+        if watch is not None and watch[1] is modules:
+            reading = watch[0].read(module)
+            if reading is not None:
+                return reading, True
+        reading = read(module)
+        same = self.structure is reading.structure and all(map(is_, map(call, modules), reading.modules))
+        self.watch = (TreeWatch(reading), modules) if same and self.settled else None
+        self.settled = same
+        return reading, same
 
     # Copies of a module are particles of the same species; what was seen of the original does not hold for them.
     def __deepcopy__(self, memo: dict[int, Any]) -> ParticleRecord:

@@ -11,7 +11,8 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from operator import itemgetter
+from itertools import chain
+from operator import call, is_, itemgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -36,6 +37,7 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _BLANK = vars(nn.Module())
 HOOKS = tuple(key for key, held in _BLANK.items() if isinstance(held, OrderedDict) and key not in _REGISTRIES)
 _HOOKS_OF = itemgetter(*HOOKS)
+_HOOK_KINDS = (OrderedDict,) * len(HOOKS)
 # Plain attributes that every module has.
 _COMMON = tuple(key for key in _BLANK if key not in (*HOOKS, *_REGISTRIES, "_non_persistent_buffers_set"))
 # What is not carried over as a plain attribute. A compiled forward computes with the parameters it was compiled for.
@@ -64,8 +66,9 @@ def capture(
     Raises:
         StructureError: If an attribute refers to the model in such a way.
     """
-    states = []
+    states: list[State] = []
     links = _Links(places, strict)
+    chosen: list[_Carried] | None = []
     for module in modules:
         own = module.__dict__
         kind: Any = type(module)
@@ -74,12 +77,44 @@ def capture(
         hooked = any(_HOOKS_OF(own))
         if hooked or carried.slotted or not SCALARS.issuperset(map(type, state.values())):
             links.add(state, module, hooked)
+            chosen = None
+        if chosen is not None:
+            chosen.append(carried)
         if carried.labels:
             state["_labelled"] = dict(own["_labelled"])
         if carried.record:
             state[RECORD] = dict(own[RECORD].order)
         states.append(state)
-    return states
+    return states if chosen is None or any(each.others for each in chosen) else ScalarStates(states, chosen)
+
+
+class ScalarStates(list[State]):
+    """Captured attributes that are all numbers, strings and the like: they can be copied, and checked by identity.
+
+    Args:
+        states: The attributes of every module.
+        carried: Which attributes those are.
+    """
+
+    __slots__ = ("_counts", "_picks", "_values", "copies")
+
+    def __init__(self, states: list[State], carried: list[_Carried]) -> None:
+        super().__init__(states)
+        #: The attributes as modules have them.
+        self.copies = [{key: value for key, value in state.items() if key != RECORD} for state in states]
+        self._picks = [each.pick for each in carried]
+        self._values = [state[name] for state, each in zip(states, carried, strict=True) for name in each.names]
+        self._counts = [len(_BLANK) - len(_COMMON) + len(state) for state in states]
+
+    def hold_for(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether modules of the structure that these were captured of have the same attributes now, and no hooks."""
+        states = list(map(vars, modules))
+        try:
+            values = chain.from_iterable(map(call, self._picks, states))
+            same = list(map(len, states)) == self._counts and all(map(is_, values, self._values))
+        except KeyError:
+            return False
+        return same and not any(chain.from_iterable(map(_HOOKS_OF, states)))
 
 
 class _Links:
@@ -126,6 +161,8 @@ class _Carried(NamedTuple):
     slotted: bool
     labels: bool
     record: bool
+    # Whether there are attributes that not every module has and that are not carried over.
+    others: bool
 
 
 @lru_cache(maxsize=4096)
@@ -135,7 +172,8 @@ def _choose_carried(kind: Any, keys: tuple[str, ...]) -> _Carried:
     names = tuple(key for key in keys if key not in _NOT_PLAIN and key not in special and type(key) is str)
     # An `itemgetter` of one name gives no tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda own: tuple(own[name] for name in names)
-    return _Carried(names, pick, bool(slot_names(kind)), "_labelled" in keys, RECORD in keys)
+    others = not _BLANK.keys() | {*names, *special} >= set(keys)
+    return _Carried(names, pick, bool(slot_names(kind)), "_labelled" in keys, RECORD in keys, others)
 
 
 def _drop_wrapper_hooks(hooks: Any) -> Any:
@@ -199,6 +237,15 @@ def restore(state: State, tables: Sequence[Any]) -> State:
     return made
 
 
+def _copy_scalars(state: State) -> State:
+    """Return the attributes for a new module, where all are scalars but for labels."""
+    made = state.copy()
+    made.update(zip(HOOKS, map(call, _HOOK_KINDS), strict=True))
+    if "_labelled" in state:
+        made["_labelled"] = state["_labelled"].copy()
+    return made
+
+
 def restore_hooks(hooks: _Linked, tables: Sequence[Any]) -> OrderedDict[int, Any]:
     """Return the dictionary of hooks for a new module."""
     return OrderedDict((key, resolve(hook, tables)) for key, hook in hooks.value.items())
@@ -249,9 +296,10 @@ def assemble(
     tables: Any = modules, parameters, buffers, {}
     # An empty place is -1.
     held, kept = [*parameters, None], [*buffers, None]
+    copies = states.copies if isinstance(states, ScalarStates) else None
     for place in places:
         entry = entries[place]
-        made = restore(states[place], tables)
+        made = restore(states[place], tables) if copies is None else _copy_scalars(copies[place])
         made["_parameters"] = {name: held[i] for name, i in entry.parameters} if entry.parameters else {}
         made["_buffers"] = {name: kept[i] for name, i in entry.buffers} if entry.buffers else {}
         made["_non_persistent_buffers_set"] = set(entry.transient)
@@ -261,7 +309,7 @@ def assemble(
             twin: Any = object.__new__(unwrap_kind(entry.kind))
             twin.__setstate__(made)
             made = twin.__dict__
-        if SLOTS in states[place]:
+        if copies is None and SLOTS in states[place]:
             restore_slots(modules[place], states[place], tables)
         if place:
             object.__setattr__(modules[place], "__dict__", made)
@@ -283,6 +331,8 @@ def _find_computed(hooks: Mapping[int, Any]) -> dict[str, Any]:
 
 def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
     """Compute in new modules the attributes that hooks compute of parameters."""
+    if isinstance(states, ScalarStates):
+        return
     for state, module in zip(states, modules, strict=True):
         if _PRE_HOOKS in state:
             with torch.enable_grad():
