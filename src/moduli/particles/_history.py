@@ -244,8 +244,7 @@ def copy_plain(
         return None
     flags = (held.requires_grad for held in reading.parameters)
     parameters = [nn.Parameter(value, flag) for value, flag in zip(values[0], flags, strict=True)]
-    made: dict[int, nn.Module] = {}
-    assemble(made, reading.structure, states, parameters, values[1])
+    made = assemble(reading.structure, states, parameters, values[1])
     for place, source in enumerate(reading.modules):
         if RECORD in source.__dict__:
             # As a deep copy, it is a particle of the same species.

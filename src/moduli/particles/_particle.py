@@ -391,10 +391,9 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        spare = (False, False)
         if _arithmetic.may_overwrite(self) or _arithmetic.may_overwrite(other):
-            spare = find_temporaries(self, other, reflected)
-        return _arithmetic.binary(fn, self, other, reflected, spare)
+            return _arithmetic.binary(fn, self, other, reflected, find_temporaries(self, other, reflected))
+        return _arithmetic.binary(fn, self, other, reflected)
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return _arithmetic.unary(fn, self)

@@ -267,18 +267,16 @@ def build(shell: nn.Module) -> None:
         record = ParticleRecord(pending.version, dict(states[0].get(RECORD, {})))
         # The record comes with the first look, or another thread would give the module one of its own.
         shell.__dict__[RECORD] = record
-        modules = {0: shell}
-        assemble(modules, structure, states, parameters, pending.buffers)
+        modules = assemble(structure, states, parameters, pending.buffers, shell)
         # The modules of ours below know which particle they are in.
         reference = weakref.ref(shell)
         for place in facts_of(structure).particles:
             inner = modules[place].__dict__[RECORD] = ParticleRecord(None, dict(states[place].get(RECORD, {})))
             inner.root = reference
-        ordered = [modules[place] for place in range(len(modules))]
-        record.saw(Reading(structure, parameters, pending.buffers, ordered), states)
+        record.saw(Reading(structure, parameters, pending.buffers, modules), states)
         pending.version.species.members.add(shell)
         del shell.__dict__[PENDING]
-        recompute(states, ordered)
+        recompute(states, modules)
 
 
 def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:

@@ -37,7 +37,6 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _BLANK = vars(nn.Module())
 HOOKS = tuple(key for key, held in _BLANK.items() if isinstance(held, OrderedDict) and key not in _REGISTRIES)
 _HOOKS_OF = itemgetter(*HOOKS)
-_HOOK_KINDS = (OrderedDict,) * len(HOOKS)
 # Plain attributes that every module has.
 _COMMON = tuple(key for key in _BLANK if key not in (*HOOKS, *_REGISTRIES, "_non_persistent_buffers_set"))
 # What is not carried over as a plain attribute. A compiled forward computes with the parameters it was compiled for.
@@ -85,7 +84,7 @@ def capture(
         if carried.record:
             state[RECORD] = dict(own[RECORD].order)
         states.append(state)
-    return states if chosen is None or any(each.others for each in chosen) else ScalarStates(states, chosen)
+    return states if not chosen or any(each.others for each in chosen) else ScalarStates(states, chosen)
 
 
 class ScalarStates(list[State]):
@@ -96,12 +95,14 @@ class ScalarStates(list[State]):
         carried: Which attributes those are.
     """
 
-    __slots__ = ("_counts", "_picks", "_values", "copies")
+    __slots__ = ("_counts", "_picks", "_values", "copies", "plain")
 
     def __init__(self, states: list[State], carried: list[_Carried]) -> None:
         super().__init__(states)
-        #: The attributes as modules have them.
-        self.copies = [{key: value for key, value in state.items() if key != RECORD} for state in states]
+        #: The attributes as modules have them, with places for registries and hooks.
+        self.copies = [{**_BLANK, **{key: each[key] for key in each if key != RECORD}} for each in states]
+        #: Those of the root that can be had without building anything.
+        self.plain = {key: states[0][key] for key in carried[0].names}
         self._picks = [each.pick for each in carried]
         self._values = [state[name] for state, each in zip(states, carried, strict=True) for name in each.names]
         self._counts = [len(_BLANK) - len(_COMMON) + len(state) for state in states]
@@ -240,7 +241,8 @@ def restore(state: State, tables: Sequence[Any]) -> State:
 def _copy_scalars(state: State) -> State:
     """Return the attributes for a new module, where all are scalars but for labels."""
     made = state.copy()
-    made.update(zip(HOOKS, map(call, _HOOK_KINDS), strict=True))
+    for key in HOOKS:
+        made[key] = OrderedDict()
     if "_labelled" in state:
         made["_labelled"] = state["_labelled"].copy()
     return made
@@ -260,8 +262,11 @@ def restore_slots(module: nn.Module, state: State, tables: Sequence[Any]) -> Non
             object.__setattr__(module, name, value)
 
 
-def select_plain_attributes(state: State) -> tuple[State, list[str]]:
-    """The attributes that can be had without building anything, and the names of the others."""
+def select_plain_attributes(states: Sequence[State]) -> tuple[State, list[str]]:
+    """The attributes of the root that can be had without building anything, and the names of the others."""
+    if isinstance(states, ScalarStates):
+        return states.plain, []
+    state = states[0]
     plain = {key: held for key, held in state.items() if type(held) is not _Linked and key not in _UNSEEN}
     if len(plain) == len(state):
         return plain, []
@@ -272,41 +277,39 @@ _UNSEEN = frozenset((RECORD, SLOTS, "_labelled"))
 
 
 def assemble(
-    modules: dict[int, nn.Module],
     structure: Structure,
     states: Sequence[State],
     parameters: Sequence[Any],
     buffers: Sequence[Any],
-) -> None:
-    """Make modules of a model.
+    root: nn.Module | None = None,
+) -> list[nn.Module]:
+    """Make the modules of a model, and return them in the order of the structure.
 
     Args:
-        modules: The root, an empty object, if there is one already; all that are made are added, by place.
         structure: What the model looks like.
         states: The plain attributes of every module.
         parameters: One per entry of the layout.
         buffers: One per buffer of the layout.
+        root: The root, an empty object, if there is one already.
     """
-    # Nothing is visible in the root before it is in all others, so that other threads may look at it meanwhile.
-    places = range(len(states) - 1, -1, -1)
-    entries, restoring = structure.modules, facts_of(structure).restoring
-    for place in places:
-        if place not in modules:
-            modules[place] = object.__new__(unwrap_kind(entries[place].kind))
+    plan, restoring = facts_of(structure).plan, facts_of(structure).restoring
+    modules: list[nn.Module] = [object.__new__(unwrap_kind(kind)) for kind, *_ in plan]
+    if root is not None:
+        modules[0] = root
     tables: Any = modules, parameters, buffers, {}
     # An empty place is -1.
     held, kept = [*parameters, None], [*buffers, None]
     copies = states.copies if isinstance(states, ScalarStates) else None
-    for place in places:
-        entry = entries[place]
+    # Nothing is visible in the root before it is in all others, so that other threads may look at it meanwhile.
+    for place in range(len(plan) - 1, -1, -1):
+        kind, own, buffered, transient, children = plan[place]
         made = restore(states[place], tables) if copies is None else _copy_scalars(copies[place])
-        made["_parameters"] = {name: held[i] for name, i in entry.parameters} if entry.parameters else {}
-        made["_buffers"] = {name: kept[i] for name, i in entry.buffers} if entry.buffers else {}
-        made["_non_persistent_buffers_set"] = set(entry.transient)
-        children = entry.children
+        made["_parameters"] = {name: held[i] for name, i in own} if own else {}
+        made["_buffers"] = {name: kept[i] for name, i in buffered} if buffered else {}
+        made["_non_persistent_buffers_set"] = set(transient) if transient else set()
         made["_modules"] = {name: modules[i] if i >= 0 else None for name, i in children} if children else {}
         if place in restoring:
-            twin: Any = object.__new__(unwrap_kind(entry.kind))
+            twin: Any = object.__new__(unwrap_kind(kind))
             twin.__setstate__(made)
             made = twin.__dict__
         if copies is None and SLOTS in states[place]:
@@ -314,7 +317,8 @@ def assemble(
         if place:
             object.__setattr__(modules[place], "__dict__", made)
         else:
-            modules[place].__dict__.update(made)
+            modules[0].__dict__.update(made)
+    return modules
 
 
 _PRE_HOOKS = "_forward_pre_hooks"
@@ -359,10 +363,10 @@ def copy_unwrapped(module: nn.Module) -> Any:
     reading = read(module)
     parameters = [nn.Parameter(held.detach().clone(), held.requires_grad) for held in reading.parameters]
     buffers = [held.detach().clone() for held in reading.buffers]
-    states, made = capture(reading.modules, reading), dict[int, nn.Module]()
-    assemble(made, reading.structure, states, parameters, buffers)
-    recompute(states, [made[place] for place in range(len(made))])
-    return made[0]
+    states = capture(reading.modules, reading)
+    modules = assemble(reading.structure, states, parameters, buffers)
+    recompute(states, modules)
+    return modules[0]
 
 
 class Facts(NamedTuple):
@@ -373,12 +377,14 @@ class Facts(NamedTuple):
         particles: They are particles inside the particle.
         copying: Some class says itself how it is copied.
         wrapped: Some module is wrapped by `fully_shard`.
+        plan: The class of every module, and its parameters, buffers, transient buffers and children.
     """
 
     restoring: frozenset[int]
     particles: tuple[int, ...]
     copying: bool
     wrapped: bool
+    plan: tuple[tuple[type[nn.Module], Any, Any, frozenset[str], Any], ...]
 
 
 def facts_of(structure: Structure) -> Facts:
@@ -391,6 +397,7 @@ def facts_of(structure: Structure) -> Facts:
             tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
             any(hasattr(kind, "__deepcopy__") or _overrides(kind, "__getstate__", "__reduce_ex__") for kind in kinds),
             any(unwrap_kind(kind) is not kind for kind in kinds),
+            tuple((e.kind, e.parameters, e.buffers, e.transient, e.children) for e in structure.modules),
         )
     return known
 
