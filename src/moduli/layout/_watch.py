@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ._structure import OWNS_LABELS, Reading
+from ._structure import OWNS_LABELS, Reading, read
 
 _read_sizes = attrgetter("dtype", "shape", "device")
 _read_registries = itemgetter("_parameters", "_buffers", "_modules")
@@ -102,13 +102,13 @@ class TreeWatch:
     whatever the root owns; the root is passed at every call, so that there is no cycle.
 
     Args:
-        reading: What was just read.
+        reading: What was just read; `TreeWatch.of` checks that it still holds when the watch has been made.
 
     Example:
         >>> from torch import nn
         >>> from moduli.layout import TreeWatch, read
         >>> net = nn.Sequential(nn.Linear(2, 2))
-        >>> watch = TreeWatch(read(net))
+        >>> watch = TreeWatch.of(net, read(net))
         >>> watch.read(net).structure is read(net).structure
         True
         >>> net[0]._parameters["bias"] = None
@@ -123,15 +123,14 @@ class TreeWatch:
         self._structure, self._parameters, self._buffers, modules = reading
         self._below = modules[1:]
         self._kinds = list(map(type, modules))
-        registries = list(chain.from_iterable(map(_read_registries, map(vars, modules))))
-        self._registries = list(map(dict, registries))
+        self._registries = list(map(dict, chain.from_iterable(map(_read_registries, map(vars, modules)))))
         # Equal dictionaries may differ in order.
-        self._names = list(chain.from_iterable(registries))
+        self._names = list(chain.from_iterable(self._registries))
         self._sizes = list(map(_read_sizes, (*self._parameters, *self._buffers)))
-        #: What may be equal to something else: the place of the registry, the name, and the object, unless it is the root.
+        #: What may be equal to something else: the place of the registry, the name, and the object.
         self._exact = [
             (place, name, value)
-            for place, registry in enumerate(registries)
+            for place, registry in enumerate(self._registries)
             for name, value in registry.items()
             if _may_equal_others(value)
         ]
@@ -142,23 +141,39 @@ class TreeWatch:
             if module._buffers or (vars(module).get("_labelled") and hasattr(type(module), OWNS_LABELS))
         ]
 
+    @classmethod
+    def of(cls, root: nn.Module, reading: Reading) -> TreeWatch | None:
+        """Return the watch of a tree that was just read; None if it cannot be watched, or another thread edits it meanwhile.
+
+        Args:
+            root: The tree.
+            reading: The reading of it.
+        """
+        try:
+            watch = cls(reading)
+        except (KeyError, RuntimeError):  # TorchScript has no registries in `__dict__`
+            return None
+        parts = {id(part) for registry in watch._registries for part in registry.values() if part is not None}
+        same = parts <= set(map(id, chain(reading.modules, reading.parameters, reading.buffers)))
+        return watch if same and read(root).structure is reading.structure and watch.read(root) is not None else None
+
     def read(self, root: nn.Module) -> Reading | None:
         """Return a reading of the tree if it is what it was, otherwise None."""
         modules = [root, *self._below]
         try:
             registries = list(chain.from_iterable(map(_read_registries, map(vars, modules))))
-            if registries != self._registries:
+            if registries != self._registries or list(chain.from_iterable(registries)) != self._names:
+                return None
+            if self._owners and any(_read_owned(modules[place]) != owned for place, owned in self._owners):
                 return None
         except (KeyError, RuntimeError, TypeError, ValueError):  # as a tensor that was replaced is compared by value
             return None
-        if list(chain.from_iterable(registries)) != self._names or list(map(type, modules)) != self._kinds:
+        if list(map(type, modules)) != self._kinds:
             return None
         tensors = (*self._parameters, *self._buffers) if self._buffers else self._parameters
         if list(map(_read_sizes, tensors)) != self._sizes:
             return None
         if self._exact and any(registries[place].get(name) is not value for place, name, value in self._exact):
-            return None
-        if self._owners and any(_read_owned(modules[place]) != owned for place, owned in self._owners):
             return None
         return Reading(self._structure, self._parameters, self._buffers, modules)
 

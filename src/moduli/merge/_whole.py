@@ -20,11 +20,10 @@ _FLOATING = (torch.float32, torch.float64)
 _CHUNK = 1 << 16
 
 
-@torch.no_grad()
 def try_sum(
     models: Sequence[Any], choose_weights: Callable[[str], list[float]], keeps: Callable[[str], bool], integers: str
 ) -> nn.Module | None:
-    """Return the weighted sum of modules of one structure.
+    """Return the weighted sum of modules of one structure, without recording gradients.
 
     Args:
         models: The modules; the buffers of the result are the first one's.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import call, is_
@@ -31,7 +31,7 @@ from moduli._torch import (
 from moduli.kernels import pause_collection
 from moduli.layout import Reading, Structure, TreeWatch, read
 
-from ._skeleton import PENDING, RECORD, ScalarStates, State, assemble, capture, facts_of, recompute
+from ._skeleton import PENDING, RECORD, AtomicStates, State, assemble, capture, facts_of, recompute
 from .errors import StructureError
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ class ParticleRecord:
         self.structure = reading.structure
         self.watch = None
 
-    def capture(self, reading: Reading) -> list[State]:
+    def capture(self, reading: Reading, strict: bool = True) -> list[State]:
         """Return the plain attributes of every module; those that were captured last, where they are what they were."""
         states = self.states
-        if self.structure is reading.structure and isinstance(states, ScalarStates) and states.hold_for(reading.modules):
+        if self.structure is reading.structure and isinstance(states, AtomicStates) and states.hold_for(reading.modules):
             return states
-        return capture(reading.modules, reading)
+        return capture(reading.modules, reading, strict)
 
     def read(self, module: nn.Module) -> tuple[Reading, bool]:
         """Read the particle; return also whether it is what it was when it was last seen to be at its version."""
@@ -124,7 +124,8 @@ class ParticleRecord:
                 return reading, True
         reading = read(module)
         same = self.structure is reading.structure and all(map(is_, map(call, modules), reading.modules))
-        self.watch = (TreeWatch(reading), modules) if same and self.settled else None
+        watched = TreeWatch.of(module, reading) if same and self.settled else None
+        self.watch = None if watched is None else (watched, modules)
         self.settled = same
         return reading, same
 
@@ -298,8 +299,11 @@ def _make_parameters(pending: Pending) -> list[Any]:
 
 
 def _turn_into_parameters(pending: Pending) -> None:
-    """Turn fresh tensors into parameters where they are, as torch does with lazy ones; those of an operand stay."""
-    tensors, flags = pending.take(), pending.flags
+    pending.tensors = turn_into_parameters(pending.take(), pending.flags)
+
+
+def turn_into_parameters(tensors: list[Any], flags: Iterable[bool]) -> list[Any]:
+    """Turn fresh tensors into parameters where they are, as torch does with lazy ones; parameters stay what they are."""
     for place, (tensor, flag) in enumerate(zip(tensors, flags, strict=True)):
         if type(tensor) is Tensor:
             tensor.__class__ = nn.Parameter
@@ -307,6 +311,7 @@ def _turn_into_parameters(pending: Pending) -> None:
                 tensor.requires_grad = True
         elif not isinstance(tensor, nn.Parameter):
             tensors[place] = nn.Parameter(tensor.detach(), requires_grad=flag)
+    return tensors
 
 
 keep_from_tracing(build)

@@ -23,7 +23,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from moduli.layout import Reading, Structure, read
 
-from ._anatomy import SCALARS, may_refer, read_slots, slot_names
+from ._anatomy import is_atomic, may_refer, read_slots, slot_names
 from ._references import ModelPlace, References, list_places, resolve
 
 RECORD = "_particle"
@@ -74,7 +74,7 @@ def capture(
         carried = _choose_carried(kind, tuple(own))
         state: State = dict(zip(carried.names, carried.pick(own), strict=True))
         hooked = any(_HOOKS_OF(own))
-        if hooked or carried.slotted or not SCALARS.issuperset(map(type, state.values())):
+        if hooked or carried.slotted or not all(map(is_atomic, state.values())):
             links.add(state, module, hooked)
             chosen = None
         if chosen is not None:
@@ -84,11 +84,11 @@ def capture(
         if carried.record:
             state[RECORD] = dict(own[RECORD].order)
         states.append(state)
-    return states if not chosen or any(each.others for each in chosen) else ScalarStates(states, chosen)
+    return states if not chosen or any(each.others for each in chosen) else AtomicStates(states, chosen)
 
 
-class ScalarStates(list[State]):
-    """Captured attributes that are all numbers, strings and the like: they can be copied, and checked by identity.
+class AtomicStates(list[State]):
+    """Captured attributes that are immutable and refer to nothing, so that identity tells whether they changed.
 
     Args:
         states: The attributes of every module.
@@ -238,8 +238,8 @@ def restore(state: State, tables: Sequence[Any]) -> State:
     return made
 
 
-def _copy_scalars(state: State) -> State:
-    """Return the attributes for a new module, where all are scalars but for labels."""
+def _copy_atomic(state: State) -> State:
+    """Return the attributes for a new module, where all are atomic but for labels."""
     made = state.copy()
     for key in HOOKS:
         made[key] = OrderedDict()
@@ -264,7 +264,7 @@ def restore_slots(module: nn.Module, state: State, tables: Sequence[Any]) -> Non
 
 def select_plain_attributes(states: Sequence[State]) -> tuple[State, list[str]]:
     """The attributes of the root that can be had without building anything, and the names of the others."""
-    if isinstance(states, ScalarStates):
+    if isinstance(states, AtomicStates):
         return states.plain, []
     state = states[0]
     plain = {key: held for key, held in state.items() if type(held) is not _Linked and key not in _UNSEEN}
@@ -299,11 +299,11 @@ def assemble(
     tables: Any = modules, parameters, buffers, {}
     # An empty place is -1.
     held, kept = [*parameters, None], [*buffers, None]
-    copies = states.copies if isinstance(states, ScalarStates) else None
+    copies = states.copies if isinstance(states, AtomicStates) else None
     # Nothing is visible in the root before it is in all others, so that other threads may look at it meanwhile.
     for place in range(len(plan) - 1, -1, -1):
         kind, own, buffered, transient, children = plan[place]
-        made = restore(states[place], tables) if copies is None else _copy_scalars(copies[place])
+        made = restore(states[place], tables) if copies is None else _copy_atomic(copies[place])
         made["_parameters"] = {name: held[i] for name, i in own} if own else {}
         made["_buffers"] = {name: kept[i] for name, i in buffered} if buffered else {}
         made["_non_persistent_buffers_set"] = set(transient) if transient else set()
@@ -335,7 +335,7 @@ def _find_computed(hooks: Mapping[int, Any]) -> dict[str, Any]:
 
 def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
     """Compute in new modules the attributes that hooks compute of parameters."""
-    if isinstance(states, ScalarStates):
+    if isinstance(states, AtomicStates):
         return
     for state, module in zip(states, modules, strict=True):
         if _PRE_HOOKS in state:
