@@ -54,9 +54,9 @@ def recipe(describe: F) -> F:
 
             merge_files(describe.__name__, paths, out, **{name: given[name] for name in given if name not in held})
             return None
-        given = {**defaults, **given}
-        if len(args) + len(options) + len(defaults.keys() - given.keys()) != len(given):
-            signature.bind(*args, **options)
+        count, given = len(given), {**defaults, **given}
+        if len(args) + len(options) != count or given.keys() != signature.parameters.keys():
+            signature.bind(*args, **options)  # says what does not fit
         models: dict[str, Any] = {name: given[name] for name in held if name != "models"}
         if "models" in held:
             given["models"] = list_models(given["models"])

@@ -15,7 +15,7 @@ from moduli.layout import Reading, public_name, read
 
 from . import _arithmetic
 from ._record import Event, ParticleRecord, Species, record_of, turn_into_parameters
-from ._skeleton import PENDING, RECORD, AtomicStates, assemble, capture, facts_of
+from ._skeleton import PENDING, RECORD, AtomicStates, assemble, capture_model, facts_of
 from ._species import bring_up, require, settle_journal, version_of
 from ._version import Version
 from .base import NytoModuleBase
@@ -231,11 +231,7 @@ def copy_plain(
     if facts_of(reading.structure).copying:
         return None
     settle_journal(module)
-    record: ParticleRecord | None = module.__dict__.get(RECORD)
-    if record is None:
-        states = capture(reading.modules, reading, strict=False)
-    else:
-        states = record.capture(reading, strict=False)
+    states = capture_model(reading, strict=False)
     if not isinstance(states, AtomicStates):
         return None
     values = compute()

@@ -25,7 +25,7 @@ from moduli.layout import (
 
 from ._config import find_acting, policies_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
-from ._skeleton import PENDING, RECORD, State, facts_of
+from ._skeleton import PENDING, RECORD, State, capture_model, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
@@ -151,9 +151,12 @@ class Operand:
     def states(self) -> list[State]:
         """The plain attributes of every module."""
         if self._states is None:
-            held = self.held
-            self._states = held.states if isinstance(held, Pending) else record_of(self.module).capture(held)
+            self._states = self.held.states if isinstance(self.held, Pending) else self._capture(self.held)
         return self._states
+
+    def _capture(self, reading: Reading) -> list[State]:
+        record = record_of(self.module)
+        return capture_model(reading, record.states if record.structure is reading.structure else ())
 
     @property
     def attributes(self) -> list[State]:

@@ -63,9 +63,9 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         state[RECORD] = copy.deepcopy(record_of(self))
         return state
 
-    def __del__(self) -> None:
-        # Relatives follow the edits of a particle that is gone.
-        settle_journal(self)
+    def __del__(self, settle: Callable[[nn.Module], None] = settle_journal) -> None:
+        # Relatives follow the edits of a particle that is gone. The name is gone first when the interpreter ends.
+        settle(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.pop(SLOTS, {}).items():
@@ -297,8 +297,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> hasattr(b, "w"), hasattr(b.touch(), "w")
             (False, True)
         """
-        self._open()
-        root = self._particle_root
+        root = self._open()
         touch(root)
         if root is not self:
             bring_up(self)
@@ -350,8 +349,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> net._version_kernel.data.config[0].rate
             0.1
         """
-        self._open()
-        root = self._particle_root
+        root = self._open()
         bring_up(root)
         version, reading = identify(root)
         named = list(self.named_parameters(remove_duplicate=False))
@@ -375,8 +373,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> net.get_param_id(net.bias)
             1
         """
-        self._open()
-        version, reading = identify(self._particle_root)
+        version, reading = identify(self._open())
         for pid, param in zip(version.params, reading.parameters, strict=True):
             if param is target_param:
                 return pid
@@ -384,9 +381,13 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             f"this parameter of shape {tuple(target_param.shape)} is not one of this {type(self).__name__}"
         )
 
-    def _open(self) -> None:
-        build(self)
-        refuse_wrapped(self, self._particle_root)
+    def _open(self) -> nn.Module:
+        """Return the module at the top of the particle, or raise StructureError if a `ParticleModule` wraps it."""
+        if PENDING in self.__dict__:
+            build(self)
+        root = self._particle_root
+        refuse_wrapped(self, root)
+        return root
 
     # -- operators ---------------------------------------------------------------------------------------------------
 

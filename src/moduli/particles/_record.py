@@ -31,7 +31,7 @@ from moduli._torch import (
 from moduli.kernels import pause_collection
 from moduli.layout import Reading, Structure, TreeWatch, read
 
-from ._skeleton import PENDING, RECORD, AtomicStates, State, assemble, capture, facts_of, recompute
+from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of, recompute
 from .errors import StructureError
 
 if TYPE_CHECKING:
@@ -107,13 +107,6 @@ class ParticleRecord:
         self.modules = list(map(weakref.ref, reading.modules))
         self.structure = reading.structure
         self.watch = None
-
-    def capture(self, reading: Reading, strict: bool = True) -> list[State]:
-        """Return the plain attributes of every module; those that were captured last, where they are what they were."""
-        states = self.states
-        if self.structure is reading.structure and isinstance(states, AtomicStates) and states.hold_for(reading.modules):
-            return states
-        return capture(reading.modules, reading, strict)
 
     def read(self, module: nn.Module) -> tuple[Reading, bool]:
         """Read the particle; return also whether it is what it was when it was last seen to be at its version."""

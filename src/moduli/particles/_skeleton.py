@@ -87,6 +87,24 @@ def capture(
     return states if not chosen or any(each.others for each in chosen) else AtomicStates(states, chosen)
 
 
+def capture_model(reading: Reading, before: Sequence[State] = (), strict: bool = True) -> list[State]:
+    """Return the plain attributes of the modules of a model as they are now, without a copy where they are known.
+
+    Args:
+        reading: The model.
+        before: What was captured of it before.
+        strict: As of `capture`.
+    """
+    notes = reading.structure.notes
+    for states in (before, notes.get("attributes")):
+        if isinstance(states, AtomicStates) and states.hold_for(reading.modules):
+            return states
+    states = capture(reading.modules, reading, strict)
+    if isinstance(states, AtomicStates):
+        notes["attributes"] = states  # most models of one class have the same
+    return states
+
+
 class AtomicStates(list[State]):
     """Captured attributes that are immutable and refer to nothing, so that identity tells whether they changed.
 
@@ -95,7 +113,7 @@ class AtomicStates(list[State]):
         carried: Which attributes those are.
     """
 
-    __slots__ = ("_counts", "_picks", "_values", "copies", "plain")
+    __slots__ = ("_counts", "_orders", "_picks", "_values", "copies", "plain")
 
     def __init__(self, states: list[State], carried: list[_Carried]) -> None:
         super().__init__(states)
@@ -106,16 +124,21 @@ class AtomicStates(list[State]):
         self._picks = [each.pick for each in carried]
         self._values = [state[name] for state, each in zip(states, carried, strict=True) for name in each.names]
         self._counts = [len(_BLANK) - len(_COMMON) + len(state) for state in states]
+        self._orders = [(place, list(state[RECORD])) for place, state in enumerate(states) if RECORD in state]
 
     def hold_for(self, modules: Iterable[nn.Module]) -> bool:
         """Whether modules of the structure that these were captured of have the same attributes now, and no hooks."""
         states = list(map(vars, modules))
+        if list(map(len, states)) != self._counts:
+            return False
         try:
-            values = chain.from_iterable(map(call, self._picks, states))
-            same = list(map(len, states)) == self._counts and all(map(is_, values, self._values))
+            if not all(map(is_, chain.from_iterable(map(call, self._picks, states)), self._values)):
+                return False
+            if any(list(states[place][RECORD].order) != order for place, order in self._orders):
+                return False
         except KeyError:
             return False
-        return same and not any(chain.from_iterable(map(_HOOKS_OF, states)))
+        return not any(chain.from_iterable(map(_HOOKS_OF, states)))
 
 
 class _Links:

@@ -16,7 +16,7 @@ from moduli.layout import REMOVED, Guard, Reading, list_registered, read
 
 from ._compare import LastSeen, compare
 from ._record import Event, ParticleRecord, Species, build, record_of
-from ._skeleton import RECORD, State, capture
+from ._skeleton import PENDING, RECORD, State, capture
 from ._version import Version
 from .base import NytoModuleBase
 from .edits import ParticleEdit, protect_modules
@@ -39,11 +39,12 @@ def _look(module: nn.Module) -> tuple[ParticleRecord, Reading, bool]:
     Returns:
         Its record, the reading, and whether it is what it was when it was last seen to be at its version.
     """
-    build(module)
+    if PENDING in module.__dict__:
+        build(module)
     record = record_of(module)
     reading, same = record.read(module)
     version = record.version
-    if version is not None and record.structure is None and compare(version, reading, None) is None:
+    if record.structure is None and version is not None and compare(version, reading, None) is None:
         record.saw(reading)
         version.species.members.add(module)
         same = True
@@ -248,7 +249,7 @@ def touch(root: nn.Module) -> None:
     species: Species = version.species
     with species.lock:
         # Members are built: those that are not cannot have been edited.
-        for other in list(species.members):
+        for other in list(species.members) if len(species.members) > 1 or root not in species.members else ():
             at = record_of(other).version
             # One that lags has to follow before its own edits count.
             if other is not root and at is not None and at.next_version is None and at.species is species:

@@ -41,10 +41,12 @@ class NytoModuleBase(nn.Module):
     def _particle_root(self) -> nn.Module:
         """The module at the top of the particle that this module is in."""
         record = record_of(self)
-        root = record.root() if record.root is not None else None
+        if record.root is None:
+            return self
+        root = record.root()
         if root is not None and any(module is self for module in root.modules()):
             return root
-        # There is none, it is gone, or this module was taken out of it.
+        # It is gone, or this module was taken out of it.
         record.root = None
         return self
 
