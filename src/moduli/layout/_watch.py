@@ -116,17 +116,18 @@ class TreeWatch:
         True
     """
 
-    __slots__ = ("_below", "_buffers", "_exact", "_kinds", "_names", "_owners", "_parameters", "_registries", "_sizes")
-    __slots__ += ("_structure",)
+    __slots__ = ("_below", "_exact", "_kinds", "_names", "_owners", "_registries", "_seen", "_sizes", "_tensors")
 
     def __init__(self, reading: Reading) -> None:
-        self._structure, self._parameters, self._buffers, modules = reading
+        modules = reading.modules
+        self._seen = reading.structure, reading.parameters, reading.buffers
         self._below = modules[1:]
         self._kinds = list(map(type, modules))
         self._registries = list(map(dict, chain.from_iterable(map(_read_registries, map(vars, modules)))))
         # Equal dictionaries may differ in order.
         self._names = list(chain.from_iterable(self._registries))
-        self._sizes = list(map(_read_sizes, (*self._parameters, *self._buffers)))
+        self._tensors = [*reading.parameters, *reading.buffers]
+        self._sizes = list(map(_read_sizes, self._tensors))
         #: What may be equal to something else: the place of the registry, the name, and the object.
         self._exact = [
             (place, name, value)
@@ -170,12 +171,11 @@ class TreeWatch:
             return None
         if list(map(type, modules)) != self._kinds:
             return None
-        tensors = (*self._parameters, *self._buffers) if self._buffers else self._parameters
-        if list(map(_read_sizes, tensors)) != self._sizes:
+        if list(map(_read_sizes, self._tensors)) != self._sizes:
             return None
         if self._exact and any(registries[place].get(name) is not value for place, name, value in self._exact):
             return None
-        return Reading(self._structure, self._parameters, self._buffers, modules)
+        return Reading(*self._seen, modules)
 
 
 def _read_owned(module: nn.Module) -> tuple[set[str], list[Any]]:

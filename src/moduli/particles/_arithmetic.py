@@ -16,7 +16,7 @@ from moduli.layout import Guard, any_sharded, cut_like, is_expanded, is_sharded,
 from ._config import result_buffers
 from ._operand import Operand, broadcast, check_kept, pair, read_number
 from ._operators import InPlaceOperators
-from ._record import LeafMode, Pending, build, is_composing, record_nothing, refuse_graph
+from ._record import LeafMode, Pending, ShellState, build, is_composing, record_nothing, refuse_graph
 from ._skeleton import PENDING, select_plain_attributes, unwrap_kind
 from ._species import require
 from .base import NytoModuleBase
@@ -157,7 +157,9 @@ def _add(x: Operand, y: Operand, sign: int, spares: list[list[Tensor]]) -> Seque
         first, a = list(torch._foreach_mul(first, a)), 1
     elif a != 1:
         x, y, a, b, first, second = y, x, b, a, second, first
-    outs = next((each for each in (second, first) if any(each is values for values in spares)), None) if spares else None
+    outs = (
+        next((each for each in (second, first) if any(each is values for values in spares)), None) if spares else None
+    )
     outs = allocate_large(first, x.layout.numel) if outs is None else outs
     if outs is None:
         return torch._foreach_add(first, second, alpha=b)
@@ -216,9 +218,7 @@ def make_shell(pending: Pending) -> nn.Module:
     kind = unwrap_kind(pending.structure.modules[0].kind)
     shell: nn.Module = object.__new__(kind)
     plain, linked = select_plain_attributes(pending.states)
-    state = shell.__dict__
-    state.update(plain)
-    state[PENDING] = pending
+    object.__setattr__(shell, "__dict__", ShellState(shell, plain, pending))
     if linked and any(hasattr(kind, name) for name in linked):
         build(shell)
     return shell

@@ -269,8 +269,32 @@ def build(shell: nn.Module) -> None:
             inner.root = reference
         record.saw(Reading(structure, parameters, pending.buffers, modules), states)
         pending.version.species.members.add(shell)
-        del shell.__dict__[PENDING]
+        before = shell.__dict__
+        # Torch and its compiler expect a plain dictionary. Others may hold the one before, which is complete by now.
+        object.__setattr__(shell, "__dict__", {key: value for key, value in before.items() if key != PENDING})
+        del before[PENDING]
         recompute(states, modules)
+
+
+class ShellState(dict[str, Any]):
+    """The attributes of a shell: `vars(2 * net)["_modules"]` builds it."""
+
+    __slots__ = ("kind", "shell")
+
+    def __init__(self, shell: nn.Module, plain: State, pending: Pending) -> None:
+        super().__init__(plain)
+        self[PENDING] = pending
+        self.kind, self.shell = type(shell), weakref.ref(shell)
+
+    def __missing__(self, key: str) -> Any:
+        if PENDING not in self:
+            raise KeyError(key)
+        shell = self.shell()
+        if shell is None:  # it went when its attributes had been asked for
+            shell = object.__new__(self.kind)
+            object.__setattr__(shell, "__dict__", self)
+        build(shell)
+        return self[key]
 
 
 def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:
