@@ -16,6 +16,7 @@ from ._models import MergeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_PATHS = (str, os.PathLike)
 RECIPES: Final[dict[str, Callable[..., Any]]] = {}
 """The recipes that merge files, by name: the functions that merge models."""
 
@@ -44,7 +45,7 @@ def recipe(describe: F) -> F:
     def call(*args: Any, out: Any = None, **options: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **options}
         listed = [each for name in held for each in _list_values(given.get(name))]
-        paths = [each for each in listed if isinstance(each, str | os.PathLike)]
+        paths = [each for each in listed if isinstance(each, _PATHS)]
         if bool(paths) != (out is not None) or (paths and len(paths) < len(listed)):
             raise MergeError(
                 "checkpoints are merged into a checkpoint: give the paths of all models, and of the result as out=, or load them"
