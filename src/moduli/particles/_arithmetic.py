@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -218,7 +219,9 @@ def make_shell(pending: Pending) -> nn.Module:
     kind = unwrap_kind(pending.structure.modules[0].kind)
     shell: nn.Module = object.__new__(kind)
     plain, linked = select_plain_attributes(pending.states)
-    object.__setattr__(shell, "__dict__", ShellState(shell, plain, pending))
+    state = ShellState(plain)
+    state[PENDING], state.kind, state.shell = pending, kind, weakref.ref(shell)
+    object.__setattr__(shell, "__dict__", state)
     if linked and any(hasattr(kind, name) for name in linked):
         build(shell)
     return shell

@@ -238,16 +238,16 @@ def copy_plain(
     if values is None:
         return None
     parameters = turn_into_parameters(values[0], [param.requires_grad for param in reading.parameters])
-    made = assemble(reading.structure, states, parameters, values[1])
+    modules = assemble(reading.structure, states, parameters, values[1])
     for place, source in enumerate(reading.modules):
         if RECORD in source.__dict__:
             # As a deep copy, it is a particle of the same species.
             before = record_of(source)
-            twin = made[place].__dict__[RECORD] = ParticleRecord(before.version, dict(before.order))
-            twin.root = weakref.ref(made[0]) if place and isinstance(made[0], NytoModuleBase) else None
-            if twin.version is not None:
-                twin.version.species.members.add(made[place])
-    return made[0]
+            record = vars(modules[place])[RECORD] = ParticleRecord(before.version, dict(before.order))
+            record.root = weakref.ref(modules[0]) if place and isinstance(modules[0], NytoModuleBase) else None
+            if record.version is not None:
+                record.version.species.members.add(modules[place])
+    return modules[0]
 
 
 # What identifies a version, so that copies made elsewhere belong to the species again.

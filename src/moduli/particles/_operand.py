@@ -131,7 +131,7 @@ class Operand:
             return False
         if self.sharded:  # torch multiplies no list of DTensors with a number
             return False
-        return len(self.tensors) > 0 and all(group.dtype.is_floating_point for group in self.layout.groups)
+        return len(self.tensors) > 0 and facts_of(self.structure).floating
 
     def pick(self, things: list[Any]) -> list[Any]:
         """Those of things that belong to what takes part in the operation."""
@@ -221,25 +221,6 @@ def buffer_policies(module: nn.Module) -> dict[str, str]:
     seen = read(module)
     found = policies_of(seen.structure, [vars(each) for each in seen.modules])
     return {entry.name: policy for entry, policy in zip(seen.structure.layout.buffers, found, strict=True)}
-
-
-def matching_values(module: nn.Module, other: nn.Module) -> list[Tensor]:
-    """The parameters of another model, in the order of this one's layout, with labels in the order that they have here.
-
-    Args:
-        module: A module.
-        other: A module of the same structure.
-
-    Raises:
-        StructureError: If the structures or labels differ, with the first difference.
-
-    Example:
-        >>> from moduli.particles import adopt, matching_values
-        >>> a, b = adopt(nn.Linear(2, 1)), adopt(nn.Linear(2, 1))
-        >>> matching_values(a, b)[1] is b.bias
-        True
-    """
-    return pair(Operand(module, wrapped=True), Operand(other, wrapped=True))[1].parameters()
 
 
 def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:

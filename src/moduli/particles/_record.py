@@ -180,8 +180,7 @@ class Pending:
     @property
     def is_sole(self) -> bool:
         """Whether no other result refers to the tensors, and an operation may write over them."""
-        floating = all(group.dtype.is_floating_point for group in self.structure.layout.groups)
-        return floating and not (self.graph or self.shared or self.is_lent)
+        return facts_of(self.structure).floating and not (self.graph or self.shared or self.is_lent)
 
     def take(self) -> list[Tensor]:
         """Return the values in tensors that nothing else refers to; several threads may ask for them."""
@@ -277,14 +276,17 @@ def build(shell: nn.Module) -> None:
 
 
 class ShellState(dict[str, Any]):
-    """The attributes of a shell: `vars(2 * net)["_modules"]` builds it."""
+    """The attributes of a shell: `vars(2 * net)["_modules"]` builds it.
+
+    Attributes:
+        kind: The class of the shell.
+        shell: The shell.
+    """
 
     __slots__ = ("kind", "shell")
 
-    def __init__(self, shell: nn.Module, plain: State, pending: Pending) -> None:
-        super().__init__(plain)
-        self[PENDING] = pending
-        self.kind, self.shell = type(shell), weakref.ref(shell)
+    kind: type[nn.Module]
+    shell: weakref.ref[nn.Module]
 
     def __missing__(self, key: str) -> Any:
         if PENDING not in self:

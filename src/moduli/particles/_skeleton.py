@@ -134,8 +134,9 @@ class AtomicStates(list[State]):
         try:
             if not all(map(is_, chain.from_iterable(map(call, self._picks, states)), self._values)):
                 return False
-            if any(list(states[place][RECORD].order) != order for place, order in self._orders):
-                return False
+            for place, order in self._orders:
+                if list(states[place][RECORD].order) != order:
+                    return False
         except KeyError:
             return False
         return not any(chain.from_iterable(map(_HOOKS_OF, states)))
@@ -263,12 +264,12 @@ def restore(state: State, tables: Sequence[Any]) -> State:
 
 def _copy_atomic(state: State) -> State:
     """Return the attributes for a new module, where all are atomic but for labels."""
-    made = state.copy()
+    attributes = state.copy()
     for key in HOOKS:
-        made[key] = OrderedDict()
+        attributes[key] = OrderedDict()
     if "_labelled" in state:
-        made["_labelled"] = state["_labelled"].copy()
-    return made
+        attributes["_labelled"] = state["_labelled"].copy()
+    return attributes
 
 
 def restore_hooks(hooks: _Linked, tables: Sequence[Any]) -> OrderedDict[int, Any]:
@@ -321,26 +322,26 @@ def assemble(
         modules[0] = root
     tables: Any = modules, parameters, buffers, {}
     # An empty place is -1.
-    held, kept = [*parameters, None], [*buffers, None]
+    params, tensors = [*parameters, None], [*buffers, None]
     copies = states.copies if isinstance(states, AtomicStates) else None
     # Nothing is visible in the root before it is in all others, so that other threads may look at it meanwhile.
     for place in range(len(plan) - 1, -1, -1):
         kind, own, buffered, transient, children = plan[place]
-        made = restore(states[place], tables) if copies is None else _copy_atomic(copies[place])
-        made["_parameters"] = {name: held[i] for name, i in own} if own else {}
-        made["_buffers"] = {name: kept[i] for name, i in buffered} if buffered else {}
-        made["_non_persistent_buffers_set"] = set(transient) if transient else set()
-        made["_modules"] = {name: modules[i] if i >= 0 else None for name, i in children} if children else {}
+        state = restore(states[place], tables) if copies is None else _copy_atomic(copies[place])
+        state["_parameters"] = {name: params[i] for name, i in own} if own else {}
+        state["_buffers"] = {name: tensors[i] for name, i in buffered} if buffered else {}
+        state["_non_persistent_buffers_set"] = set(transient) if transient else set()
+        state["_modules"] = {name: modules[i] if i >= 0 else None for name, i in children} if children else {}
         if place in restoring:
             twin: Any = object.__new__(unwrap_kind(kind))
-            twin.__setstate__(made)
-            made = twin.__dict__
+            twin.__setstate__(state)
+            state = twin.__dict__
         if copies is None and SLOTS in states[place]:
             restore_slots(modules[place], states[place], tables)
         if place:
-            object.__setattr__(modules[place], "__dict__", made)
+            object.__setattr__(modules[place], "__dict__", state)
         else:
-            modules[0].__dict__.update(made)
+            modules[0].__dict__.update(state)
     return modules
 
 
@@ -400,6 +401,7 @@ class Facts(NamedTuple):
         particles: They are particles inside the particle.
         copying: Some class says itself how it is copied.
         wrapped: Some module is wrapped by `fully_shard`.
+        floating: All parameters hold floating numbers.
         plan: The class of every module, and its parameters, buffers, transient buffers and children.
     """
 
@@ -407,6 +409,7 @@ class Facts(NamedTuple):
     particles: tuple[int, ...]
     copying: bool
     wrapped: bool
+    floating: bool
     plan: tuple[tuple[type[nn.Module], Any, Any, frozenset[str], Any], ...]
 
 
@@ -420,6 +423,7 @@ def facts_of(structure: Structure) -> Facts:
             tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
             any(hasattr(kind, "__deepcopy__") or _overrides(kind, "__getstate__", "__reduce_ex__") for kind in kinds),
             any(unwrap_kind(kind) is not kind for kind in kinds),
+            all(group.dtype.is_floating_point for group in structure.layout.groups),
             tuple((e.kind, e.parameters, e.buffers, e.transient, e.children) for e in structure.modules),
         )
     return known
