@@ -141,6 +141,15 @@ def test_an_edit_frees_what_it_removes():
         gc.enable()
 
 
+def test_assigned_state_frees_what_it_replaces():
+    net = settle(Net())
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    gone = weakref.ref(net.first.weight)
+    net.load_state_dict(state, assign=True)
+    assert gone() is None
+    check_double(net)
+
+
 def test_a_settled_particle_is_freed_at_once():
     net = settle(Net())
     gone = [weakref.ref(net), weakref.ref(net.layer), weakref.ref(net.first)]
@@ -162,3 +171,17 @@ def test_the_attributes_of_a_result_are_complete():
     assert vars(twice)["_modules"] is state["_modules"]
     with pytest.raises(KeyError, match="nothing"):
         vars(2 * net)["nothing"]
+
+
+def test_a_result_has_the_order_of_assignment_of_its_operand():
+    def make(*names):
+        net = NytoModule()
+        for name in names:
+            setattr(net, name, nn.Parameter(torch.ones(2)) if name == "w" else nn.Linear(2, 2))
+        return net
+
+    a, b = make("w", "layer"), make("layer", "w")
+    for _ in range(3):
+        assert list(vars(2 * a)["_particle"].order) == ["w", "layer"]
+        assert list(vars(2 * b)["_particle"].order) == ["layer", "w"]
+    assert [a.get_param_id(a.w), b.get_param_id(b.w)] == [0, 2]

@@ -80,6 +80,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         build(self)
         refuse_pinned(self, fn)
+        record_of(self).watch = None  # it refers to parameters that may be replaced
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -94,6 +95,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
+        record_of(self).watch = None  # it refers to parameters that may be replaced
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         if CONFIG_KEY in local_metadata:
             # Parameters without a configuration of their own get the one that is told for their names.
