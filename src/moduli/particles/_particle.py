@@ -385,8 +385,10 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
 
     def _open(self) -> nn.Module:
         """Return the module at the top of the particle, or raise StructureError if a `ParticleModule` wraps it."""
-        if PENDING in self.__dict__:
-            build(self)
+        record = self.__dict__.get(RECORD)
+        if record is not None and record.root is None and not record.wrapped:
+            return self
+        build(self)
         root = self._particle_root
         refuse_wrapped(self, root)
         return root

@@ -25,6 +25,11 @@ from .errors import StructureError
 
 def bring_up(module: nn.Module) -> Reading:
     """Read a particle, after noticing its own edits and following those of its species, as far as they are known."""
+    settled: ParticleRecord | None = module.__dict__.get(RECORD)
+    if settled is not None and settled.watch is not None and settled.version is not None:
+        reading, same = settled.read(module)
+        if same and settled.version.next_version is None:
+            return reading
     record, reading, same = _look(module)
     version = record.version
     if version is None or (same and version.next_version is None):
@@ -247,13 +252,17 @@ def touch(root: nn.Module) -> None:
     if version is None:
         return
     species: Species = version.species
-    with species.lock:
-        # Members are built: those that are not cannot have been edited.
-        for other in list(species.members) if len(species.members) > 1 or root not in species.members else ():
-            at = record_of(other).version
-            # One that lags has to follow before its own edits count.
-            if other is not root and at is not None and at.next_version is None and at.species is species:
-                bring_up(other)
+    members = species.members
+    if len(members) > 1 or root not in members:
+        with species.lock:
+            # Members are built: those that are not cannot have been edited.
+            for other in list(members):
+                at = record_of(other).version
+                # One that lags has to follow before its own edits count.
+                if other is not root and at is not None and at.next_version is None and at.species is species:
+                    bring_up(other)
+            bring_up(root)
+    else:
         bring_up(root)
 
 
