@@ -20,6 +20,7 @@ A `Population` is many particles of one structure, stacked. Its nouns:
   whose numbers depend on a member's seed and the place in it alone, whatever the chunking.
 
 * a **shard**: `pop.shard(mesh)` spreads the members over processes; each holds its rows (`pop.sharding` says which);
+* **around** a model: `Population.around(net, n, sigma=, rank=)` is a population that is never stored, a mean and low-rank noise;
 * a **host**: `pop.host(executor)` puts the members on the workers of a Ray cluster, where they are evaluated and trained.
 
 `state_dict` and `load_state_dict` work by the template's names with stacked tensors; `to`, `train`, `eval`, `clone`,
@@ -39,8 +40,9 @@ Example:
 """
 
 from . import selection
+from ._around import PopulationAround
 from ._hosted import HostedPopulation
 from ._population import Population
 from ._shard import Shard
 
-__all__ = ["HostedPopulation", "Population", "Shard", "selection"]
+__all__ = ["HostedPopulation", "Population", "PopulationAround", "Shard", "selection"]
