@@ -16,7 +16,8 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
-* `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step;
+* `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step; `TreeWatch`: whether
+  a reading still holds;
 * `REMOVED`: the parameters that edits have taken out of models;
 * `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
 * `Guard`: a block that ends well, or leaves tensors and states as they were; `allow_interrupts` inside of it;
@@ -102,6 +103,7 @@ from ._structure import Reading as Reading
 from ._structure import Structure as Structure
 from ._structure import read as read
 from ._watch import ParameterWatch as ParameterWatch
+from ._watch import TreeWatch as TreeWatch
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
     __all__ = sorted(name for name in globals() if not name.startswith("_"))
