@@ -9,6 +9,7 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `Axis`: the name and labels of one axis of an entry, where it has any;
 * `align`: the gate where two models meet: their labels are equal, or this `Reorder` makes them so, or they are refused
   (`AxesError`); `align_axes` asks for one tensor, `reorder_state` has the state of an optimizer follow its parameter;
+* `find_overlap`: which entries two tensors of different sizes have in common, as an `Overlap`;
 * names: `select` and `match_name` by patterns, `public_name`, `unwrapped_name`, `make_rename`; a pattern that matches nothing
   is an error (`UnknownNameError`);
 * `Layout.fingerprint`: equal for equal structures, in any process on any machine;
@@ -75,6 +76,8 @@ from ._names import refuse_pattern as refuse_pattern
 from ._names import select as select
 from ._names import suggest_name as suggest_name
 from ._names import unwrapped_name as unwrapped_name
+from ._overlap import Overlap as Overlap
+from ._overlap import find_overlap as find_overlap
 from ._pieces import Box as Box
 from ._pieces import any_sharded as any_sharded
 from ._pieces import cut as cut

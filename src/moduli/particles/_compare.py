@@ -11,6 +11,7 @@ from torch import nn
 from moduli.layout import Reading, public_name
 
 from ._config import is_selected
+from ._own_values import find_own_values
 from ._references import ModelPlace
 from ._skeleton import HOOKS, POLICY, RECORD, SLOTS, State, capture, unwrap_kind
 from ._version import Numbering, SlotNames, Version
@@ -121,6 +122,7 @@ class _Comparison:
         edit.remove_params = self.old_params.difference(following.params)
         self._compare_attributes()
         self._configure(following, fresh)
+        find_own_values(version, following, edit)
         return following, edit
 
     def _compare_module(self, place: int) -> None:

@@ -24,6 +24,7 @@ from ._config import CONFIG_KEY, is_selected
 from ._editing import edit
 from ._history import begin_here, independent
 from ._operators import InPlaceOperators, Operators
+from ._own_values import follow_by
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import build, record_of, refuse_pinned, refuse_wrapped
 from ._skeleton import PENDING, RECORD, SLOTS
@@ -286,8 +287,18 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         made: Self = independent(_arithmetic.rebuild(self))
         return made
 
-    def touch(self) -> Self:
+    def touch(self, on_follow: str | None = None) -> Self:
         """Bring the particle that this module is in to the newest version of its species.
+
+        It receives copies of what edits assigned. Where an edit only changed sizes, it keeps its own values in what the old and
+        the new tensors have in common.
+
+        Args:
+            on_follow: `"copy"` to take all values that edits assigned, `"keep"` for the rule above; by default, what the
+                attribute `on_follow` of the innermost module around a tensor says, and `"keep"` if there is none.
+
+        Raises:
+            ValueError: If there is no such way to follow.
 
         Example:
             >>> from moduli.particles import NytoModule
@@ -299,7 +310,8 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         """
         self._open()
         root = self._particle_root
-        touch(root)
+        with follow_by(on_follow):
+            touch(root)
         if root is not self:
             bring_up(self)
         return self

@@ -45,6 +45,29 @@ class Parts(NamedTuple):
     modules: dict[int, nn.Module]
     params: dict[int, nn.Parameter]
 
+    def find(self, key: Any) -> Any:
+        """Return a parameter by identifier, or a buffer by its module and name; None if it is not there."""
+        if not isinstance(key, tuple):
+            return self.params.get(key)
+        module = self.modules.get(key[0])
+        return None if module is None else module._buffers.get(key[1])
+
+
+class Past(NamedTuple):
+    """What one edit removed from one particle, for `rollback`.
+
+    Attributes:
+        start: The number of the version that the particle was at.
+        stop: The number of the version after the edit.
+        removed: The modules and parameters that are gone.
+        slots: What the names of edited modules referred to.
+    """
+
+    start: int
+    stop: int
+    removed: Parts
+    slots: tuple[Any, ...] = ()
+
 
 class Version:
     """One version of a species.
@@ -123,11 +146,16 @@ class Version:
             edit: What brings particles there.
         """
         following.previous = weakref.ref(self)
+        edit.start, edit.stop = self.number, following.number
         # Other threads may read meanwhile: there is no call in between.
         self._next, self.particle_updater = following, edit
 
-    def particle_update(self, parts: Parts) -> Parts:
+    def particle_update(self, parts: Parts, past: Sequence[Past] = ()) -> Parts:
         """Bring a particle from this version to the next, and return what it consists of then.
+
+        Args:
+            parts: What the particle consists of.
+            past: What earlier edits have removed from it.
 
         Raises:
             StructureError: If this is the newest version.
@@ -135,7 +163,7 @@ class Version:
         following = self.next_version
         if following is None or self.particle_updater is None:
             raise StructureError("this is the newest version; there is nothing to update a particle to")
-        return self.particle_updater.run(parts, following)
+        return self.particle_updater.run(parts, following, past)
 
     def locate(self, reading: Reading) -> Parts:
         """Return the parts of a particle that is at this version."""

@@ -7,6 +7,7 @@ version says.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 
 from moduli.layout import Guard
 
+from ._own_values import OwnValue, join_own_values, keeps_own, write_own
 from ._references import ModelPlace, resolve
 from ._skeleton import HOOKS, RECORD, State, capture, list_referred, refers_to, restore, restore_slots
-from ._version import Parts, Version
+from ._version import Parts, Past, Version
 
 __all__ = ["ParticleEdit", "clone_param", "protect_modules"]
 
@@ -61,6 +63,10 @@ class ParticleEdit:
         labels: The labels of edited modules.
         text: The edit in words, a sentence for each attribute.
         names: The dotted names of those attributes.
+        own_params: The parameters in which particles keep their own values.
+        own_buffers: The buffers in which they do, by module and name.
+        start: The number of the version that it starts from.
+        stop: The number of the version that it leads to.
     """
 
     remove_modules: set[int] = field(default_factory=set)
@@ -74,6 +80,10 @@ class ParticleEdit:
     labels: dict[int, dict[str, Any]] = field(default_factory=dict)
     text: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    own_params: dict[int, OwnValue] = field(default_factory=dict)
+    own_buffers: dict[tuple[int, str], OwnValue] = field(default_factory=dict)
+    start: int = 0
+    stop: int = 0
 
     def settle(self, snapshots: Snapshots | None = None) -> None:
         """Keep copies of the values instead of those of the particle that started the edit.
@@ -84,12 +94,13 @@ class ParticleEdit:
         self.add_modules, self.add_params = self._copies(None, snapshots or {})
         self.buffers = {key: _copy_to(held, None) for key, held in self.buffers.items()}
 
-    def run(self, parts: Parts, following: Version) -> Parts:
+    def run(self, parts: Parts, following: Version, past: Sequence[Past] = ()) -> Parts:
         """Bring one particle to the next version, or raise and leave it as it was.
 
         Args:
             parts: What the particle consists of.
             following: The next version.
+            past: What earlier edits have removed from the particle.
 
         Returns:
             What it consists of then.
@@ -97,6 +108,7 @@ class ParticleEdit:
         devices = {param.device for param in parts.params.values()}
         device = devices.pop() if len(devices) == 1 else None
         added, values = self._copies(device, {})
+        self._write_own(self.own_params, values, parts, past)
         modules, params = {**parts.modules, **added}, {**parts.params, **values}
         tables: Any = modules, params, {}, {}
         changes: list[tuple[nn.Module, State, State]] = []
@@ -113,6 +125,8 @@ class ParticleEdit:
                 },
                 "_non_persistent_buffers_set": {n for n, persistent in names.buffers.items() if not persistent},
             }
+            fresh = {(key, n): buffer for n, buffer in registries["_buffers"].items() if (key, n) in self.own_buffers}
+            self._write_own(self.own_buffers, fresh, parts, past)
             if key in self.labels:
                 registries["_labelled"] = dict(self.labels[key])
             changes.append((module, registries, restore(self.attributes.get(key, {}), tables)))
@@ -133,6 +147,22 @@ class ParticleEdit:
             {key: module for key, module in modules.items() if key not in self.remove_modules},
             {key: param for key, param in params.items() if key not in self.remove_params},
         )
+
+    def _write_own(
+        self, table: Mapping[Any, OwnValue], fresh: Mapping[Any, Tensor], parts: Parts, past: Sequence[Past]
+    ) -> None:
+        """Write into new tensors what a particle keeps of its own."""
+
+        def find(key: Any, since: int | None) -> Any:
+            if since is None:
+                return parts.find(key)
+            steps = (each.removed.find(key) for each in reversed(past) if each.start <= since < each.stop)
+            return next((tensor for tensor in steps if tensor is not None), None)
+
+        for key, own in table.items():
+            target = fresh.get(key)
+            if target is not None and keeps_own(parts.modules, own.owners):
+                write_own(target, own, find)
 
     def _copies(self, device: torch.device | None, snapshots: Snapshots) -> tuple[dict[int, nn.Module], dict[int, Any]]:
         """Copies of what is new."""
@@ -205,6 +235,8 @@ class ParticleEdit:
         joint.labels = {k: v for k, v in self.labels.items() if k not in later.remove_modules} | later.labels
         sentences = dict(zip((*self.text, *later.text), (*self.names, *later.names), strict=True))
         joint.text, joint.names = list(sentences), list(sentences.values())
+        joint.start, joint.stop = self.start, later.stop
+        join_own_values(self, later, joint)
         return joint
 
     def sentence(self) -> str:
