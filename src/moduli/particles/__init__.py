@@ -8,7 +8,8 @@ The nouns, and what is built from them:
   inside `differentiable` it keeps the graph.
 * A **product** (`net.product()`) is the light form of a particle, for chains of operations of one's own.
 * A **species** is all particles derived from each other. Its structure has **versions**: an edit makes a new one, and the
-  other particles follow when they are touched or used next. `history` tells the edits, `migrate` brings older values in.
+  other particles follow when they are touched or used next. `net.history` lists the edits, `rollback` goes back to a version,
+  `diff` compares two models, `migrate` brings older values in.
   Where two particles were edited differently before they met, the later edit is refused. `independent` lets a particle
   go its own way.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
@@ -29,6 +30,7 @@ from ._config import CONFIG_KEY as CONFIG_KEY
 from ._config import POLICIES as POLICIES
 from ._config import buffer_policy as buffer_policy
 from ._config import keep_buffer as keep_buffer
+from ._edit_list import EditHistory as EditHistory
 from ._functions import axpy_ as axpy_
 from ._functions import clamp as clamp
 from ._functions import exp as exp
@@ -67,6 +69,8 @@ from ._record import differentiable as differentiable
 from ._record import is_differentiable as is_differentiable
 from ._record import pin as pin
 from ._record import refuse_graph as refuse_graph
+from ._rollback import keep_removed as keep_removed
+from ._rollback import rollback as rollback
 from ._skeleton import POLICY as POLICY
 from ._skeleton import copy_unwrapped as copy_unwrapped
 from .errors import StructureError as StructureError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -34,7 +34,7 @@ class LastSeen(NamedTuple):
 
 
 def compare(
-    version: Version, reading: Reading, before: LastSeen | None, forced: tuple[nn.Module, str] | None = None
+    version: Version, reading: Reading, before: LastSeen | None, forced: Iterable[tuple[nn.Module, str]] = ()
 ) -> tuple[Version, ParticleEdit] | None:
     """Find the edit that was made to a live module since it was at a version.
 
@@ -45,7 +45,7 @@ def compare(
         version: The version.
         reading: The module.
         before: What it was at the version; None where that is not known.
-        forced: A module and the name of an attribute that was assigned, hence an edit in any case.
+        forced: Modules with the name of an attribute that was assigned, hence an edit in any case.
 
     Returns:
         The next version, and the edit with the values themselves; None if nothing was edited.
@@ -55,9 +55,10 @@ def compare(
 
 class _Comparison:
     def __init__(
-        self, version: Version, reading: Reading, before: LastSeen | None, forced: tuple[nn.Module, str] | None
+        self, version: Version, reading: Reading, before: LastSeen | None, forced: Iterable[tuple[nn.Module, str]]
     ) -> None:
-        self.version, self.reading, self.before, self.forced = version, reading, before, forced
+        self.version, self.reading, self.before = version, reading, before
+        self.forced = {(id(module), name) for module, name in forced}
         self.numbering = Numbering(reading, version)
         self.edit = ParticleEdit()
         # The place that each module had in the structure of the version, by identifier.
@@ -69,7 +70,7 @@ class _Comparison:
         self._match_params()
 
     def _is_forced(self, place: int, name: str) -> bool:
-        return self.forced is not None and name == self.forced[1] and self.reading.modules[place] is self.forced[0]
+        return bool(self.forced) and (id(self.reading.modules[place]), name) in self.forced
 
     def _list_old_names(self, place: int) -> SlotNames:
         return self.version.list_names(self.places[self.numbering.modules[place]])

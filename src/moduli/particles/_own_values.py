@@ -103,8 +103,9 @@ def _list_slots(version: Version) -> Iterator[tuple[str, Slot]]:
         owners = tuple(keys[paths[each]] for each in _list_owners(module.path) if each in paths)
         for name, at in module.parameters:
             if at >= 0:
-                slot = Slot(version.params[at], layout.entries[at], kind, owners)
-                yield from ((each, slot) for each in dict.fromkeys((prefix + name, *slot.entry.names)))
+                entry = layout.entries[at]
+                slot = Slot(version.params[at], entry, kind, owners)
+                yield from ((each, slot) for each in dict.fromkeys((prefix + name, *entry.names)))
         for name, at in module.buffers:
             if at >= 0:
                 yield prefix + name, Slot((keys[place], name), layout.buffers[at], kind, owners)
@@ -228,8 +229,12 @@ def join_own_values(first: ParticleEdit, later: ParticleEdit, joint: ParticleEdi
 def _join_one(own: OwnValue, before: Mapping[Any, OwnValue], first: ParticleEdit, assigned: Tensor) -> OwnValue:
     if own.back is not None:
         key, since = own.back
-        removed = first.remove_modules if isinstance(key, tuple) else first.remove_params
-        if first.start <= since < first.stop and (key[0] if isinstance(key, tuple) else key) in removed:
+        gone = (
+            key[0] in first.remove_modules or key in first.buffers
+            if isinstance(key, tuple)
+            else key in first.remove_params
+        )
+        if first.start <= since < first.stop and gone:
             # What the first edit removed and the later one brings back was never away.
             return OwnValue(key, find_overlap(assigned.shape, assigned.shape), None, own.owners)
     between = _read(first, own.source)

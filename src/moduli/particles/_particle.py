@@ -21,6 +21,7 @@ from moduli.nn import updates_value
 from . import _arithmetic
 from ._anatomy import read_slots
 from ._config import CONFIG_KEY, is_selected
+from ._edit_list import HistoryAttribute
 from ._editing import edit
 from ._history import begin_here, independent
 from ._operators import InPlaceOperators, Operators
@@ -37,6 +38,8 @@ _MISSING = object()
 
 class ParticleMethods(NytoModuleBase, InPlaceOperators):
     """The methods of a module that is a particle. `NytoModule` and adopted modules have them."""
+
+    history = HistoryAttribute()
 
     # -- shells ------------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,13 @@ structure, one for each entry of its layout. Links that count point forward only
 from __future__ import annotations
 
 import importlib
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from moduli.layout import Reading, Structure
 
@@ -67,6 +68,14 @@ class Past(NamedTuple):
     stop: int
     removed: Parts
     slots: tuple[Any, ...] = ()
+
+    def find(self, key: Any) -> Any:
+        """Return the parameter with an identifier, or the buffer with a module and a name, that was removed; or None."""
+        for slot in self.slots if isinstance(key, tuple) else ():
+            if slot.key == key[0] and key[1] in slot.registries["_buffers"]:
+                value = slot.registries["_buffers"][key[1]]
+                return value if isinstance(value, Tensor) else None
+        return self.removed.find(key)
 
 
 class Version:
@@ -206,15 +215,21 @@ class Version:
                     self.configs[names[f"{path}.{name}"]] = config.copy()
                     self.species.configured = True
 
-    def event(self, before: Version, sentence: str) -> Event:
-        """Return the edit that led here from the version before."""
+    def event(self, before: Version, sentence: str, where: tuple[str, ...] = ()) -> Event:
+        """Return the edit that led here from the version before.
+
+        Args:
+            before: The version before.
+            sentence: The edit in words.
+            where: The names of the attributes that were edited.
+        """
         slots: list[set[Any]] = []
         for layout in (self.structure.layout, before.structure.layout):
             slots.append({(name, entry.shape) for entry in layout for name in entry.names})
             slots[-1] |= {(name, None) for entry in layout.buffers for name in (entry.name, *entry.ties)}
         here, there = slots
         added, removed = (frozenset(name for name, _ in each) for each in (here - there, there - here))
-        return Event(self.number, sentence, added, removed)
+        return Event(self.number, sentence, added, removed, where, time.time())
 
     def copy(self, species: Species) -> Version:
         """Return a version of another species with the same structure and configurations, and no successor."""

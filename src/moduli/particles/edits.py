@@ -156,7 +156,7 @@ class ParticleEdit:
         def find(key: Any, since: int | None) -> Any:
             if since is None:
                 return parts.find(key)
-            steps = (each.removed.find(key) for each in reversed(past) if each.start <= since < each.stop)
+            steps = (each.find(key) for each in reversed(past) if each.start <= since < each.stop)
             return next((tensor for tensor in steps if tensor is not None), None)
 
         for key, own in table.items():
