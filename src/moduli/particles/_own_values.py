@@ -7,7 +7,7 @@ otherwise. What is new has the values that were assigned. If nothing has another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,14 +70,12 @@ def find_own_values(version: Version, following: Version, edit: ParticleEdit) ->
         version.params or version.structure.layout.buffers
     ):
         return
-    after, before = dict(_list_slots(following)), dict(_list_slots(version))
-    moved = {slot.key for name, slot in after.items() if name not in before or before[name].key != slot.key}
-    units: dict[str, list[tuple[Slot, Slot, Overlap]]] = {}
     assigned, resized = set(edit.names), set[str]()
-    for name, slot in after.items():
+    before = dict(_list_slots(version, assigned))
+    units: dict[str, list[tuple[Slot, Slot, Overlap]]] = {}
+    for name, slot in _list_slots(following, assigned):
         old = before.get(name)
-        # What has another name now, as the items of a list after an insertion, is what it was.
-        if old is None or not _is_new(slot.key, edit) or (old.key in moved and old.key != slot.key):
+        if old is None or not _is_new(slot.key, edit) or _has_moved(old, following):
             continue
         unit = next((prefix for prefix in _list_prefixes(name) if prefix in assigned), None)
         overlap = _find_common(slot, old)
@@ -92,15 +90,20 @@ def find_own_values(version: Version, following: Version, edit: ParticleEdit) ->
             table.setdefault(slot.key, OwnValue(old.key, overlap, None, old.owners))
 
 
-def _list_slots(version: Version) -> Iterator[tuple[str, Slot]]:
-    """Yield the parameters and buffers of a version under every name, with identifiers."""
+def _list_slots(version: Version, assigned: Set[str]) -> Iterator[tuple[str, Slot]]:
+    """Yield the parameters and buffers of a version that are in assigned attributes, under every name, with identifiers."""
     structure: Structure = version.structure
     layout, keys = structure.layout, version.modules
-    paths = {entry.path: place for place, entry in enumerate(structure.modules)}
+    parents = {name.rpartition(".")[0] for name in assigned}
+    paths: dict[str, int] = {}
     for place, module in enumerate(structure.modules):
-        kind = unwrap_kind(module.kind)
-        prefix = f"{module.path}." if module.path else ""
-        owners = tuple(keys[paths[each]] for each in _list_owners(module.path) if each in paths)
+        path = module.path
+        paths[path] = keys[place]
+        if path not in parents and assigned.isdisjoint(_list_prefixes(path)):
+            continue
+        kind, prefix = unwrap_kind(module.kind), f"{path}." if path else ""
+        # Modules come after those they are in.
+        owners = tuple(paths[each] for each in _list_owners(path) if each in paths)
         for name, at in module.parameters:
             if at >= 0:
                 entry = layout.entries[at]
@@ -109,6 +112,18 @@ def _list_slots(version: Version) -> Iterator[tuple[str, Slot]]:
         for name, at in module.buffers:
             if at >= 0:
                 yield prefix + name, Slot((keys[place], name), layout.buffers[at], kind, owners)
+
+
+def _has_moved(old: Slot, following: Version) -> bool:
+    """Whether a tensor has got another name, as the items of a list after an insertion: then it is what it was."""
+    if isinstance(old.key, tuple):
+        key, _ = old.key
+        place = following.modules.index(key) if key in following.modules else -1
+        return place >= 0 and following.structure.modules[place].path != old.entry.name.rpartition(".")[0]
+    if old.key not in following.params:
+        return False
+    names = following.structure.layout.entries[following.params.index(old.key)].names
+    return isinstance(old.entry, Entry) and not set(names).issubset(old.entry.names)
 
 
 def _list_owners(path: str) -> list[str]:
