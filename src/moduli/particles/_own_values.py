@@ -94,12 +94,12 @@ def _list_slots(version: Version, assigned: Set[str]) -> Iterator[tuple[str, Slo
     """Yield the parameters and buffers of a version that are in assigned attributes, under every name, with identifiers."""
     structure: Structure = version.structure
     layout, keys = structure.layout, version.modules
-    parents = {name.rpartition(".")[0] for name in assigned}
+    parents, tops = {name.rpartition(".")[0] for name in assigned}, {name.partition(".")[0] for name in assigned}
     paths: dict[str, int] = {}
     for place, module in enumerate(structure.modules):
         path = module.path
         paths[path] = keys[place]
-        if path not in parents and assigned.isdisjoint(_list_prefixes(path)):
+        if path not in parents and (path.partition(".")[0] not in tops or assigned.isdisjoint(_list_prefixes(path))):
             continue
         kind, prefix = unwrap_kind(module.kind), f"{path}." if path else ""
         # Modules come after those they are in.
