@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import public_name, suggest_name, unwrapped_name
-from ._atoms import is_width
+from ._atoms import find_growth, is_width
 from ._factors import Factors, decode, encode, index_factors, list_names, show_factors
 from ._mup import check_base, initialise_mup
 
@@ -37,6 +37,16 @@ class ModelAxis:
     def free(self) -> bool:
         """Whether permuting the units everywhere leaves the function unchanged."""
         return not self.reasons
+
+    @property
+    def growth(self) -> str | None:
+        """How the axis gets more units while the others do what they did; None where it can't.
+
+        "copy": new units are copies, or nothing reads them. "fresh": an axis of outputs, or one that is indexed by values
+        (classes, tokens), of which new entries are read by nothing yet. "input": an axis of inputs, of which new ones are
+        multiplied by zero. "zero": only labels are known of it.
+        """
+        return find_growth(self.reasons)
 
 
 @dataclasses.dataclass(frozen=True)
