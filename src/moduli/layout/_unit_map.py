@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,6 +55,7 @@ class UnitMap:
         gains: Factors of the entries that are taken.
         fills: Values of new entries, which are written after that.
         masks: Factors that are applied last.
+        sizes: The numbers of units that axes of the model have then, by name.
 
     Example:
         >>> from moduli.layout import UnitMap
@@ -63,7 +64,7 @@ class UnitMap:
         (tensor([3., 4., 4.]), tensor([3., 4., 0.]))
     """
 
-    __slots__ = ("fills", "fresh", "gains", "index", "masks", "shape")
+    __slots__ = ("fills", "fresh", "gains", "index", "masks", "shape", "sizes")
 
     def __init__(
         self,
@@ -73,9 +74,11 @@ class UnitMap:
         gains: Sequence[EntryGain] = (),
         fills: Sequence[FreshEntries] = (),
         masks: Sequence[EntryGain] = (),
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.shape, self.index, self.fresh = tuple(shape), tuple(index), tuple(fresh)
         self.gains, self.fills, self.masks = tuple(gains), tuple(fills), tuple(masks)
+        self.sizes = dict(sizes or {})
 
     @property
     def shape_after(self) -> tuple[int, ...]:
@@ -89,10 +92,6 @@ class UnitMap:
             index is not None and len(set(index.tolist())) < size
             for size, index in zip(self.shape, self.index, strict=True)
         )
-
-    def drop_values(self) -> UnitMap:
-        """Return the same without factors and values: what state needs."""
-        return UnitMap(self.shape, self.index, self.fresh)
 
     def resize(self, tensor: Tensor, lead: int = 0) -> Tensor:
         """Return the resized tensor, a new one.
@@ -171,12 +170,16 @@ class ResizedParameters:
 
     def record(self, before: Tensor, after: Tensor, maps: Sequence[UnitMap]) -> None:
         """Note that a tensor was made from another one, by maps that follow each other."""
-        steps = [each.drop_values() for each in maps]
-        lineage = [(weakref.ref(before), steps)]
+        key, steps = id(after), list(maps)
+
+        def forget(source: weakref.ref[Tensor]) -> None:
+            lineage[:] = [entry for entry in lineage if entry[0] is not source]
+
+        lineage = [(weakref.ref(before, forget), steps)]
         for source, earlier in self._read(before):
-            if source() is not None:
-                lineage.append((source, [*earlier, *steps]))
-        key = id(after)
+            tensor = source()
+            if tensor is not None:
+                lineage.append((weakref.ref(tensor, forget), [*earlier, *steps]))
         self._lineages[key] = weakref.ref(after, lambda _: self._lineages.pop(key, None)), lineage
 
     def find(self, before: Tensor, after: Tensor) -> list[UnitMap] | None:

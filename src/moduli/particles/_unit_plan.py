@@ -121,7 +121,8 @@ class UnitPlanner:
                 elif own.any():
                     fills.append(self._draw(name, tensor, axis, own.nonzero().flatten(), shape))
             fresh[axis] = news.nonzero().flatten() if news.any() else None
-        return UnitMap(tensor.shape, index, fresh, gains, fills, masks)
+        after = {each.name: each.after for each in self.resizes.values()}
+        return UnitMap(tensor.shape, index, fresh, gains, fills, masks, after)
 
     def _divide(
         self, name: str, axis: int, reads: bool, resize: AxisResize, units: Tensor, shape: Sequence[int]
