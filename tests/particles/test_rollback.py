@@ -359,3 +359,64 @@ def test_a_rollback_that_fails_leaves_all_as_it_was(monkeypatch, where, name, af
     rollback(net, 0)
     twin.touch()
     assert [name for name, _ in twin.named_parameters()] == [name for name, _ in net.named_parameters()]
+
+
+class Wide(mo.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+def test_growth_is_rolled_back_with_the_sizes_that_layers_hold():
+    torch.manual_seed(0)
+    net, x = Wide().eval(), torch.randn(5, 3)
+    teacher = particles.map(lambda p: torch.randn_like(p), net)
+    outputs, before = (net(x), teacher(x)), picture(net)
+    particles.grow(net, {"first.out": 7}, example=x)
+    assert torch.allclose(teacher.touch()(x), outputs[1], atol=1e-5)
+    particles.grow(net, {"first.out": 9}, example=x)
+    teacher.touch()
+    rollback(net, 1)
+    assert (net.first.out_features, net.norm.num_features, net.last.in_features) == (7, 7, 7)
+    rollback(net, 0)
+    assert picture(net) == before
+    assert (net.first.out_features, net.norm.num_features, net.last.in_features) == (4, 4, 4)
+    assert torch.equal(net(x), outputs[0])
+    assert torch.equal(teacher.touch()(x), outputs[1])
+    particles.shrink(net, {"first.out": [1, 3]}, example=x)
+    teacher.touch()
+    rollback(net, 4)
+    assert torch.equal(net(x), outputs[0])
+    assert torch.equal(teacher.touch()(x), outputs[1])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_relative_that_sleeps_over_growth_and_assignments_has_the_values_of_one_that_follows(seed):
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    net, x = Wide().eval(), torch.randn(5, 3)
+    awake = particles.map(lambda p: torch.randn_like(p), net).eval()
+    asleep, complete = awake.clone(), [0]
+    for _ in range(6):
+        kind, size = rng.randrange(4), net.first.out_features + rng.randrange(1, 3)
+        if kind == 0:
+            particles.grow(net, {"first.out": size}, example=x, noise=0.0)
+        elif kind == 1:
+            net.first, net.norm, net.last = nn.Linear(3, size), nn.BatchNorm1d(size).eval(), nn.Linear(size, 2)
+        elif kind == 2:
+            rollback(net, rng.choice([each for each in complete if each >= net.history.version - 8]))
+        elif size > 5:
+            particles.shrink(net, {"first.out": rng.sample(range(size - 2), 3)}, example=x)
+        awake.touch()
+        complete.append(net.history.version)
+    asleep.touch()
+    assert list(asleep.state_dict()) == list(awake.state_dict())
+    rolled = any("rolled back" in edit.what for edit in net.history)
+    for name, value in asleep.state_dict().items():
+        assert value.shape == awake.state_dict()[name].shape
+        # What comes back is what a particle had itself: one that was not there at the time has other values.
+        assert rolled or torch.allclose(value, awake.state_dict()[name]), name
+    assert torch.isfinite((asleep + awake)(x)).all()

@@ -18,7 +18,8 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
 * `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step;
-* `REMOVED`: the parameters that edits have taken out of models;
+* `REMOVED`: the parameters that edits have taken out of models; `RESIZED`: those that took the place of others with more or
+  fewer units, and the `UnitMap` (with a `EntryGain` and a `FreshEntries`) that says how;
 * `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
 * `Guard`: a block that ends well, or leaves tensors and states as they were; `allow_interrupts` inside of it;
 * tensors that several processes hold in pieces (DTensors): `is_sharded`, `piece_of` and `make_whole`, `cut_like` and
@@ -104,6 +105,11 @@ from ._structure import ModuleEntry as ModuleEntry
 from ._structure import Reading as Reading
 from ._structure import Structure as Structure
 from ._structure import read as read
+from ._unit_map import RESIZED as RESIZED
+from ._unit_map import EntryGain as EntryGain
+from ._unit_map import FreshEntries as FreshEntries
+from ._unit_map import ResizedParameters as ResizedParameters
+from ._unit_map import UnitMap as UnitMap
 from ._watch import ParameterWatch as ParameterWatch
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..layout import REMOVED, Guard, ParameterWatch, is_sharded, map_tensors, match_name
+from ..layout import REMOVED, RESIZED, Guard, ParameterWatch, is_sharded, match_name
+from ._followed_rows import convert_rows, drop_rows, find_sizes, resize_rows
 from ._groups import check_tensors, name_group, named_parameters
 from ._needs import ChainError
-from ._saved import cast_value
 from ._vector_state import VECTOR
 from .matrix_view import take_axes
 from .state import PER_PARAMETER
@@ -227,14 +227,18 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
     _protect(optimizer, links, guard)
     fresh = {name for name, before, after in change.replaced if before.shape != after.shape}
     restarted = _restart(optimizer, links, change, fresh)
+    resized = dict[str, list[str]]()
     for name, before, after in change.replaced:
         slot = slots.replace(before, after)
-        if name in fresh:
-            _drop_rows(optimizer, links, slot)
+        maps = RESIZED.find(before, after) if name in fresh else None
+        if maps is not None:
+            resized[name] = resize_rows(optimizer, links, slot, maps, after)
+        elif name in fresh:
+            drop_rows(optimizer, links, slot)
         elif before.dtype != after.dtype or before.device != after.device:
-            _convert_rows(links, slot, before, after)
+            convert_rows(links, slot, before, after)
     for _, param in change.left:
-        _drop_rows(optimizer, links, slots.number(param))
+        drop_rows(optimizer, links, slots.number(param))
         slots.remove(param)
     swapped = {before: after for _, before, after in change.replaced}
     for link in links:
@@ -250,8 +254,8 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
             following.default = groups[-1]
     _check_names(groups)
     optimizer._find_shards()
-    _attach(optimizer, links)
-    return _describe(optimizer, change, fresh, restarted)
+    _attach(optimizer, links, find_sizes(change.replaced))
+    return _describe(optimizer, change, fresh, resized, restarted)
 
 
 def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> None:
@@ -292,35 +296,13 @@ def _restart(optimizer: Optimizer, links: Sequence[Module], change: Change, fres
             restarted.append(type(link).__name__)
         # Tensors that stand for parameters by position, or for all of them.
         shared = [key for key in link._stand_ins if not key.startswith(PER_PARAMETER)]
-        if shared and (change.left or change.joined or change.replaced):
+        if shared and (names or any(param.requires_grad for _, param in change.joined)):
             for key in shared:
                 del link._stand_ins[key]
             for child in link.children.values():
                 child.reset()
             restarted += [type(child).__name__ for child in link.children.values()]
     return restarted
-
-
-def _drop_rows(optimizer: Optimizer, links: Sequence[Module], slot: int) -> None:
-    """Remove the state of a parameter, and of tensors that links have made of it."""
-    slots = optimizer.binding.slots
-    for link in links:
-        own = [each for each in link.rows if slots.find_source(each) == slot]
-        for each in own:
-            del link.rows[each]
-        if own:
-            link.row_writes.add()
-
-
-def _convert_rows(links: Sequence[Module], slot: int, before: Tensor, after: Tensor) -> None:
-    """Convert the state of a parameter to the precision and the device of the one that replaces it."""
-    for link in links:
-        row = link.rows.get(slot)
-        if row is not None:
-            value = cast_value(dict(row), str(before.dtype), after, getattr(link, "elementwise", False))
-            moved = map_tensors(value, lambda t: t.to(after.device) if t.device == before.device else t)
-            link.rows[slot] = link.make_row(moved)
-            link.row_writes.add()
 
 
 def _edit_groups(groups: Sequence[dict[str, Any]], change: Change, swapped: Mapping[Tensor, Tensor]) -> None:
@@ -367,10 +349,17 @@ def _check_names(groups: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _attach(optimizer: Optimizer, links: Sequence[Module]) -> None:
+def _attach(optimizer: Optimizer, links: Sequence[Module], sizes: Mapping[str, int]) -> None:
     """Let links find the settings of parameters that depend on the axes of the model."""
+    axes = optimizer.binding.axes if optimizer._axes_given else None
+    if axes is not None and sizes and all(name in axes for name in sizes):
+        resized = axes.resize(sizes)
+        for link in links:
+            if getattr(link, "axes", None) is axes:
+                vars(link)["axes"] = resized
+        axes = resized
     try:
-        optimizer.binding.axes = take_axes(optimizer, optimizer.binding.axes)
+        optimizer.binding.axes = take_axes(optimizer, axes)
     except ValueError as error:
         error.add_note(
             "The module was edited. Trace it again, make a new Optimizer(net, ..., axes=...), and load this one's state_dict()."
@@ -381,14 +370,27 @@ def _attach(optimizer: Optimizer, links: Sequence[Module]) -> None:
             link.attached(optimizer)
 
 
-def _describe(optimizer: Optimizer, change: Change, fresh: set[str], restarted: Sequence[str]) -> str:
+def _describe(
+    optimizer: Optimizer,
+    change: Change,
+    fresh: set[str],
+    resized: Mapping[str, Sequence[str]],
+    restarted: Sequence[str],
+) -> str:
     same = [name for name, _, _ in change.replaced if name not in fresh]
+    others = sorted(fresh - resized.keys())
     parts = [
         _count(change.left, "left"),
         _count(change.joined, "joined"),
         _count([(name, None) for name in same], "replaced, with their state"),
-        _count([(name, None) for name in sorted(fresh)], "replaced by others of another shape, without state"),
+        _count([(name, None) for name in resized], "resized, with the state of units that stay"),
+        _count([(name, None) for name in others], "replaced by others of another shape, without state"),
     ]
+    afresh = dict[str, list[str]]()
+    for name, links in resized.items():
+        for link in links:
+            afresh.setdefault(link, []).append(name)
+    parts += [f"the state of {link} restarted for {_list_names(names)}" for link, names in afresh.items()]
     text = "; ".join(part for part in parts if part) or "parameters were renamed"
     if restarted:
         text += f"; {' and '.join(dict.fromkeys(restarted))} restarted"

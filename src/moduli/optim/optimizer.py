@@ -26,7 +26,7 @@ from .explain import explain
 from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
 from .forms.shards import are_in_pieces
-from .matrix_view import take_axes
+from .matrix_view import find_own_axes, take_axes
 from .module import Chainable, Module
 from .plan import StepPlan, find_early_links, make_first_state, make_step
 
@@ -149,6 +149,8 @@ class Optimizer(torch.optim.Optimizer):
             self._following = Following(self.model, groups or {}, self.param_groups[0])
         self.binding.slots.name_params(self.param_groups)
         self.binding.axes = take_axes(self, axes)
+        #: Whether the axes were given, to the optimizer or to a link; otherwise labels tell them.
+        self._axes_given = axes is not None or find_own_axes(links) is not None
         _chain_checks.check_shares(links)
         self._find_shards()
         self._reduce = choose_reduction(reduce, self, self.shards is not None)
@@ -222,7 +224,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         try:
             self.binding.slots.name_params(self.param_groups)
-            self.binding.axes = take_axes(self, self.binding.axes)
+            self.binding.axes = take_axes(self, self.binding.axes if self._axes_given else None)
             for _, link in self._links:
                 if link.reads_axes:
                     link.attached(self)

@@ -12,6 +12,7 @@ The nouns, and what is built from them:
   `diff` compares two models, `migrate` brings older values in.
   Where two particles were edited differently before they met, the later edit is refused. `independent` lets a particle
   go its own way.
+* `grow` and `shrink` give an axis of a model more or fewer units, wherever it occurs; `GrowthError` says why one can't have them.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
 
 Two particles can be combined when their structures agree, whether or not they share a history; otherwise a
@@ -43,6 +44,7 @@ from ._functions import sign as sign
 from ._functions import sqrt as sqrt
 from ._functions import where as where
 from ._functions import zeros_like as zeros_like
+from ._growth_check import GrowthError as GrowthError
 from ._history import SpeciesView as SpeciesView
 from ._history import copy_plain as copy_plain
 from ._history import events_of as events_of
@@ -74,6 +76,8 @@ from ._rollback import rollback as rollback
 from ._skeleton import POLICY as POLICY
 from ._skeleton import copy_unwrapped as copy_unwrapped
 from .errors import StructureError as StructureError
+from .growth import grow as grow
+from .growth import shrink as shrink
 from .module import Module as Module
 from .module import NytoModule as NytoModule
 from .mtype import ParamConfig as ParamConfig

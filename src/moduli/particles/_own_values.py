@@ -10,12 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import BufferEntry, Entry, Overlap, Structure, cut_like, find_overlap, is_sharded, make_whole
+from moduli.layout import (
+    BufferEntry,
+    Entry,
+    Overlap,
+    Structure,
+    UnitMap,
+    cut_like,
+    find_overlap,
+    is_sharded,
+    make_whole,
+)
 
 from ._skeleton import unwrap_kind
 
@@ -32,7 +43,8 @@ class OwnValue(NamedTuple):
     """Where a particle that follows an edit has its own values of a tensor that the edit brings.
 
     Attributes:
-        source: The identifier of its parameter, or the module and the name of its buffer; None if it has none.
+        source: The identifier of its parameter, or the module and the name of its buffer; a `ComputedValue` of these; None if it
+            has none.
         overlap: Which entries of the new tensor it keeps.
         value: The values of the other entries where they are not the assigned ones, as after two edits that were joined.
         owners: The modules that the source is in, by identifier, the innermost first.
@@ -44,6 +56,26 @@ class OwnValue(NamedTuple):
     value: Tensor | None = None
     owners: tuple[int, ...] = ()
     back: tuple[Any, int] | None = None
+
+
+_NOTHING = OwnValue(None, None)
+
+
+@dataclass(frozen=True, eq=False)
+class ComputedValue:
+    """Own values of a particle after edits that were joined with the one that brought a tensor.
+
+    Attributes:
+        source: Where the particle has its own; None if `base` says what it has.
+        base: A tensor that an edit brought.
+        own: What the particle keeps of its own in that tensor.
+        maps: How axes were resized after that.
+    """
+
+    source: Any
+    base: Tensor | None = None
+    own: OwnValue = _NOTHING
+    maps: tuple[UnitMap, ...] = ()
 
 
 class Slot(NamedTuple):
@@ -204,12 +236,28 @@ def write_own(target: Any, own: OwnValue, find: Callable[[Any, int | None], Any]
         return
     if own.value is not None:
         _write(target, own.value, find_overlap(target.shape, target.shape))
-    source = None if own.source is None else find(own.source, None)
+    source = _find_source(own.source, find)
     if source is not None:
         _write(target, source, own.overlap)
 
 
+def _find_source(source: Any, find: Callable[[Any, int | None], Any]) -> Any:
+    """Return the own values of a particle, as they are after the edits that were joined; None if it has none."""
+    if not isinstance(source, ComputedValue):
+        return None if source is None else find(source, None)
+    if source.base is None:
+        tensor = _find_source(source.source, find)
+    else:
+        tensor = source.base.detach().clone()
+        write_own(tensor, source.own, find)
+    for unit_map in source.maps if tensor is not None else ():
+        tensor = unit_map.resize(tensor)
+    return tensor
+
+
 def _write(target: Tensor, source: Tensor, overlap: Overlap | None) -> None:
+    if overlap is None:
+        overlap = find_overlap(target.shape, source.shape)
     if overlap is None:
         return
     source = make_whole(source) if is_sharded(source) else source
@@ -238,31 +286,70 @@ def join_own_values(first: ParticleEdit, later: ParticleEdit, joint: ParticleEdi
         after: dict[Any, OwnValue] = getattr(later, table)
         both = {key: own for key, own in before.items() if key not in after and _is_new(key, joint)}
         both |= {key: _join_one(own, before, first, _read(later, key)) for key, own in after.items()}
+        both |= _resize_own(before, first, later, table)
         setattr(joint, table, both)
+
+
+def _resize_own(
+    before: Mapping[Any, OwnValue], first: ParticleEdit, later: ParticleEdit, table: str
+) -> dict[Any, OwnValue]:
+    """Return the values that particles keep in tensors that the first edit brings and the later one resizes."""
+    resized: dict[Any, tuple[Any, list[UnitMap]]] = dict(later.resized)
+    if table == "own_buffers":
+        resized = {key: (key, maps) for key, maps in later.resized_buffers.items()}
+    return {
+        key: OwnValue(
+            ComputedValue(None, _read(first, source), before[source], tuple(maps)), None, None, before[source].owners
+        )
+        for key, (source, maps) in resized.items()
+        if source in before
+    }
 
 
 def _join_one(own: OwnValue, before: Mapping[Any, OwnValue], first: ParticleEdit, assigned: Tensor) -> OwnValue:
     if own.back is not None:
         key, since = own.back
-        gone = (
-            key[0] in first.remove_modules or key in first.buffers
-            if isinstance(key, tuple)
-            else key in first.remove_params
-        )
+        if isinstance(key, tuple):
+            # A buffer has the name of another one after it was replaced: it is known only where the edit starts.
+            gone = key[0] in first.remove_modules or key in first.buffers or key in first.resized_buffers
+            gone = gone and since == first.start
+        else:
+            gone = key in first.remove_params and key not in first.reused
         if first.start <= since < first.stop and gone:
             # What the first edit removed and the later one brings back was never away.
             return OwnValue(key, find_overlap(assigned.shape, assigned.shape), None, own.owners)
-    between = _read(first, own.source)
-    if between is None or own.overlap is None:
-        return own
-    earlier = before.get(own.source)
-    if earlier is not None and earlier.value is not None:
-        between = earlier.value
+    between = None if isinstance(own.source, ComputedValue) else _read(first, own.source)
+    earlier = _NOTHING if between is None else before.get(own.source, _NOTHING)
+    if between is None or own.overlap is None or isinstance(earlier.source, ComputedValue):
+        return _rewrite_own(own, before, first)
     value = (assigned if own.value is None else own.value).detach().clone()
-    own.overlap.copy(value, between)
-    if earlier is None or earlier.source is None or earlier.overlap is None:
+    own.overlap.copy(value, between if earlier.value is None else earlier.value)
+    if earlier.source is None or earlier.overlap is None:
         return own._replace(source=None, overlap=None, value=value)
     return OwnValue(earlier.source, own.overlap.after(earlier.overlap), value, earlier.owners, own.back)
+
+
+def _rewrite_own(own: OwnValue, before: Mapping[Any, OwnValue], first: ParticleEdit) -> OwnValue:
+    return own._replace(source=_rewrite(own.source, before, first))
+
+
+def _rewrite(source: Any, before: Mapping[Any, OwnValue], first: ParticleEdit) -> Any:
+    """Return where a particle has its own values before an edit, of where it has them after it."""
+    if source is None:
+        return None
+    if isinstance(source, ComputedValue):
+        return replace(
+            source, source=_rewrite(source.source, before, first), own=_rewrite_own(source.own, before, first)
+        )
+    between = _read(first, source)
+    if between is not None:
+        return ComputedValue(None, between, before.get(source, _NOTHING))
+    if source in first.resized:
+        origin, maps = first.resized[source]
+        return ComputedValue(origin, maps=tuple(maps))
+    if source in first.resized_buffers:
+        return ComputedValue(source, maps=tuple(first.resized_buffers[source]))
+    return source
 
 
 def _read(edit: ParticleEdit, key: Any) -> Any:

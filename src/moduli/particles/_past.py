@@ -86,12 +86,18 @@ def snapshot_slots(module: nn.Module, key: int | None = None) -> PastSlots:
 
 
 def _read_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that belong to its version: those of a plain one, virtual tensors of any."""
+    """Return the attributes of a module that an edit may change: those of a plain one, sizes and virtual tensors of any."""
     state = module.__dict__
-    if isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted"):
-        return {name: value for name, value in state.items() if isinstance(value, VirtualTensor)}
+    if _is_ours(module):
+        kinds = (VirtualTensor, int, float, str, tuple)
+        return {n: value for n, value in state.items() if isinstance(value, kinds) and n not in _NOT_PLAIN}
     attributes = {name: value for name, value in state.items() if name not in _NOT_PLAIN}
     return attributes | {name: dict(state[name]) for name in HOOKS if name in state}
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether plain attributes of a module are its own, and not those of its version."""
+    return isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted")
 
 
 def compare_slots(before: PastSlots) -> PastSlots | None:
@@ -124,7 +130,7 @@ def find_removed(edit: ParticleEdit, parts: Parts) -> Parts:
     """Return the parts of a particle that an edit removes."""
     return Parts(
         {key: parts.modules[key] for key in edit.remove_modules if key in parts.modules},
-        {key: parts.params[key] for key in edit.remove_params if key in parts.params},
+        {key: parts.params[key] for key in edit.remove_params - edit.reused if key in parts.params},
     )
 
 
@@ -217,8 +223,8 @@ def infer_removal(
 def _infer_attributes(module: nn.Module, state: State) -> dict[str, Any]:
     """Return the attributes that a module had, of which nothing refers to the model itself."""
     now = _read_attributes(module)
-    attributes: dict[str, Any] = {}
-    for name, value in now.items():
+    attributes: dict[str, Any] = dict(now) if _is_ours(module) else {}
+    for name, value in () if _is_ours(module) else now.items():
         linked = state.get(name, MISSING)
         if name in HOOKS:
             hooks = {} if linked is MISSING else linked.value
