@@ -90,7 +90,9 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
         found[name] = value
     metadata = {path: dict(entry) for path, entry in getattr(state, "_metadata", {}).items()}
     history = [[e.number, e.sentence, sorted(e.added), sorted(e.removed)] for e in events]
-    told = {"ties": ties, "extra_state": extra, "history": history}
+    # Beside the history, so that a version of moduli that knows no times reads the file as well.
+    times = [[e.when, list(e.where)] for e in events]
+    told = {"ties": ties, "extra_state": extra, "history": history, "edited": times}
     content: dict[str, Any] = {"metadata": encode(metadata, ("metadata",), tensors)}
     content |= {key: value for key, value in told.items() if value}
     if isinstance(module, nn.Module):

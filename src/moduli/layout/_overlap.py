@@ -42,12 +42,29 @@ class Overlap(NamedTuple):
         sizes = other if self.order is None else [other[axis] for axis in self.order]
         return all(len(here) == a == b for here, a, b in zip(self.here, shape, sizes, strict=True))
 
+    def take(self, tensor: Tensor, there: bool) -> Tensor:
+        """Return the common entries, with axes and entries in the order of the tensor.
+
+        Args:
+            tensor: The source, or the tensor.
+            there: Whether it is the source.
+
+        Example:
+            >>> from moduli.layout import find_overlap
+            >>> find_overlap((2,), (3,)).take(torch.tensor([1.0, 2.0, 3.0]), there=True)
+            tensor([1., 2.])
+        """
+        tensor = tensor.detach()
+        if there and self.order is not None:
+            tensor = tensor.permute(self.order)
+        for axis, positions in enumerate(self.there if there else self.here):
+            tensor = _take(tensor, axis, positions)
+        return tensor
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Write the entries of a source into a tensor, without recording gradients."""
         with torch.no_grad():
-            values = source.detach() if self.order is None else source.detach().permute(self.order)
-            for axis, positions in enumerate(self.there):
-                values = _take(values, axis, positions)
+            values = self.take(source, there=True)
             if all(_is_prefix(positions) for positions in self.here):
                 target.detach()[tuple(slice(len(positions)) for positions in self.here)].copy_(values)
                 return

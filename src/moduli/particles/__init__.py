@@ -31,6 +31,9 @@ from ._config import CONFIG_KEY as CONFIG_KEY
 from ._config import POLICIES as POLICIES
 from ._config import buffer_policy as buffer_policy
 from ._config import keep_buffer as keep_buffer
+from ._diff import ModelDiff as ModelDiff
+from ._diff import TensorChange as TensorChange
+from ._diff import diff as diff
 from ._edit_list import EditHistory as EditHistory
 from ._functions import axpy_ as axpy_
 from ._functions import clamp as clamp
