@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from moduli.layout import Reading, public_name
+from moduli.nn import VirtualTensor
 
 from ._config import is_selected
 from ._own_values import find_own_values
@@ -64,6 +65,8 @@ class _Comparison:
         # The place that each module had in the structure of the version, by identifier.
         self.places = {key: place for place, key in enumerate(version.modules)}
         self.old_params = set(version.params)
+        # Virtual tensors that relatives get, by module and name.
+        self.virtuals: set[tuple[int, str]] = set()
         # The places of modules that are what they were.
         self.matched = [0]
         self._match_modules()
@@ -158,6 +161,13 @@ class _Comparison:
             if self._is_forced(place, name) or old.buffers.get(name) is not (name not in entry.transient):
                 edit.buffers[key, name] = module._buffers[name]
                 tell(name, "", "was registered as a buffer")
+        for name, value in module.__dict__.items():
+            # One that came with its reference is told of by that.
+            if isinstance(value, VirtualTensor) and self._is_forced(place, name):
+                tell(name, "virtual tensor ", "was assigned")
+                self.virtuals.add((key, name))
+            elif isinstance(value, VirtualTensor) and (key, value.attributes.ref) in edit.buffers:
+                self.virtuals.add((key, name))
         here = {name for slots in (entry.children, entry.parameters, entry.buffers) for name, _ in slots}
         for name in dict.fromkeys((*old.modules, *old.params, *old.buffers)):
             if name not in here:
@@ -199,6 +209,11 @@ class _Comparison:
                 config = version.configs[entry.name].copy()
             following.configs[entry.name] = config
 
+    def _is_ours(self, place: int) -> bool:
+        """Whether plain attributes of a module are its own; those of others belong to its version."""
+        module = self.reading.modules[place]
+        return isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted")
+
     def _compare_attributes(self) -> None:
         """Note what else an edit of a plain module did to it: sizes of containers, the hooks of pruning."""
         edit, numbers = self.edit, self.numbering
@@ -208,13 +223,15 @@ class _Comparison:
             numbers.modules[place]: self.reading.modules[place]
             for place in self.matched
             if numbers.modules[place] in edit.touched and numbers.modules[place] in self.before.states
-            if not isinstance(self.reading.modules[place], NytoModuleBase)
-            or hasattr(type(self.reading.modules[place]), "_adopted")
+            if not self._is_ours(place) or any(key == numbers.modules[place] for key, _ in self.virtuals)
         }
         parts: Any = (self.reading.modules, numbers.modules), (self.reading.parameters, numbers.params)
         places = {id(e): ModelPlace(i, key) for i, part in enumerate(parts) for e, key in zip(*part, strict=True)}
         for key, state in zip(live, capture(live.values(), places, strict=False), strict=True):
             was = self.before.states[key]
+            if self._is_ours(numbers.modules.index(key)):
+                edit.attributes[key] = {name: state[name] for owner, name in self.virtuals if owner == key}
+                continue
             edit.attributes[key] = {
                 name: copy.copy(held) if type(held) in (dict, list, set) else held
                 for name, held in state.items()

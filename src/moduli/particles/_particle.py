@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from moduli._torch import keep_from_tracing
 from moduli.kernels import find_temporaries
 from moduli.labels import Tensor as LabelledTensor
 from moduli.layout import REMOVED, list_registered, refuse_pattern
-from moduli.nn import updates_value
+from moduli.nn import VirtualTensor, updates_value
 
 from . import _arithmetic
 from ._anatomy import read_slots
@@ -113,10 +114,15 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def __setattr__(self, name: str, value: Any) -> None:
         if PENDING in self.__dict__:
             build(self)
-        if "_parameters" in self.__dict__ and self._structural(name, value):
-            self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value), value)
-        else:
+        state = self.__dict__
+        if "_parameters" not in state or not self._structural(name, value):
             super().__setattr__(name, value)
+            return
+        act = partial(super().__setattr__, name, value)
+        if isinstance(state.get(name), VirtualTensor):
+            self._replace_virtual(name, act, value)
+        else:
+            self._edit(name, act, value)
 
     def __delattr__(self, name: str) -> None:
         if PENDING in self.__dict__:
@@ -124,7 +130,11 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         state = self.__dict__
         held = any(name in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
         if not held:
-            super().__delattr__(name)
+            remove = partial(super().__delattr__, name)
+            if isinstance(state.get(name), VirtualTensor):
+                self._replace_virtual(name, remove)
+            else:
+                remove()
             return
         self._edit(name, lambda: super(ParticleMethods, self).__delattr__(name))
         record_of(self).order.pop(name, None)
@@ -157,17 +167,35 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         """
         self._edit(name, lambda: super(ParticleMethods, self).register_buffer(name, tensor, persistent))
 
+    def _edit_together(self, name: str, act: Callable[[], None]) -> None:
+        """Make one edit of all that a function does to this module."""
+        self._edit(name, act)
+
+    def _replace_virtual(self, name: str, act: Callable[[], None], value: Any = None) -> None:
+        """Replace or delete a virtual tensor, with the buffer that it added: one edit, which relatives follow."""
+        reference = self.__dict__[name].attributes.ref
+        stays = isinstance(value, VirtualTensor) and value.attributes.ref == reference
+
+        def replace() -> None:
+            act()
+            if reference in self._buffers and not stays:
+                nn.Module.__delattr__(self, reference)
+
+        self._edit(name, replace)
+
     def _structural(self, name: str, value: Any) -> bool:
         """Whether assigning a value to a name edits the structure, rather than setting a value."""
         if isinstance(value, LabelledTensor):
             return not updates_value(self, name, value)
-        if isinstance(value, nn.Parameter | nn.Module | nn.Buffer):
+        if isinstance(value, nn.Parameter | nn.Module | nn.Buffer | VirtualTensor):
             return True
         state = self.__dict__
         if name in state["_parameters"] or name in state["_modules"] or name in state.get("_labelled", ()):
             return True
         held = state["_buffers"].get(name, _MISSING)
-        return held is not _MISSING and (held is None) != (value is None)
+        if held is _MISSING:
+            return isinstance(state.get(name), VirtualTensor)
+        return (held is None) != (value is None)
 
     def _edit(self, name: str, act: Callable[[], None], value: Any = None) -> None:
         build(self)

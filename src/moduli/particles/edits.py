@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli.layout import RESIZED, Guard, UnitMap
+from moduli.nn import VirtualTensor
 
 from ._own_values import OwnValue, join_own_values, keeps_own, write_own
 from ._references import ModelPlace, resolve
@@ -141,6 +142,9 @@ class ParticleEdit:
                 del state[name]
             state.update((name, value) for name, value in attributes.items() if name not in HOOKS)
             state.update(registries)
+            for name in [name for name, value in state.items() if isinstance(value, VirtualTensor)]:
+                if state[name].attributes.ref not in registries["_buffers"]:
+                    del state[name]  # its reference is gone, and it with it
         for key, hooks in self.hooks.items():
             for name, changed in hooks.items():
                 own = modules[key].__dict__[name]
