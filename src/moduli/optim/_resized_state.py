@@ -18,6 +18,7 @@ from ._hooks import HookArguments
 from ._label_order import Follows
 from .state_encoding import MemberValues
 from .transform import TensorTransform
+from .transforms import BufferTransform
 
 if TYPE_CHECKING:
     from .module import Module
@@ -50,17 +51,33 @@ def resize_row(
 
 
 def find_start(link: Module, param: Tensor) -> dict[str, Any]:
-    """Return the state that a link starts with for a parameter; empty where that takes a step."""
+    """Return the state that a link starts with for a parameter, as far as it does not depend on the update; zeros are left out."""
     if not isinstance(link, TensorTransform) or link.concat_params or link.uses_loss or param.is_complex():
         return {}
-    if not link.has_own("single_tensor_initialize", "multi_tensor_initialize"):
+    if not link.has_own("single_tensor_initialize", "multi_tensor_initialize") or _starts_at_zero(link):
         return {}
-    state: dict[str, Any] = {}
-    with torch.no_grad():
-        zeros = torch.zeros_like(param)
-        grads = [zeros] if link.uses_grad else None
-        link._fill_states(HookArguments([zeros], [param.detach()], grads, None, [state], [link.settings[param]]))
-    return state
+    first, second = dict[str, Any](), dict[str, Any]()
+    for state, update in ((first, torch.zeros_like(param)), (second, torch.ones_like(param))):
+        with torch.no_grad():
+            grads = [update] if link.uses_grad else None
+            link._fill_states(HookArguments([update], [param.detach()], grads, None, [state], [link.settings[param]]))
+    return {key: value for key, value in first.items() if _are_equal(value, second.get(key))}
+
+
+def _starts_at_zero(link: TensorTransform) -> bool:
+    """Whether a link only declares buffers."""
+    kind = type(link)
+    plain = kind.single_tensor_initialize is BufferTransform.single_tensor_initialize
+    return plain and kind.begin is BufferTransform.begin and not link.has_own("multi_tensor_initialize")  # type: ignore[attr-defined]
+
+
+def _are_equal(left: Any, right: Any) -> bool:
+    """Whether two starts are equal, tensors entry by entry."""
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and torch.equal(left, right)
+    if isinstance(left, list | tuple):
+        return type(left) is type(right) and len(left) == len(right) and all(map(_are_equal, left, right))
+    return type(left) is type(right) and bool(left == right)
 
 
 class _StateResizer:

@@ -145,8 +145,8 @@ class Optimizer(torch.optim.Optimizer):
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
-        if self.model is not None:
-            self._following = Following(self.model, groups or {}, self.param_groups[0])
+        if isinstance(params, torch.nn.Module | Population):
+            self._following = Following(params, groups or {}, self.param_groups[0])
         self.binding.slots.name_params(self.param_groups)
         self.binding.axes = take_axes(self, axes)
         #: Whether the axes were given, to the optimizer or to a link; otherwise labels tell them.
