@@ -7,25 +7,54 @@ and bases the new directions. State without a rule restarts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..axes import match_units
 from ..layout import UnitMap, map_tensors
+from ..nn import decode_axes
 from ._hooks import HookArguments
-from ._label_order import Follows
+from ._label_order import Follows, list_axes
 from .state_encoding import MemberValues
 from .transform import TensorTransform
 from .transforms import BufferTransform
 
 if TYPE_CHECKING:
+    from ..axes import ModelAxes
     from .module import Module
+    from .optimizer import Optimizer
 
 
 class UnfitStateError(ValueError):
     """State that has no rule to follow a resized parameter."""
+
+
+def find_resized(
+    optimizer: Optimizer, saved: Mapping[str, Any], params: Mapping[str, Tensor], axes: ModelAxes
+) -> dict[str, UnitMap]:
+    """Return how saved parameters get the units that they have here, by saved name; those that have them are left out.
+
+    Args:
+        optimizer: The optimizer.
+        saved: The saved state.
+        params: The parameters here, by the names that they were saved with.
+        axes: The axes of the model here.
+    """
+    lead, slots = int(optimizer.binding.members is not None), optimizer.binding.slots
+    names = {old: str(slots.find_name(param)) for old, param in params.items()}
+    here, there = list_axes(optimizer), saved.get("axes", {})
+    labels = {
+        names[old]: (decode_axes(json.loads(here[names[old]])), decode_axes(json.loads(text)))
+        for old, text in there.items()
+        if old in names and names[old] in here
+    }
+    shapes = {names[old]: shape[lead:] for old, shape in saved["shapes"].items() if old in names and shape is not None}
+    maps = match_units(axes, shapes, labels)
+    return {old: maps[name] for old, name in names.items() if name in maps}
 
 
 def resize_row(
