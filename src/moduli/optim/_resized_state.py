@@ -85,12 +85,24 @@ def find_start(link: Module, param: Tensor) -> dict[str, Any]:
         return {}
     if not link.has_own("single_tensor_initialize", "multi_tensor_initialize") or _starts_at_zero(link):
         return {}
-    first, second = dict[str, Any](), dict[str, Any]()
-    for state, update in ((first, torch.zeros_like(param)), (second, torch.ones_like(param))):
-        with torch.no_grad():
-            grads = [update] if link.uses_grad else None
-            link._fill_states(HookArguments([update], [param.detach()], grads, None, [state], [link.settings[param]]))
+    if link.elementwise and param.dim():
+        # Every entry starts alike, so that one is enough to see that they start at zero.
+        one = _start(link, param, param.detach()[(slice(0, 1),) * param.dim()], 0.0)
+        tensors = [value for key, value in one.items() if isinstance(value, Tensor) and key not in link.points]
+        if not any(bool(tensor.any()) for tensor in tensors):
+            return {}
+    first, second = (_start(link, param, param.detach(), value) for value in (0.0, 1.0))
     return {key: value for key, value in first.items() if _are_equal(value, second.get(key))}
+
+
+def _start(link: TensorTransform, param: Tensor, tensor: Tensor, value: float) -> dict[str, Any]:
+    """Return the state that a link starts with, for an update of equal entries."""
+    state: dict[str, Any] = {}
+    with torch.no_grad():
+        update = torch.full_like(tensor, value)
+        grads = [update] if link.uses_grad else None
+        link._fill_states(HookArguments([update], [tensor], grads, None, [state], [link.settings[param]]))
+    return state
 
 
 def _starts_at_zero(link: TensorTransform) -> bool:
