@@ -7,6 +7,7 @@
 * `label`: labelled views of a plain module's parameters, by the names of its axes (`LabelledParameters`).
 * `parse` reads the notation of einops for axes; `list_names`, `measure` and `locate_units` read the `Factors` of one axis of a
   parameter.
+* `match_units`: which units of a saved model are which of one here, by label or position.
 * `check`: permutes every free axis and compares the outputs; `ModelAxesError` says which axis is not free.
 * `find_step_scale`: the factor of a parameter's step in the maximal update parametrization; `check_base` checks its base width.
 * `rule`: how an operation pairs the axes of its tensors, for operations that `trace` does not know. A rule takes a `RuleCall` and
@@ -30,6 +31,7 @@ from ._factors import locate_units as locate_units
 from ._factors import measure as measure
 from ._labelled import LabelledParameters as LabelledParameters
 from ._labelled import label as label
+from ._matching import match_units as match_units
 from ._model_axes import ModelAxes as ModelAxes
 from ._model_axes import ModelAxis as ModelAxis
 from ._model_axes import ParameterAxes as ParameterAxes
@@ -60,6 +62,7 @@ __all__ = [
     "label",
     "list_names",
     "locate_units",
+    "match_units",
     "measure",
     "parse",
     "rule",

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_CHUNK = 1 << 16
+
 
 class EntryGain(NamedTuple):
     """A factor of the entries along some axes: `base + noise * sign`, where each broadcasts over the tensor.
@@ -28,7 +30,17 @@ class EntryGain(NamedTuple):
         base = self.base.to(tensor)
         if self.noise is None or self.sign is None:
             return tensor.mul_(base)
-        return tensor.mul_(torch.addcmul(base, self.noise.to(tensor), self.sign.to(tensor)))
+        noise, sign = self.noise.to(tensor), self.sign.to(tensor)
+        axis = next((axis for axis, size in enumerate(sign.shape) if size > 1), None)
+        if axis is None:
+            return tensor.mul_(torch.addcmul(base, noise, sign))
+        # In parts, of which the factors stay in the cache.
+        axis += tensor.dim() - sign.dim()
+        rows = max(1, _CHUNK * tensor.shape[axis] // max(tensor.numel(), 1))
+        parts = zip(torch.split(tensor, rows, axis), torch.split(sign, rows, axis - tensor.dim()), strict=True)
+        for part, own in parts:
+            part.mul_(torch.addcmul(base, noise, own))
+        return tensor
 
 
 class FreshEntries(NamedTuple):
@@ -124,6 +136,10 @@ class UnitMap:
             lead: The number of axes before those of the parameter.
         """
         followed = [size == tensor.shape[lead + axis] for axis, size in enumerate(self.shape)]
+        if not isinstance(start, Tensor) and all(
+            index is None or not followed[axis] or self._only_adds(axis) for axis, index in enumerate(self.index)
+        ):
+            return self._extend(tensor.detach(), start, lead, followed)
         result = self._take(tensor.detach(), lead, lambda axis: followed[axis])
         for axis, positions in enumerate(self.fresh):
             if positions is None or not followed[axis]:
@@ -135,12 +151,42 @@ class UnitMap:
                 result.index_fill_(lead + axis, positions, start)
         return result
 
+    def _only_adds(self, axis: int) -> bool:
+        """Whether the entries along an axis are those before, in order, and then new ones."""
+        index, fresh, size = self.index[axis], self.fresh[axis], self.shape[axis]
+        if index is None or fresh is None or len(fresh) != len(index) - size:
+            return False
+        return int(fresh[0]) == size and torch.equal(index[:size], torch.arange(size))
+
+    def _extend(self, tensor: Tensor, start: float, lead: int, followed: Sequence[bool]) -> Tensor:
+        """Return a tensor with entries appended, each of which is written once."""
+        shape = list(tensor.shape)
+        for axis, index in enumerate(self.index):
+            if index is not None and followed[axis]:
+                shape[lead + axis] = len(index)
+        result = block = tensor.new_empty(shape)
+        for axis, size in enumerate(tensor.shape):
+            if block.shape[axis] > size:
+                block.narrow(axis, size, block.shape[axis] - size).fill_(start)
+                block = block.narrow(axis, 0, size)
+        block.copy_(tensor)
+        return result
+
     def _take(self, tensor: Tensor, lead: int, follows: Callable[[int], bool]) -> Tensor:
         source = tensor
         for axis, index in enumerate(self.index):
             if index is not None and follows(axis):
-                tensor = tensor.index_select(lead + axis, index.to(tensor.device))
+                tensor = _select(tensor, lead + axis, index)
         return tensor.clone() if tensor is source else tensor
+
+
+def _select(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
+    """Return entries along an axis; those that are all in order, again and again, by copying blocks."""
+    size = tensor.shape[axis]
+    if len(index) >= size > 0 and torch.equal(index, torch.arange(len(index)) % size):
+        whole, rest = divmod(len(index), size)
+        return torch.cat([*[tensor] * whole, *([tensor.narrow(axis, 0, rest)] if rest else [])], axis)
+    return tensor.index_select(axis, index.to(tensor.device))
 
 
 def _write(tensor: Tensor, fill: FreshEntries, lead: int) -> None:

@@ -191,15 +191,12 @@ def find_saved_axes(name: str, axes: Mapping[str, T]) -> T | None:
 
 
 def decode_axes(encoded: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
-    """Return axes that the metadata of a state dict holds as the gate compares them; their labels stay encoded.
-
-    Args:
-        encoded: The axes of one tensor.
+    """Return encoded axes as the gate compares them; their labels stay encoded.
 
     Example:
         >>> from moduli.nn import decode_axes
-        >>> decode_axes([{"name": "c", "labels": ["r", "g"]}, {"name": None}])
-        (Axis(name='c', labels=('r', 'g')), Axis(name=None, labels=None))
+        >>> decode_axes([{"name": "c", "labels": ["r", "g"]}])
+        (Axis(name='c', labels=('r', 'g')),)
     """
     return tuple(
         Axis(

@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import is_not
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from .matrix_view import take_axes
 from .state import PER_PARAMETER
 
 if TYPE_CHECKING:
+    from ..population import Population
     from . import Module, Optimizer
 
 Named = list[tuple[str, Tensor]]
@@ -31,11 +33,33 @@ _SHOWN_EVENTS = 5
 _SHOWN_NAMES = 4
 
 
+class PopulationWatch:
+    """The parameters of a population by identity, to be compared with those that it has later.
+
+    Args:
+        population: The population.
+    """
+
+    __slots__ = ("_leaves", "_population")
+
+    def __init__(self, population: Population) -> None:
+        self._population, self._leaves = population, list(population.parameters())
+
+    def has_changed(self) -> bool:
+        """Whether the population has other parameters now."""
+        leaves = list(self._population.parameters())
+        return len(leaves) != len(self._leaves) or any(map(is_not, leaves, self._leaves))
+
+
+def _watch(model: torch.nn.Module | Population) -> ParameterWatch | PopulationWatch:
+    return ParameterWatch(model) if isinstance(model, torch.nn.Module) else PopulationWatch(model)
+
+
 class Following:
     """The parameters of a module as an optimizer has taken them over, and how it takes over others.
 
     Args:
-        model: The module.
+        model: The module, or population.
         patterns: The patterns of `groups=`, with their settings.
         first: The first group of the optimizer.
 
@@ -46,7 +70,10 @@ class Following:
     """
 
     def __init__(
-        self, model: torch.nn.Module, patterns: Mapping[str, Mapping[str, Any]], first: dict[str, Any]
+        self,
+        model: torch.nn.Module | Population,
+        patterns: Mapping[str, Mapping[str, Any]],
+        first: dict[str, Any],
     ) -> None:
         self.model = model
         self.named = named_parameters(model)
@@ -56,7 +83,7 @@ class Following:
         self.busy = False
         #: Parameters that joined since the last step, which a program may still put into a group of its own.
         self._recent: list[Tensor] = []
-        self._watch: ParameterWatch | None = ParameterWatch(model)
+        self._watch: ParameterWatch | PopulationWatch | None = _watch(model)
 
     def begin_step(self, optimizer: Optimizer) -> None:
         """Follow an edit of the module, if there was one, and look for others again after the step."""
@@ -121,12 +148,14 @@ class Following:
             self._follow(optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
-        watch = ParameterWatch(self.model)
+        watch = _watch(self.model)
         now = named_parameters(self.model)
         change: Change | None = find_change(optimizer, self.named, now)
         if change is not None and optimizer.shards is not None:
             change = _check_shards(change)
         if change:
+            if optimizer.rows is not None:
+                optimizer.rows.dissolve()
             with Guard(deferred=True) as guard:
                 guard.add(partial(setattr, self, "default", self.default))
                 event = _take_over(optimizer, change, self, guard)

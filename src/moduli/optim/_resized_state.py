@@ -7,24 +7,54 @@ and bases the new directions. State without a rule restarts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..axes import match_units
 from ..layout import UnitMap, map_tensors
+from ..nn import decode_axes
 from ._hooks import HookArguments
-from ._label_order import Follows
+from ._label_order import Follows, list_axes
 from .state_encoding import MemberValues
 from .transform import TensorTransform
+from .transforms import BufferTransform
 
 if TYPE_CHECKING:
+    from ..axes import ModelAxes
     from .module import Module
+    from .optimizer import Optimizer
 
 
 class UnfitStateError(ValueError):
     """State that has no rule to follow a resized parameter."""
+
+
+def find_resized(
+    optimizer: Optimizer, saved: Mapping[str, Any], params: Mapping[str, Tensor], axes: ModelAxes
+) -> dict[str, UnitMap]:
+    """Return how saved parameters get the units that they have here, by saved name; those that have them are left out.
+
+    Args:
+        optimizer: The optimizer.
+        saved: The saved state.
+        params: The parameters here, by the names that they were saved with.
+        axes: The axes of the model here.
+    """
+    lead, slots = int(optimizer.binding.members is not None), optimizer.binding.slots
+    names = {old: str(slots.find_name(param)) for old, param in params.items()}
+    here, there = list_axes(optimizer), saved.get("axes", {})
+    labels = {
+        names[old]: (decode_axes(json.loads(here[names[old]])), decode_axes(json.loads(text)))
+        for old, text in there.items()
+        if old in names and names[old] in here
+    }
+    shapes = {names[old]: shape[lead:] for old, shape in saved["shapes"].items() if old in names and shape is not None}
+    maps = match_units(axes, shapes, labels)
+    return {old: maps[name] for old, name in names.items() if name in maps}
 
 
 def resize_row(
@@ -50,17 +80,45 @@ def resize_row(
 
 
 def find_start(link: Module, param: Tensor) -> dict[str, Any]:
-    """Return the state that a link starts with for a parameter; empty where that takes a step."""
+    """Return the state that a link starts with for a parameter, as far as it does not depend on the update; zeros are left out."""
     if not isinstance(link, TensorTransform) or link.concat_params or link.uses_loss or param.is_complex():
         return {}
-    if not link.has_own("single_tensor_initialize", "multi_tensor_initialize"):
+    if not link.has_own("single_tensor_initialize", "multi_tensor_initialize") or _starts_at_zero(link):
         return {}
+    if link.elementwise and param.dim():
+        # Every entry starts alike, so that one is enough to see that they start at zero.
+        one = _start(link, param, param.detach()[(slice(0, 1),) * param.dim()], 0.0)
+        tensors = [value for key, value in one.items() if isinstance(value, Tensor) and key not in link.points]
+        if not any(bool(tensor.any()) for tensor in tensors):
+            return {}
+    first, second = (_start(link, param, param.detach(), value) for value in (0.0, 1.0))
+    return {key: value for key, value in first.items() if _are_equal(value, second.get(key))}
+
+
+def _start(link: TensorTransform, param: Tensor, tensor: Tensor, value: float) -> dict[str, Any]:
+    """Return the state that a link starts with, for an update of equal entries."""
     state: dict[str, Any] = {}
     with torch.no_grad():
-        zeros = torch.zeros_like(param)
-        grads = [zeros] if link.uses_grad else None
-        link._fill_states(HookArguments([zeros], [param.detach()], grads, None, [state], [link.settings[param]]))
+        update = torch.full_like(tensor, value)
+        grads = [update] if link.uses_grad else None
+        link._fill_states(HookArguments([update], [tensor], grads, None, [state], [link.settings[param]]))
     return state
+
+
+def _starts_at_zero(link: TensorTransform) -> bool:
+    """Whether a link only declares buffers."""
+    kind = type(link)
+    plain = kind.single_tensor_initialize is BufferTransform.single_tensor_initialize
+    return plain and kind.begin is BufferTransform.begin and not link.has_own("multi_tensor_initialize")  # type: ignore[attr-defined]
+
+
+def _are_equal(left: Any, right: Any) -> bool:
+    """Whether two starts are equal, tensors entry by entry."""
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and torch.equal(left, right)
+    if isinstance(left, list | tuple):
+        return type(left) is type(right) and len(left) == len(right) and all(map(_are_equal, left, right))
+    return type(left) is type(right) and bool(left == right)
 
 
 class _StateResizer:

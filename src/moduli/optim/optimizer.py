@@ -145,8 +145,8 @@ class Optimizer(torch.optim.Optimizer):
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
-        if self.model is not None:
-            self._following = Following(self.model, groups or {}, self.param_groups[0])
+        if isinstance(params, torch.nn.Module | Population):
+            self._following = Following(params, groups or {}, self.param_groups[0])
         self.binding.slots.name_params(self.param_groups)
         self.binding.axes = take_axes(self, axes)
         #: Whether the axes were given, to the optimizer or to a link; otherwise labels tell them.
@@ -394,12 +394,16 @@ class Optimizer(torch.optim.Optimizer):
             shapes = {name: (shard.total, *shape[1:]) for name, shape in shapes.items()}
         return {"shapes": shapes, "links": dict.fromkeys(path for path, _ in self._links)}
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, strict: bool = True, axes: ModelAxes | None = None
+    ) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.
 
         Args:
             state_dict: From `state_dict`, of an optimizer with the same links.
             strict: False to leave out links that are not in both chains, and state of parameters that are not here.
+            axes: The axes of the model here, to take over the state of a model with other numbers of units: that of units that
+                both have, by label where there are labels, otherwise by position.
 
         Raises:
             ValueError: The chains differ, a tensor has another shape, or something would be left out.
@@ -413,7 +417,7 @@ class Optimizer(torch.optim.Optimizer):
         if shard is not None:
             saved = members.part_members(self, shard, saved)
         with Guard(deferred=True) as guard:
-            _saved.unpack(self, saved, strict, guard)
+            _saved.unpack(self, saved, strict, guard, axes)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 

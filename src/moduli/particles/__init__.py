@@ -12,7 +12,8 @@ The nouns, and what is built from them:
   `diff` compares two models, `migrate` brings older values in.
   Where two particles were edited differently before they met, the later edit is refused. `independent` lets a particle
   go its own way.
-* `grow` and `shrink` give an axis of a model more or fewer units, wherever it occurs; `GrowthError` says why one can't have them.
+* `grow` and `shrink` give an axis of a model more or fewer units, wherever it occurs, `insert` and `remove` more or fewer layers;
+  `GrowthError` says why a model can't have them.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
 
 Two particles can be combined when their structures agree, whether or not they share a history; otherwise a
@@ -78,6 +79,8 @@ from ._rollback import keep_removed as keep_removed
 from ._rollback import rollback as rollback
 from ._skeleton import POLICY as POLICY
 from ._skeleton import copy_unwrapped as copy_unwrapped
+from .depth import insert as insert
+from .depth import remove as remove
 from .errors import StructureError as StructureError
 from .growth import grow as grow
 from .growth import shrink as shrink

@@ -129,7 +129,7 @@ class FunctionCheck:
         ]
 
     def _run(self) -> list[Tensor]:
-        with _evaluate(self.net), torch.no_grad():
+        with evaluate(self.net), torch.no_grad():
             result = self.net(*self._arguments, **self._kwargs)
         return [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
@@ -159,6 +159,13 @@ class _Difference(Exception):
         self.size = size
 
 
+def measure_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """Return the largest difference of two lists of tensors, relative to the largest entry of each tensor (at least 1)."""
+    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
+        return float("inf")
+    return max(map(_measure, before, after), default=0.0)
+
+
 def _measure(before: Tensor, after: Tensor) -> float:
     """Return the largest difference of two tensors, relative to the largest entry (at least 1)."""
     if not before.numel():
@@ -171,7 +178,7 @@ def _measure(before: Tensor, after: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _evaluate(net: nn.Module) -> Iterator[None]:
+def evaluate(net: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, with one state of torch's random numbers, for the length of a block."""
     flags = [(module, module.training) for module in net.modules()]
     try:

@@ -85,7 +85,7 @@ def _recurrent(module: Any, _: CountGroups) -> dict[str, Any]:
     return {"hidden_size": module.weight_hh_l0.shape[0] // gates, "input_size": module.weight_ih_l0.shape[1]}
 
 
-_CONVOLUTIONS = (
+CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
@@ -97,7 +97,7 @@ _SIZES: list[tuple[tuple[type, ...], Callable[[Any, CountGroups], dict[str, Any]
     ((nn.Linear,), _linear),
     ((nn.Bilinear,), _bilinear),
     ((nn.Embedding, nn.EmbeddingBag), _embedding),
-    (_CONVOLUTIONS, _convolution),
+    (CONVOLUTIONS, _convolution),
     (_CHANNEL_NORMS, _channel_norm),
     ((nn.GroupNorm,), _group_norm),
     ((nn.LayerNorm, nn.RMSNorm), _layer_norm),

@@ -36,12 +36,12 @@ class ResizeWrites(NamedTuple):
     sentence: str
 
 
-def replace_tensors(net: nn.Module, make: Callable[[], ResizeWrites], check: Callable[[], None]) -> None:
-    """Write new tensors into a model, check it, and make one version of the species that it is in.
+def edit_model(net: nn.Module, make: Callable[[], ResizeWrites], check: Callable[[], None]) -> None:
+    """Edit a model, check it, and make one version of the species that it is in; all or nothing.
 
     Args:
         net: The model.
-        make: ResizeWrites the new tensors with `write_tensors`, and returns what was written.
+        make: Edits registries and attributes of its modules, and returns which tensors were resized.
         check: Raises if the model must not be so; everything is put back then.
     """
     roots = _list_roots(net)

@@ -158,7 +158,7 @@ def _describe(
     module: nn.Module, record: ParticleRecord, following: Version, own: ParticleEdit, before: Version
 ) -> tuple[list[Event], list[Addition]]:
     """Return the events of an edit, one for each addition in the journal and one for all else; and those additions."""
-    whole = following.event(before, own.sentence(), tuple(own.names))
+    whole = following.event(before, own.sentence(), tuple(filter(None, own.names)))
     paths = {id(each): f"{path}." if path else "" for path, each in module.named_modules()} if record.journal else {}
     names = [f"{paths.get(id(owner()), '')}{name}" for owner, name in record.journal]
     sentences = dict(zip(own.names, own.text, strict=True))

@@ -76,6 +76,9 @@ class UnitPlanner:
         generator: The random numbers.
         compensation: Where the sum over copies is divided by their number.
         apart: Parameters and axes that are not summed over, though they are among the inputs: groups of convolutions.
+
+    Attributes:
+        maps: How tensors follow, by name, as far as they were planned.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class UnitPlanner:
     ) -> None:
         self.resizes = {each.name: each for each in resizes}
         self.units = {each.name: each.source for each in resizes}
+        self.maps: dict[str, UnitMap] = {}
         self.noise, self.generator, self.compensation, self._apart = noise, generator, compensation, apart
 
     def plan(self, name: str, axes: ParameterAxes, tensor: Tensor) -> UnitMap | None:
@@ -122,7 +126,8 @@ class UnitPlanner:
                     fills.append(self._draw(name, tensor, axis, own.nonzero().flatten(), shape))
             fresh[axis] = news.nonzero().flatten() if news.any() else None
         after = {each.name: each.after for each in self.resizes.values()}
-        return UnitMap(tensor.shape, index, fresh, gains, fills, masks, after)
+        self.maps[name] = UnitMap(tensor.shape, index, fresh, gains, fills, masks, after)
+        return self.maps[name]
 
     def _divide(
         self, name: str, axis: int, reads: bool, resize: AxisResize, units: Tensor, shape: Sequence[int]

@@ -105,10 +105,7 @@ def _choose(net: Any, axes: ModelAxes, name: str, size: int, count: int, score: 
     """Return the positions of the units with the largest scores, in order."""
     if not 0 < count <= size:
         raise ValueError(f"shrink: axis {name!r} has {size} units, of which {count} can't stay")
-    model = getattr(net, "template", net)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    if model is not net and score is None:
-        tensors = dict(net.named_parameters())
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     scores = score if isinstance(score, Tensor) else (score or partial(_measure_units, name))(axes, tensors)
     if tuple(scores.shape) != (size,):
         raise ValueError(f"shrink: the scores of axis {name!r} have shape {tuple(scores.shape)}, not ({size},)")

@@ -15,7 +15,7 @@ from ..labels import Tensor as LabelledTensor
 from ..layout import is_sharded, layout_of, suggest_name, unwrapped_name
 from ._growth_check import FunctionCheck, GrowthError, list_held_sizes
 from ._module_sizes import list_sizes
-from ._resize import ResizeWrites, follow_relatives, replace_tensors, write_tensors
+from ._resize import ResizeWrites, edit_model, follow_relatives, write_tensors
 from ._unit_plan import AxisResize, Compensation, UnitPlanner
 from ._unit_requests import expand_names, find_axis, list_labels, plan_growth, plan_shrinking
 
@@ -166,7 +166,7 @@ def _resize(
     tolerance: float | None,
 ) -> Any:
     """Resize axes of a model by the first compensation that leaves its function as it is."""
-    model: Any = getattr(net, "template", net)  # of a population
+    model: Any = net.copy_model() if hasattr(net, "resize_members") else net
     if not isinstance(model, nn.Module):
         raise TypeError(f"{verb}: {type(net).__name__} is neither a module nor a population")
     arguments = () if example is None else example if isinstance(example, tuple) else (example,)
@@ -184,11 +184,9 @@ def _resize(
     for attempt in _list_compensations(model, axes, changes, check.active and verb == "grow"):
         planner = UnitPlanner(changes, noise, torch.Generator().manual_seed(seed), attempt, apart)
         make = partial(_write, model, axes, planner, tensors, values)
-        if hasattr(net, "resize_members"):
-            apply: Callable[[], None] = partial(net.resize_members, make, check)
-        else:
-            apply = partial(replace_tensors, model, make, check)
-        if check.attempt(apply):
+        if check.attempt(partial(edit_model, model, make, check)):
+            if model is not net:
+                net.resize_members(model, planner.maps)
             return net
     raise GrowthError(check.explain(list_held_sizes(model, axes, changes)))
 
