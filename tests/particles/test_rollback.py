@@ -420,3 +420,50 @@ def test_a_relative_that_sleeps_over_growth_and_assignments_has_the_values_of_on
         # What comes back is what a particle had itself: one that was not there at the time has other values.
         assert rolled or torch.allclose(value, awake.state_dict()[name]), name
     assert torch.isfinite((asleep + awake)(x)).all()
+
+
+class Recurrent(mo.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.last, self.heads = nn.LSTM(3, 4), nn.Linear(4, 2), 2
+
+    def forward(self, x):
+        return self.last(self.rnn(x)[0])
+
+
+def test_recurrent_layers_and_sizes_that_a_model_holds_itself_go_back():
+    torch.manual_seed(0)
+    net, x = Recurrent(), torch.randn(5, 1, 3)
+    teacher = particles.map(lambda p: torch.randn_like(p), net)
+    outputs, before = (net(x), teacher(x)), net.history.version
+    net.rnn, net.last = nn.LSTM(3, 6), nn.Linear(6, 2)
+    teacher.touch()
+    rollback(net, before)
+    assert torch.equal(net(x), outputs[0])
+    assert torch.equal(teacher.touch()(x), outputs[1])
+    inner = [nn.Parameter(torch.zeros(16, 3)), nn.Parameter(torch.zeros(16, 4))]
+    net.rnn.weight_ih_l0, net.rnn.weight_hh_l0 = inner  # other values, which are no edit
+    assert not torch.equal(net(x), outputs[0])
+    with torch.no_grad():
+        inner[0].fill_(1)
+    net.extra = nn.Linear(1, 1)
+    expected = net(x)
+    rollback(net, net.history.version - 1)
+    assert torch.equal(net(x), expected)
+    net.heads = 3  # a plain attribute is none of the structure
+    net.extra = nn.Linear(1, 1)
+    assert rollback(net, net.history.version - 1).heads == 3
+
+
+def test_insertion_and_removal_of_layers_are_rolled_back():
+    torch.manual_seed(0)
+    net, x = adopt(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))), torch.randn(5, 3)
+    teacher = particles.map(lambda p: torch.randn_like(p), net)
+    outputs = net(x), teacher(x)
+    particles.insert(net, "2", nn.Sequential(nn.Linear(4, 4), nn.ReLU()), example=x)
+    assert len(teacher.touch()) == 4
+    particles.remove(net, "1")
+    teacher.touch()
+    rollback(net, 0)
+    assert torch.equal(net(x), outputs[0])
+    assert torch.equal(teacher.touch()(x), outputs[1])

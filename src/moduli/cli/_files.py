@@ -57,11 +57,11 @@ def diff(
     """What is different in two checkpoints: names, shapes, dtypes, labels, and how far values are apart."""
     from .. import io
 
-    found = io.diff(left, right)
+    differences = io.diff(left, right)
     if as_json:
-        print_json({"left": str(left), "right": str(right), **found.as_dict()})
+        print_json({"left": str(left), "right": str(right), **differences.as_dict()})
     else:
-        out().print("\n".join(map(io.escape, str(found).splitlines())), markup=False)
+        out().print("\n".join(map(io.escape, str(differences).splitlines())), markup=False)
 
 
 def merge(

@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
+from operator import is_
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -91,7 +92,11 @@ def _read_attributes(module: nn.Module) -> dict[str, Any]:
     if _is_ours(module):
         kinds = (VirtualTensor, int, float, str, tuple)
         return {n: value for n, value in state.items() if isinstance(value, kinds) and n not in _NOT_PLAIN}
-    attributes = {name: value for name, value in state.items() if name not in _NOT_PLAIN}
+    attributes = {
+        name: copy.copy(value) if type(value) in (list, dict, set) else value
+        for name, value in state.items()
+        if name not in _NOT_PLAIN
+    }
     return attributes | {name: dict(state[name]) for name in HOOKS if name in state}
 
 
@@ -123,7 +128,16 @@ def compare_slots(before: PastSlots) -> PastSlots | None:
 
 
 def _is_same(before: Any, after: Any) -> bool:
-    return before is after or (type(before) in (dict, set) and type(after) is type(before) and before == after)
+    """Whether two attributes are one object, or containers of the same objects."""
+    if before is after or type(before) is not type(after) or type(before) not in (list, dict, set):
+        return before is after
+    if isinstance(before, set):
+        return bool(before == after)
+    if len(before) != len(after):
+        return False
+    if isinstance(before, list):
+        return all(map(is_, before, after))
+    return list(before) == list(after) and all(map(is_, before.values(), after.values()))
 
 
 def find_removed(edit: ParticleEdit, parts: Parts) -> Parts:
@@ -196,7 +210,7 @@ def infer_removal(
             former = {param: registry.get(name) for name, param in names.params.items() if param is not None}
             removed.params.update({param: each for param, each in former.items() if each is not None})
         elif key in edit.touched and key in modules:
-            found = modules[key].__dict__
+            live = modules[key].__dict__
             buffers = {name: LOST if (key, name) in edit.buffers else MISSING for name in names.buffers}
             registries = {
                 "_parameters": {n: None if p is None else live_params.get(p, p) for n, p in names.params.items()},
@@ -204,7 +218,7 @@ def infer_removal(
                     n: None if m is None else modules.get(m, old.get(m, LOST)) for n, m in names.modules.items()
                 },
                 "_buffers": {
-                    n: found["_buffers"].get(n, LOST) if mark is MISSING else mark for n, mark in buffers.items()
+                    n: live["_buffers"].get(n, LOST) if mark is MISSING else mark for n, mark in buffers.items()
                 },
             }
             transient = {name for name, persistent in names.buffers.items() if not persistent}
