@@ -187,9 +187,9 @@ def _find_common(slot: Slot, old: Slot) -> Overlap | None:
 
 
 @contextmanager
-def follow_by(way: str | None) -> Iterator[None]:
+def follow_by(way: str) -> Iterator[None]:
     """Let particles that follow in this block keep their own values, or copy, whatever their modules say."""
-    token = _override.set(None if way is None else check_way(way, "touch"))
+    token = _override.set(check_way(way, "touch"))
     try:
         yield
     finally:

@@ -341,8 +341,11 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         """
         self._open()
         root = self._particle_root
-        with follow_by(on_follow):
+        if on_follow is None:
             touch(root)
+        else:
+            with follow_by(on_follow):
+                touch(root)
         if root is not self:
             bring_up(self)
         return self

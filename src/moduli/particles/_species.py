@@ -52,7 +52,7 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
     if record.journal:
         version.unsettled = None
     try:
-        before = recall(record)
+        before = None if record.looks_like(reading) else recall(record)
         edited = None if record.looks_like(reading) else compare(version, reading, before)
         if version.next_version is not None:
             edited = _follow(module, record, version, edited)
