@@ -99,11 +99,11 @@ class FunctionCheck:
         what = ", ".join(f"{each.name!r} of {each.after} units" for each in self.resizes)
         text = f"{self.verb}: with {what} {failure}. Nothing was changed."
         norms = self._list_norms()
+        hint = ""
+        if sizes:
+            shown = ", ".join(f"{name!r} is {value}" for name, value in list(sizes.items())[:4])
+            hint = f" These have the old size: {shown}; pass attributes={{name: new size}} where they have to change"
         if failure.size == float("inf"):
-            hint = ""
-            if sizes:
-                shown = ", ".join(f"{name!r} is {value}" for name, value in list(sizes.items())[:4])
-                hint = f" These have the old size: {shown}; pass attributes={{name: new size}}"
             text += (
                 " Sizes that the model's own code holds, and axes that have to stay equal, must change with it." + hint
             )
@@ -115,7 +115,7 @@ class FunctionCheck:
         else:
             text += (
                 " An operation combines these units in another way than by a product with weights: a softmax, a top-k, a sum, or "
-                "the scale of attention"
+                f"the scale of attention.{hint}"
             )
         return text
 
