@@ -281,7 +281,7 @@ def _list_group_axes(net: nn.Module, axes: ModelAxes) -> set[tuple[str, str]]:
             own, product = axes.of(name), 1
             for factor in own.dims[0]:
                 if product < count and isinstance(factor, str):
-                    groups.add((name, factor))
+                    groups.add((own.name, factor))
                     product *= own.sizes[factor]
     return groups
 
