@@ -330,6 +330,25 @@ STEPS = {
 
 
 @check
+def models_in_pieces_are_not_resized(rank):
+    """Growing one is refused by name, with nothing changed; an optimizer of one refuses an edit."""
+    problems = []
+    for kind in KINDS:
+        net = wrap(kind, network(0))
+        shapes = [param.shape for param in net.parameters()]
+        for act in (particles.grow, particles.shrink):
+            try:
+                act(net, {"0.out": 2}, example=torch.zeros(1, 3, dtype=torch.float64))
+                problems.append(f"{kind}: {act.__name__} was not refused")
+            except particles.GrowthError as error:
+                if "is sharded over processes" not in str(error):
+                    problems.append(f"{kind}: {error}")
+        if shapes != [param.shape for param in net.parameters()]:
+            problems.append(f"{kind}: shapes have changed")
+    return problems
+
+
+@check
 def steps_in_half_precision_mean_the_same_in_pieces(rank):
     """Small gradients, whose squares underflow in float16; fused and not, of DTensors and of whole parameters."""
     problems = []

@@ -224,6 +224,26 @@ def test_without_an_example_axes_are_enough():
     close(net, (x,), expected)
 
 
+def test_what_is_known_to_change_the_function_is_refused_without_an_example():
+    net, example, _ = MODELS["residual mlp"]()
+    ax = mo.axes.trace(net, *example)
+    with pytest.raises(GrowthError, match="'n' takes statistics"):
+        grow(net, {"a.out": 12}, ax)
+    expected = run(net, example)
+    grow(net, {"a.out": 16}, ax)
+    close(net, example, expected)
+    tied, ids, _ = MODELS["tied"]()
+    with pytest.raises(GrowthError, match=r"only an example shows which normalisation can be in its place \('norm'\)"):
+        grow(tied, {"embed.out": 16}, mo.axes.trace(tied, *ids))
+
+
+def test_the_error_of_the_forward_is_the_cause():
+    net, example, _ = MODELS["slices"]()
+    with pytest.raises(GrowthError) as caught:
+        grow(net, {"a.out": 8}, example=example)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dtype_and_flags_stay(dtype):
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 5)).to(dtype)

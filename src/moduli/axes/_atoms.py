@@ -17,6 +17,7 @@ INPUT = "an input"
 OUTPUT = "an output"
 UNREAD = "not read with this example"
 INDEXED = "it is indexed by values"
+"""The reason why the rows of a table that tokens index are fixed."""
 NAMED_UNITS = "its units have labels"
 LABELLED = "known by its labels; trace with an example to learn whether it is free"
 

@@ -154,7 +154,7 @@ class UnitMap:
     def _only_adds(self, axis: int) -> bool:
         """Whether the entries along an axis are those before, in order, and then new ones."""
         index, fresh, size = self.index[axis], self.fresh[axis], self.shape[axis]
-        if index is None or fresh is None or len(fresh) != len(index) - size:
+        if index is None or fresh is None or not 0 < len(fresh) == len(index) - size:
             return False
         return int(fresh[0]) == size and torch.equal(index[:size], torch.arange(size))
 

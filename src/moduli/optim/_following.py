@@ -10,17 +10,18 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import is_not
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..layout import REMOVED, RESIZED, Guard, ParameterWatch, is_sharded, match_name
+from ._follow_events import describe_change, list_some
 from ._followed_rows import convert_rows, drop_rows, find_sizes, resize_rows
 from ._groups import check_tensors, name_group, named_parameters
 from ._needs import ChainError
 from ._vector_state import VECTOR
+from ._watching import PopulationWatch, watch
 from .matrix_view import take_axes
 from .state import PER_PARAMETER
 
@@ -30,29 +31,6 @@ if TYPE_CHECKING:
 
 Named = list[tuple[str, Tensor]]
 _SHOWN_EVENTS = 5
-_SHOWN_NAMES = 4
-
-
-class PopulationWatch:
-    """The parameters of a population by identity, to be compared with those that it has later.
-
-    Args:
-        population: The population.
-    """
-
-    __slots__ = ("_leaves", "_population")
-
-    def __init__(self, population: Population) -> None:
-        self._population, self._leaves = population, list(population.parameters())
-
-    def has_changed(self) -> bool:
-        """Whether the population has other parameters now."""
-        leaves = list(self._population.parameters())
-        return len(leaves) != len(self._leaves) or any(map(is_not, leaves, self._leaves))
-
-
-def _watch(model: torch.nn.Module | Population) -> ParameterWatch | PopulationWatch:
-    return ParameterWatch(model) if isinstance(model, torch.nn.Module) else PopulationWatch(model)
 
 
 class Following:
@@ -83,12 +61,12 @@ class Following:
         self.busy = False
         #: Parameters that joined since the last step, which a program may still put into a group of its own.
         self._recent: list[Tensor] = []
-        self._watch: ParameterWatch | PopulationWatch | None = _watch(model)
+        self._watch: ParameterWatch | PopulationWatch | None = watch(model)
 
     def begin_step(self, optimizer: Optimizer) -> None:
         """Follow an edit of the module, if there was one, and look for others again after the step."""
-        watch = self._watch
-        if watch is None or watch.has_changed():
+        current = self._watch
+        if current is None or current.has_changed():
             self.follow(optimizer)
         self.busy, self._recent = True, []
 
@@ -148,7 +126,7 @@ class Following:
             self._follow(optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
-        watch = _watch(self.model)
+        current = watch(self.model)
         now = named_parameters(self.model)
         change: Change | None = find_change(optimizer, self.named, now)
         if change is not None and optimizer.shards is not None:
@@ -161,7 +139,7 @@ class Following:
                 event = _take_over(optimizer, change, self, guard)
             self.events = [*self.events, event][-_SHOWN_EVENTS:]
             self._recent += [param for _, param in change.joined]
-        self.named, self._watch = now, watch
+        self.named, self._watch = now, current
 
 
 def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
@@ -177,7 +155,7 @@ def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
     names = REMOVED.find(param for param in optimizer.list_params() if evaluated or param.grad is None)
     if names:
         raise ChainError(
-            f"an edit of the model has removed parameters of this optimizer ({_list_names(names)}), which a step would not train. "
+            f"an edit of the model has removed parameters of this optimizer ({list_some(names)}), which a step would not train. "
             "Give the optimizer the module itself, mo.Optimizer(net, ...), and it follows edits; or make a new one of the "
             "parameters that are there"
         )
@@ -238,7 +216,7 @@ def _check_shards(change: Change) -> Change | None:
     if not names:
         return None
     raise ChainError(
-        f"the module was edited ({_list_names(names)}), and an optimizer of sharded parameters can't follow, since "
+        f"the module was edited ({list_some(names)}), and an optimizer of sharded parameters can't follow, since "
         "other processes hold parts of its state; make a new Optimizer and load this one's state_dict() with strict=False"
     )
 
@@ -250,7 +228,7 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
     check_tensors(tensors)
     if any(map(is_sharded, tensors)) and any(link.rows for link in links):
         raise ChainError(
-            f"the module has sharded parameters now ({_list_names(list(change.names.values()))}), and the optimizer has state of "
+            f"the module has sharded parameters now ({list_some(list(change.names.values()))}), and the optimizer has state of "
             "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
         )
     _protect(optimizer, links, guard)
@@ -284,7 +262,7 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
     _check_names(groups)
     optimizer._find_shards()
     _attach(optimizer, links, find_sizes(change.replaced))
-    return _describe(optimizer, change, fresh, resized, restarted)
+    return describe_change(optimizer, change, fresh, resized, restarted)
 
 
 def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> None:
@@ -397,41 +375,3 @@ def _attach(optimizer: Optimizer, links: Sequence[Module], sizes: Mapping[str, i
     for link in links:
         if link.reads_axes:
             link.attached(optimizer)
-
-
-def _describe(
-    optimizer: Optimizer,
-    change: Change,
-    fresh: set[str],
-    resized: Mapping[str, Sequence[str]],
-    restarted: Sequence[str],
-) -> str:
-    same = [name for name, _, _ in change.replaced if name not in fresh]
-    others = sorted(fresh - resized.keys())
-    parts = [
-        _count(change.left, "left"),
-        _count(change.joined, "joined"),
-        _count([(name, None) for name in same], "replaced, with their state"),
-        _count([(name, None) for name in resized], "resized, with the state of units that stay"),
-        _count([(name, None) for name in others], "replaced by others of another shape, without state"),
-    ]
-    afresh = dict[str, list[str]]()
-    for name, links in resized.items():
-        for link in links:
-            afresh.setdefault(link, []).append(name)
-    parts += [f"the state of {link} restarted for {_list_names(names)}" for link, names in afresh.items()]
-    text = "; ".join(part for part in parts if part) or "parameters were renamed"
-    if restarted:
-        text += f"; {' and '.join(dict.fromkeys(restarted))} restarted"
-    return f"at step {optimizer.current_step} the module was edited: {text}"
-
-
-def _count(named: Sequence[tuple[str, Any]], what: str) -> str:
-    count = len(named)
-    plural = "" if count == 1 else "s"
-    return f"{count} parameter{plural} {what} ({_list_names([name for name, _ in named])})" if named else ""
-
-
-def _list_names(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN_NAMES
-    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -24,7 +24,7 @@ from ._label_order import find_reorders, follow, list_axes
 from ._matched_names import match_names
 from ._portable import REST, read_portable
 from ._resized_state import find_resized, resize_row
-from ._settings import same
+from ._saved_options import read_options
 from ._torch_states import read_torch
 from ._vector_state import VECTOR, Vector
 from .forms.shard_state import is_stored_here, join_owned, pack_value, unpack_value
@@ -218,7 +218,7 @@ class _StateReader:
                 raise ValueError(
                     f"parameter {name!r} has shape {own}, its saved state is for {shape}; strict=False leaves it out"
                 )
-        self.options = _read_options(optimizer, saved, self.params, strict)
+        self.options = read_options(optimizer, saved, self.params, strict)
         for name in self.misfits:  # its settings are taken over, its state is not
             del self.params[name]
         _make_stand_ins(self.links, saved)
@@ -395,31 +395,3 @@ def _make_stand_ins(links: Mapping[str, Module], saved: Mapping[str, Any]) -> No
 def _find_maker(name: str, paths: Iterable[str]) -> str | None:
     """Return the path of the link that made the tensor with this name ("@path:key:position"); None for a parameter."""
     return max((path for path in paths if name.startswith(f"@{path}:")), key=len, default=None)
-
-
-def _read_options(
-    optimizer: Optimizer, saved: Mapping[str, Any], by_name: Mapping[str, Tensor], strict: bool
-) -> dict[Tensor, dict[str, Any]]:
-    """The saved settings of each parameter.
-
-    Refused where parameters of one group here were saved with different ones, of which some would be lost.
-    """
-    links = [link for _, link in optimizer._links]
-    out: dict[Tensor, dict[str, Any]] = {}
-    for group in saved["param_groups"]:
-        kept = {key: decode_value(value, None, f"setting {key}") for key, value in _groups.options(group).items()}
-        options = {key: value for key, value in kept.items() if strict or _groups.is_known(key, links)}
-        _groups.check_keys(options, links)
-        out.update({by_name[name]: options for name in group["params"] if name in by_name})
-    for i, group in enumerate(optimizer.param_groups if strict else ()):
-        first, *others = [param for param in group["params"] if param in out] or [None]
-        for param in others:
-            one, other = out[first], out[param]
-            key = next((key for key in {**one, **other} if not same({key: one.get(key)}, {key: other.get(key)})), None)
-            if key is not None:
-                a, b = (optimizer.binding.slots.find_name(held) for held in (first, param))
-                what = f"{a!r} was saved with {key}={one.get(key)!r} and {b!r} with {other.get(key)!r}"
-                raise ValueError(
-                    f"{what}, and both are in group {i} here; strict=False takes the settings of the first"
-                )
-    return out

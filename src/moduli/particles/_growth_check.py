@@ -89,6 +89,23 @@ class FunctionCheck:
             return False
         return True
 
+    def refuse_normalised(self) -> None:
+        """Raise if a normalisation takes statistics over units that are not all copied equally often; that needs no forward.
+
+        Raises:
+            GrowthError: If one does.
+        """
+        norms = self._list_norms()
+        if norms:
+            what = ", ".join(f"{each.name!r} of {each.after} units" for each in self.resizes)
+            raise GrowthError(
+                f"{self.verb}: with {what} the function changes. Nothing was changed.{_explain_norm(norms[0])}"
+            )
+
+    def find_cause(self) -> BaseException | None:
+        """Return the error of the forward that came nearest, if it failed."""
+        return min(self._failures, key=lambda each: each.size).__cause__
+
     def explain(self, sizes: Mapping[str, Any]) -> str:
         """Return why no attempt has passed.
 
@@ -99,23 +116,20 @@ class FunctionCheck:
         what = ", ".join(f"{each.name!r} of {each.after} units" for each in self.resizes)
         text = f"{self.verb}: with {what} {failure}. Nothing was changed."
         norms = self._list_norms()
+        hint = ""
+        if sizes:
+            shown = ", ".join(f"{name!r} is {value}" for name, value in list(sizes.items())[:4])
+            hint = f" These have the old size: {shown}; pass attributes={{name: new size}} where they have to change"
         if failure.size == float("inf"):
-            hint = ""
-            if sizes:
-                shown = ", ".join(f"{name!r} is {value}" for name, value in list(sizes.items())[:4])
-                hint = f" These have the old size: {shown}; pass attributes={{name: new size}}"
             text += (
                 " Sizes that the model's own code holds, and axes that have to stay equal, must change with it." + hint
             )
         elif norms:
-            text += (
-                f" {norms[0]!r} takes statistics over these units, which stay the same only if every unit is copied equally often: "
-                "use how='split' and a multiple of the size"
-            )
+            text += _explain_norm(norms[0])
         else:
             text += (
                 " An operation combines these units in another way than by a product with weights: a softmax, a top-k, a sum, or "
-                "the scale of attention"
+                f"the scale of attention.{hint}"
             )
         return text
 
@@ -149,6 +163,13 @@ class FunctionCheck:
                 return float("inf")
             worst = max(worst, _measure(before, after))
         return worst
+
+
+def _explain_norm(path: str) -> str:
+    return (
+        f" {path!r} takes statistics over these units, which stay the same only if every unit is copied equally often: use "
+        "how='split' and a multiple of the size"
+    )
 
 
 class _Difference(Exception):

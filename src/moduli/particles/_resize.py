@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from moduli.layout import REMOVED, RESIZED, Guard, UnitMap, list_registered, read
+from moduli.layout import REMOVED, RESIZED, Guard, UnitMap, allow_interrupts, list_registered, read
 
 from ._compare import compare
 from ._past import PastSlots, Removal, find_removed, snapshot_slots
@@ -54,7 +54,8 @@ def edit_model(net: nn.Module, make: Callable[[], ResizeWrites], check: Callable
             guard.add(partial(_reset_lists, [each for each in net.modules() if isinstance(each, nn.RNNBase)]))
             protect_modules(guard, *net.modules())  # put back first
             writes = make()
-            check()
+            with allow_interrupts():
+                check()
             for before, after, unit_map in writes.tensors.values():
                 if isinstance(before, nn.Parameter):
                     RESIZED.record(before, after, [unit_map])

@@ -180,6 +180,8 @@ def _resize(
     if not changes:
         return net
     check = FunctionCheck(model, changes, axes, arguments, kwargs or {}, verb, tolerance)
+    if verb == "grow" and not check.active:
+        check.refuse_normalised()
     values, apart = _list_attributes(model, attributes or {}, verb), _list_group_axes(model, axes)
     for attempt in _list_compensations(model, axes, changes, check.active and verb == "grow"):
         planner = UnitPlanner(changes, noise, torch.Generator().manual_seed(seed), attempt, apart)
@@ -188,7 +190,7 @@ def _resize(
             if model is not net:
                 net.resize_members(model, planner.maps)
             return net
-    raise GrowthError(check.explain(list_held_sizes(model, axes, changes)))
+    raise GrowthError(check.explain(list_held_sizes(model, axes, changes))) from check.find_cause()
 
 
 def _trace(net: nn.Module, verb: str, arguments: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> ModelAxes:
@@ -245,7 +247,11 @@ def _list_attributes(net: nn.Module, attributes: Mapping[str, Any], verb: str) -
 def _list_compensations(
     net: nn.Module, axes: ModelAxes, resizes: Sequence[AxisResize], checked: bool
 ) -> Iterator[Compensation]:
-    """Return the places where the sum over copies may be divided, the likeliest first; only the first without a check."""
+    """Return the places where the sum over copies may be divided, the likeliest first; only the first without a check.
+
+    Raises:
+        GrowthError: If it takes a check to find one.
+    """
     copied = [each for each in resizes if each.mode == "copy"]
     names = {each.name for each in copied}
     tied = any(
@@ -260,10 +266,13 @@ def _list_compensations(
             ]
             if own and all(len(each) == 1 and names & set(each.sizes) for each in own):
                 norms.append(path)
-    if norms and (checked or len(norms) == 1):
-        yield from (Compensation(norm=path) for path in reversed(norms))
-    if checked or not norms:
-        yield Compensation()
+    if tied and not checked:
+        raise GrowthError(
+            "grow: an embedding is tied to a head, which can't be divided among copies, and only an example shows which "
+            f"normalisation can be in its place ({', '.join(map(repr, norms)) or 'there is none'}): pass example=inputs"
+        )
+    yield from (Compensation(norm=path) for path in reversed(norms))
+    yield Compensation()
     # A softmax over the axis divides by the number of copies itself.
     uniform = [each.name for each in copied if each.uniform] if checked else []
     yield from (Compensation(frozenset({name})) for name in uniform)
@@ -281,7 +290,7 @@ def _list_group_axes(net: nn.Module, axes: ModelAxes) -> set[tuple[str, str]]:
             own, product = axes.of(name), 1
             for factor in own.dims[0]:
                 if product < count and isinstance(factor, str):
-                    groups.add((name, factor))
+                    groups.add((own.name, factor))
                     product *= own.sizes[factor]
     return groups
 
