@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from moduli import m, minimize
-from moduli._minimize._loop import BATCHED, BatchedRuns
+from moduli._minimize._loop import BatchedRuns
 from moduli._minimize._methods import CHAINS
+from moduli._minimize._names import BATCHED
 from moduli._minimize._point import StartPoint
 from moduli._minimize._variables import Variables
 from moduli.m.quasi_newton._dense import Pair, bfgs, dfp

@@ -7,7 +7,9 @@ import torch
 
 import moduli as mo
 from moduli import minimize
-from moduli._minimize._methods import CHAINS, DIRECT
+from moduli._minimize._direct import DIRECT
+from moduli._minimize._methods import CHAINS, IN_BOX
+from moduli._minimize._names import CHAINED, PROJECTED
 
 D = torch.float64
 GRADIENTS = ["bfgs", "lbfgs", "cg", "newton", "damped-newton", "newton-cg", "trust-ncg", "trust-exact", "dogleg"]
@@ -32,6 +34,11 @@ def _slope(fun, x):
     value = fun(x)
     value = value if value.dim() == 0 else 0.5 * value.square().sum()
     return float(torch.autograd.grad(value, x)[0].abs().max()), float(value.detach())
+
+
+def test_every_name_of_a_chain_has_one():
+    assert list(CHAINS) == list(CHAINED)
+    assert list(IN_BOX) == list(PROJECTED)
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_evals": 9}, {"max_steps": 3}])

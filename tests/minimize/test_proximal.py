@@ -141,3 +141,11 @@ def test_what_can_not_be_is_refused():
         m.prox.SimplexSet(0.0)
     with pytest.raises(TypeError, match="prox is a float"):
         m.ProximalGradient(0.1)
+
+
+def test_a_result_with_a_penalty_says_why_it_has_no_errors():
+    result = mo.minimize(
+        lambda x: (x - 1).square().sum(), torch.zeros(2, dtype=torch.float64), prox=m.prox.L1Penalty(0.1)
+    )
+    with pytest.raises(ValueError, match="prox="):
+        _ = result.stderr

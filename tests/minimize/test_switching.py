@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from moduli import minimize
-from moduli._minimize._loop import BATCHED
-from moduli._minimize._methods import CHAINS, DIRECT
+from moduli._minimize._direct import DIRECT
+from moduli._minimize._methods import CHAINS
+from moduli._minimize._names import BATCHED
 
 D = torch.float64
 METHODS = sorted({*CHAINS, *DIRECT, "lm", "auto"})

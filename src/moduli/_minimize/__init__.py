@@ -6,12 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..optim import Module, Need
 from ._args import bind_args
 from ._arguments import MinimizeRequest, read_request
 from ._constrained import SMALL, run_sqp
@@ -20,15 +19,17 @@ from ._curve_fit import curve_fit
 from ._direct import DIRECT, DirectMethod
 from ._fit import run_fit
 from ._functions import accept_numbers, attach_derivatives, change_residuals
-from ._implicit import minimize_implicit
-from ._loop import BATCHED, BatchedRuns, EndOfRun, SingleRun, run_chain
-from ._methods import CHAINS, IN_BOX, RESIDUALS, VALUES_ONLY
+from ._names import BATCHED, PROJECTED, RESIDUALS, VALUES_ONLY
 from ._point import StartPoint, choose_tolerance, data_of, from_vector, to_vector
 from ._proximal import PROXIMAL, read_proximal, run_proximal
 from ._result import Result, ask_to_stop
 from ._runs import RunRecord
 from ._scipy_method import scipy_method
+from ._single import EndOfRun, SingleRun
 from ._variables import Variables, read_bounds
+
+if TYPE_CHECKING:
+    from ..optim import Module
 
 __all__ = ["Result", "choose_tolerance", "curve_fit", "minimize", "scipy_method"]
 
@@ -135,6 +136,8 @@ def minimize(
             raise ValueError("minimize: prox= stands alone; bounds are prox=m.prox.BoxSet(lower, upper)")
         return _minimize_proximal(fun, x0, method, prox, tol, max_evals, max_steps, callback, progress)
     if implicit:
+        from ._implicit import minimize_implicit  # with `linalg`, which only this needs
+
         return minimize_implicit(
             minimize, fun, x0, constraints, method=method, bounds=bounds, lower=lower, upper=upper, bounds_by=bounds_by,
             tol=tol, max_evals=max_evals, max_steps=max_steps, callback=callback, progress=progress, batched=batched,
@@ -229,13 +232,15 @@ def _start_run(
     if batched and name not in BATCHED:
         raise ValueError(f"minimize: {', '.join(BATCHED)} are batched; for {name} call minimize for each start")
     low, high = sides
-    projects = not batched and (name in IN_BOX or name in ("lm", "auto"))
+    projects = not batched and (name in PROJECTED or name in ("lm", "auto"))
     bounded = any(bound is not None for bound in (*low, *high))
     if bounded and bounds_by == "projection" and not projects:
-        raise ValueError(f"minimize: {name} takes bounds by transform; by projection lm, {', '.join(IN_BOX)} do")
+        raise ValueError(f"minimize: {name} takes bounds by transform; by projection lm, {', '.join(PROJECTED)} do")
     transform = batched or (bounded and (bounds_by == "transform" or not projects))
     variables = Variables(point, low, high, transform)
     if batched:
+        from ._loop import BatchedRuns
+
         return BatchedRuns(variables, fun, request.max_evals, name)
     run = SingleRun(variables, point.leaves, fun, request.max_evals, name, name in VALUES_ONLY or name in DIRECT)
     if name == "auto":
@@ -262,10 +267,6 @@ def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Cal
     """
     name, variables, steps = run.method, run.variables, request.max_steps
     run.residuals = name in RESIDUALS
-    links: list[Module] = []
-    if not isinstance(request.method, str):
-        links = [request.method] if isinstance(request.method, Module) else list(request.method)
-        run.residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
     fixed = variables.find_fixed()
     if not run.batch and all(mask is not None and bool(mask.all()) for mask in fixed):
         run.evaluate()
@@ -276,9 +277,9 @@ def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Cal
     elif name == "lm":
         run_fit(run, request.fit, request.mode, steps=steps, after=after)
     else:
-        if not links:
-            links = IN_BOX[name](variables) if variables.bounded and not variables.transform else CHAINS[name]()
-        run_chain(run, links, tol=tol, steps=steps, after=after)
+        from ._loop import run_links  # with all links, which take as long to import as a hundred small fits
+
+        run_links(run, request.method, tol=tol, steps=steps, after=after)
 
 
 def _refuse_changes(*, jac: Any, hess: Any, loss: str, nan: str | None, implicit: bool) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..optim import Module
 from ._functions import MODES
 from ._least_squares import LeastSquaresOptions
-from ._methods import canonical
+from ._names import canonical
 from ._point import StartPoint, data_of, to_numpy, to_vector
+
+if TYPE_CHECKING:
+    from ..optim import Module
 
 # SciPy's names, for limits and for the tolerance of the gradient.
 _STEPS = ("maxiter",)

@@ -13,9 +13,9 @@ from torch import Tensor
 from ._constraints import Constraint
 from ._derivatives import VectorFunction
 from ._fit import read_side
-from ._loop import EndOfRun, SingleRun
 from ._point import loss_of, to_numpy, to_vector, value_of
 from ._result import Result
+from ._single import EndOfRun, SingleRun
 from ._sqp import Array, ConstrainedProblem, SqpState, minimize_by_sqp
 
 SMALL = 300

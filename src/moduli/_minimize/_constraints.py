@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..m import AugmentedLagrangian
 from ._args import bind_args
 from ._point import StartPoint, data_of, loss_of, value_of
 from ._result import Result, ask_to_stop
@@ -103,6 +102,8 @@ def minimize_constrained(
         if data.dim() == 1 and data.numel() > 1:
             return torch.cat([data, *more])
         return loss_of(data, False) + sum(value_of(one) for one in more)
+
+    from ..m import AugmentedLagrangian  # a room that other methods do not need
 
     while True:
         left = None if max_steps is None else max_steps - steps

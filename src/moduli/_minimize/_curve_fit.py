@@ -81,7 +81,7 @@ def curve_fit(
     """
     x, y = _read_data(x), _read_data(y)
     start = _read_start(f, p0, bounds)
-    bounds = _read_intervals(bounds, list(start))
+    bounds = _read_intervals(bounds, list(start)) or None
     observed: Tensor = data_of(y) if data_of(y) is not None else torch.as_tensor(y)
     weigh = _read_sigma(sigma, observed)
     by_name = isinstance(p0, Mapping)

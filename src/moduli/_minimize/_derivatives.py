@@ -10,6 +10,41 @@ from torch import Tensor
 
 from ._point import StartPoint, data_of, from_vector
 
+ELEMENTWISE = frozenset((
+    "Abs", "Acos", "Acosh", "Add", "Addcdiv", "Addcmul", "Alias", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
+    "Clamp", "ClampMax", "ClampMin", "Clone", "Cos", "Cosh", "Digamma", "Div", "Elu", "Erf", "Erfc", "Exp",
+    "Exp2", "Expm1", "Gelu", "Hypot", "LeakyRelu", "Lerp", "Lgamma", "Log", "Log10", "Log1P", "Log2",
+    "LogSigmoid", "Logaddexp", "Logaddexp2", "Maximum", "Minimum", "Mul", "Neg", "Pow", "Reciprocal", "Relu",
+    "Rsqrt", "Rsub", "Sgn", "Sigmoid", "Sign", "Silu", "Sin", "Sinc", "Sinh", "Softplus", "Sqrt", "Sub", "Tan",
+    "Tanh", "ToCopy", "Where", "Xlogy",
+))  # fmt: skip
+"""Operations of torch, as the nodes of graphs name them, each of whose values depends on one value of each argument."""
+
+
+def is_elementwise(node: Any) -> bool:
+    """Return whether all operations of a graph that ends here are elementwise."""
+    seen, waiting = set(), [node]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kind, _, _ = node.name().partition("Backward")
+        if kind in ELEMENTWISE:
+            waiting.extend(parent for parent, _ in node.next_functions)
+        elif node.name() != "torch::autograd::AccumulateGrad":
+            return False
+    return True
+
+
+def _are_numbers(point: StartPoint) -> bool:
+    """Return whether the leaves of a point are single real numbers of one dtype without labels."""
+    dtype = point.leaves[0].dtype
+    pairs = zip(point.leaves, point.dims, strict=True)
+    return (
+        all(leaf.dim() == 0 and dims is None and leaf.dtype is dtype for leaf, dims in pairs) and not dtype.is_complex
+    )
+
 
 class VectorFunction:
     """A function of the real vector of all leaves, with real values as a vector.
@@ -30,15 +65,27 @@ class VectorFunction:
         see: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> None:
         self.fun, self.point, self.mode, self.see = fun, point, mode, see
+        #: Whether the leaves are single real numbers, and whether the values are elementwise functions of them.
+        self.numbers = see is None and point.module is None and _are_numbers(point)
+        self.elementwise: bool | None = None if self.numbers else False
+        #: Where the function was evaluated last, and its values there.
+        self.at: Tensor | None = None
+        self.values: Tensor | None = None
 
     def point_of(self, vector: Tensor) -> list[Tensor]:
         """Return the leaves that the function is given at a vector."""
+        if self.numbers and vector.dtype is self.point.leaves[0].dtype:
+            return list(vector.unbind())
         leaves = from_vector(vector, self.point.leaves)
         return leaves if self.see is None else self.see(leaves)
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Return the values at a vector, complex ones as pairs."""
-        return flatten_values(self.point.call(self.fun, self.point_of(vector)))
+        found = self.point.call(self.fun, self.point_of(vector))
+        out = flatten_values(found)
+        if self.elementwise is not False and not out.requires_grad:
+            self.at, self.values = vector, data_of(found)
+        return out
 
     def jacobian(self, vector: Tensor, values: int) -> Tensor:
         """Return the Jacobian at a vector.
@@ -50,7 +97,8 @@ class VectorFunction:
         forward = self.mode == "forward" or (self.mode is None and vector.numel() <= values)
         if forward:
             try:
-                return self._differentiate_forward(vector)
+                rows = self._differentiate_elementwise(vector, values)
+                return self._differentiate_forward(vector) if rows is None else rows
             except (NotImplementedError, RuntimeError):
                 # Not every operation of torch has a forward derivative. What else is wrong is found again in reverse.
                 if self.mode == "forward":
@@ -66,6 +114,37 @@ class VectorFunction:
 
         second: Tensor = torch.func.jvp(slope, (vector,), (direction,))[1]
         return second.detach()
+
+    def _differentiate_elementwise(self, vector: Tensor, values: int) -> Tensor | None:
+        """Return the Jacobian of an elementwise model by one backward pass, or None where the model is of another kind.
+
+        A curve is mostly a formula of numbers, `a * exp(-b * x) + c`. Given a copy of each number for every value, the
+        derivative of the sum of the values by a copy is an entry of the Jacobian. The graph says whether the model is such
+        a formula: then all its operations are elementwise.
+
+        Args:
+            vector: Where.
+            values: How many values the function has.
+        """
+        known = self.values
+        if self.elementwise is False or known is None or known.numel() != values:
+            return None
+        copies = [torch.full_like(known, number, requires_grad=True) for number in vector.tolist()]
+        try:
+            with torch.enable_grad():
+                data = data_of(self.point.call(self.fun, copies))
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            data = None  # it takes single numbers only
+        if data is None or data.shape != known.shape or not is_elementwise(data.grad_fn):
+            self.elementwise = False
+        elif self.elementwise is None:
+            # What was detached is not in the graph, and could depend on how many copies there are.
+            same = self.at is not None and torch.equal(self.at, vector)
+            self.elementwise = same and torch.allclose(known, data.detach(), rtol=1e-6, equal_nan=True)
+        if not self.elementwise:
+            return None
+        columns = torch.autograd.grad(data.sum(), copies, allow_unused=True, materialize_grads=True)
+        return torch.stack(columns).reshape(len(copies), -1).T
 
     def _differentiate_forward(self, vector: Tensor) -> Tensor:
         """Return the Jacobian column by column: J'u is linear in u, and its derivatives by u are the columns of J.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ._derivatives import VectorFunction, flatten_values
 from ._least_squares import Array, FitState, LeastSquaresOptions, Residuals, fit_least_squares
-from ._loop import EndOfRun, SingleRun
 from ._point import to_numpy, to_vector
+from ._single import EndOfRun, SingleRun
 
 
 def run_fit(
@@ -52,8 +52,10 @@ def run_fit(
             run.check_limit()
             ready, run.ready = run.ready, None
             values = function(vector) if ready is None else flatten_values(ready[1]).detach()
-        numbers: Array = np.nan_to_num(to_numpy(values), nan=math.inf, posinf=math.inf, neginf=-math.inf)
-        return numbers
+        numbers: Array = to_numpy(values)
+        if math.isfinite(numbers.sum()):
+            return numbers
+        return np.nan_to_num(numbers, nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
     def differentiate(x: Array) -> Array:
         run.jacobians += 1

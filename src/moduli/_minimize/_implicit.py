@@ -18,7 +18,7 @@ from ..linalg import FunctionOperator, Outcome, cg, minres
 from ._args import BoundFunction
 from ._constraints import Constraint, read_constraints
 from ._derivatives import differentiate_rows
-from ._methods import RESIDUALS
+from ._names import RESIDUALS
 from ._point import StartPoint, data_of, from_vector, to_vector, value_of
 from ._result import Result
 from ._variables import read_bounds

@@ -19,6 +19,11 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 EPS = float(np.finfo(np.float64).eps)
 
 
+def measure(vector: Array) -> float:
+    """Return the length of a vector."""
+    return math.sqrt(vector @ vector)
+
+
 @dataclass(frozen=True)
 class LeastSquaresOptions:
     """How a fit ends, and what replaces exact Jacobians.
@@ -76,7 +81,7 @@ class FitState:
     def __init__(self, functions: Residuals, x: Array, low: Array, high: Array, options: LeastSquaresOptions) -> None:
         self.functions, self.x, self.low, self.high, self.options = functions, x, low, high, options
         self.r = functions.values(x)
-        self.norm = float(np.linalg.norm(self.r))
+        self.norm = measure(self.r)
         self.J = np.zeros((len(self.r), len(x)))
         self.D = np.zeros(len(x)) if options.scale is None else 1 / options.scale
         self.delta = self.damping = 0.0
@@ -127,11 +132,11 @@ class Factors(NamedTuple):
 
     def find_damping(self, delta: float, damping: float) -> float:
         """Return a damping whose step has the length `delta`, to a tenth (Moré, algorithm 5.5)."""
-        length = float(np.linalg.norm(self.solve(0.0)))
+        length = measure(self.solve(0.0))
         deficient = bool((self.s <= EPS * len(self.s) * self.s.max(initial=0.0)).any())
         if length <= 1.1 * delta:
             return 0.0
-        gradient = float(np.linalg.norm(self.s * self.u))
+        gradient = measure(self.s * self.u)
         high = gradient / delta
         low = 0.0
         if not deficient:
@@ -139,7 +144,7 @@ class Factors(NamedTuple):
         damping = min(max(damping, low), high) or gradient / max(length, delta)
         for _ in range(10):
             step = self.solve(damping)
-            length = float(np.linalg.norm(step))
+            length = measure(step)
             excess = length - delta
             if abs(excess) <= 0.1 * delta:
                 break
@@ -189,13 +194,13 @@ def propose(state: FitState, gradient: Array) -> Trial:
         fixed = fixed | over
     if state.damping == 0:
         step = state.shorten * step
-    length = float(np.linalg.norm(state.D * step))
+    length = measure(state.D * step)
     if state.functions.curve is not None and state.options.geodesic and not fixed.any():
         step = _bend(state, step)
-    linear = float(np.linalg.norm(state.J @ step)) / state.norm
+    linear = measure(state.J @ step) / state.norm
     damped = math.sqrt(state.damping) * length / state.norm
     if fixed.any() or state.shorten < 1:  # the step is no minimum of the damped model: evaluate the model itself
-        after = float(np.linalg.norm(state.r + state.J @ step)) / state.norm
+        after = measure(state.r + state.J @ step) / state.norm
         return Trial(step, length, 1 - after**2, float(gradient @ step) / state.norm**2)
     return Trial(step, length, linear**2 + 2 * damped**2, -(linear**2 + damped**2))
 
@@ -206,7 +211,7 @@ def _bend(state: FitState, step: Array) -> Array:
     if not np.isfinite(curvature).all():
         return step
     bend = Factors.of(state.J, state.D, curvature).solve(state.damping) / state.D
-    small = 2 * np.linalg.norm(state.D * bend) <= 0.75 * np.linalg.norm(state.D * step)
+    small = 2 * measure(state.D * bend) <= 0.75 * measure(state.D * step)
     return step + 0.5 * bend if small else step
 
 
@@ -227,7 +232,7 @@ def fit_least_squares(state: FitState) -> Iterator[tuple[str, bool]]:
             yield "The derivatives of the residuals are not finite.", False
         state.scale_columns()
         if state.first:
-            state.delta = options.factor * (float(np.linalg.norm(state.D * state.x)) or 1.0)
+            state.delta = options.factor * (measure(state.D * state.x) or 1.0)
         gradient = np.where(state.find_pushed(g := state.J.T @ state.r), 0.0, g)
         largest = float(np.abs(gradient).max(initial=0.0))
         if updates == 0 and largest <= options.tol:
@@ -256,7 +261,7 @@ def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
         state.delta = min(state.delta, trial.length)
     there = np.clip(state.x + trial.step, state.low, state.high)
     r = state.functions.values(there)
-    norm = float(np.linalg.norm(r))
+    norm = measure(r)
     reduction = 1 - (norm / state.norm) ** 2 if 0.1 * norm < state.norm else -1.0
     ratio = reduction / trial.predicted if trial.predicted > 0 else 0.0
     if not ratio > 0.25:
@@ -274,7 +279,7 @@ def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
         bend = 2 * trial.slope + reduction
         longer = trial.slope / bend if bend < 0 else 2.0
         state.shorten = min(1.0, max(0.1, state.shorten * longer)) if ratio < 0.75 or state.shorten < 1 else 1.0
-    size = float(np.linalg.norm(state.D * state.x))
+    size = measure(state.D * state.x)
     # Below rounding, whether the sum has fallen says nothing: the step is then taken for what the model says of it.
     rounding = 64 * options.eps
     level = trial.predicted <= rounding and abs(reduction) <= rounding

@@ -1,4 +1,4 @@
-"""The loop around a chain of links, and what goes through it: one run, or many starts like the members of a population."""
+"""The loop around a chain of links, and many starts that go through it like the members of a population."""
 
 from __future__ import annotations
 
@@ -11,100 +11,13 @@ import torch
 from torch import Tensor
 
 from ..m import LineSearchBase
-from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer, step
-from ._methods import CHAINS
-from ._point import data_of, from_vector, loss_of, value_of
+from ..optim import Closure, ClosureError, Module, Need, Objective, step
+from ._methods import CHAINS, IN_BOX
+from ._point import data_of, from_vector
+from ._quasi_newton import MATRICES, fits_numpy, run_quasi_newton
 from ._runs import Numbers, RunRecord, choose, read
+from ._single import SingleRun
 from ._variables import Variables
-
-
-class EndOfRun(Exception):
-    """Ends a run from inside an evaluation."""
-
-
-class SingleRun(RunRecord):
-    """A run from one start.
-
-    Unless it looks at values only, one evaluation is kept for the gradient at the point that is returned, which may have been
-    seen by its value only.
-    """
-
-    ready: tuple[list[Tensor], Any] | None = None
-    """The first evaluation of the run, if it was made already."""
-    optimizer: Optimizer
-
-    def check_limit(self) -> None:
-        """Count an evaluation, unless its result is there already; raise EndOfRun where there have been enough."""
-        if self.ready is not None:
-            return
-        # A gradient at the end may take one; these methods have that of the point which they evaluated.
-        spare = 0 if self.values_only or self.method in ("lm", "sqp", "fista", "proximal-gradient") else 1
-        limit = max(self.max_evals - spare, 1)
-        if self.evaluations >= limit:
-            raise EndOfRun(f"The limit of {self.max_evals} evaluations was reached.")
-        self.evaluations += 1
-        self.each += 1
-
-    def call(self) -> tuple[list[Tensor], Any]:
-        """What the function sees now, and what it returns."""
-        self.check_limit()
-        seen = self.variables.seen()
-        return seen, self.point.call(self.fun, seen)
-
-    def evaluate(self) -> Tensor:
-        """The user's function at the variables as they are now; remembers the best point."""
-        seen, found = self.ready or self.call()
-        self.ready = None
-        data = loss_of(found, self.residuals)
-        value = value_of(data.detach())
-        if self.first == -math.inf:
-            if not bool(value.isfinite()):
-                raise EndOfRun(f"The loss is {float(value)} at the start.")
-            self.first = read(value)
-        self.judge(value, seen)
-        if not self.active:
-            raise EndOfRun(self.reason)
-        return data
-
-    def begin(self, links: list[Module]) -> None:
-        """Take the links of the run."""
-        self.optimizer = Optimizer(self.leaves, *links)
-
-    def advance(self, closure: Closure) -> str:
-        """Make a step; why a link ended the run, or ""."""
-        self.optimizer.step(closure)
-        self.variables.project()
-        if self.residuals and self.value == 0.0:
-            self.end("All residuals are zero.", True)
-        if not self.optimizer.should_terminate:
-            return ""
-        return (self.optimizer.reasons or ["A link of the chain asked to stop."])[-1]
-
-    def begin_again(self, rows: Numbers) -> None:
-        """Forget what the links have learned."""
-        self.optimizer.reset()
-
-    def finish(self, tol: float) -> None:
-        """Know the gradient at the point that is returned, and say so where the run ended at another one."""
-        if self.batch or self.values_only or math.isfinite(self.norms) or not math.isfinite(self.values):
-            return
-        if self.evaluations < self.max_evals:
-            self.evaluations += 1
-            self.each += 1
-            leaves = [leaf.detach().clone().requires_grad_() for leaf in self.best]
-            with torch.enable_grad():
-                loss = value_of(loss_of(self.point.call(self.fun, leaves), self.residuals))
-            if loss.requires_grad:
-                found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-                self.norms = self.largest(self.variables.follow(leaves, list(found)))
-        if bool(self.good) and not self.variables.transform and tol < float(self.norms) < math.inf:
-            self.good = np.bool_(False)
-            fact = "The run ended where the gradient vanishes, but had seen a lower point, which is returned"
-            self.reasons = [f"{fact}: its gradient is {float(self.norms):.2g}. Start again from there."]
-
-
-BATCHED = ("bfgs", "lbfgs", "cg", "gd", "adam")
-"""The methods whose links take all members of a population at once."""
 
 
 class BatchedRuns(SingleRun):
@@ -246,11 +159,11 @@ class GradientWatch(Module):
         norm = run.largest(grads if variables.transform else variables.follow(objective.params, grads))
         if run.steps == 0:
             run.steepness = choose(np.isfinite(norm), norm, run.steepness)
-        run.check_gradient(loss, norm, self.tol)
+        run.check_gradient(0.0 if loss is None else read(loss), norm, self.tol)
         if loss is not None and not variables.transform and math.isfinite(norm):
             run.judge(loss, variables.seen(), norm)
         if run.some(run.active):
-            run.look_far(objective)
+            run.look_far(lambda points: _evaluate_at(objective, points))
         if run.batch:  # runs that are over have nowhere to go
             objective.grads = [torch.where(run.spread(run.active, grad), grad, 0.0) for grad in grads]
         if run.reason:
@@ -258,6 +171,13 @@ class GradientWatch(Module):
             objective.stop = objective.skip_update = True
             objective.updates = [torch.zeros_like(param) for param in objective.params]
         return objective
+
+
+def _evaluate_at(objective: Objective, points: list[Tensor]) -> None:
+    """Evaluate the closure elsewhere, and come back."""
+    with objective.moved():
+        objective.move_to(points)
+        objective.get_loss(backward=False, at_x0=False)
 
 
 @np.errstate(over="ignore")  # a run that ends for it says so
@@ -282,7 +202,7 @@ def run_chain(run: SingleRun, links: list[Module], *, tol: float, steps: int | N
             if reason := run.advance(closure):
                 run.end(reason, True)
             elif not run.count_step(after, steps):
-                again = run.check_progress(before, lowest)
+                again = run.check_progress(run.find_still(before), lowest)
                 if run.some(again):
                     run.begin_again(again)
     except ClosureError as error:
@@ -290,3 +210,29 @@ def run_chain(run: SingleRun, links: list[Module], *, tol: float, steps: int | N
             raise
         fact = "The function does not depend on x in a way that can be differentiated"
         run.end(f"{fact}; method='nelder-mead' looks at values only.", False)
+
+
+def run_links(run: SingleRun, method: Any, *, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
+    """Run the user's links, or those of a method by name; quasi-Newton methods over small vectors in NumPy.
+
+    Args:
+        run: The record of the run, with the name of the method.
+        method: A link or a list of them, or the name of the method.
+        tol: The largest component of the gradient at the end.
+        steps: The largest number of steps.
+        after: Called after each step; a true result ends the run.
+
+    Raises:
+        EndOfRun: Where an evaluation ended it.
+    """
+    variables = run.variables
+    projects = variables.bounded and not variables.transform
+    if run.method in MATRICES and not run.batch and not projects and fits_numpy(run.leaves):
+        run_quasi_newton(run, tol=tol, steps=steps, after=after)
+        return
+    if isinstance(method, str):
+        links = IN_BOX[run.method](variables) if projects else CHAINS[run.method]()
+    else:
+        links = [method] if isinstance(method, Module) else list(method)
+        run.residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
+    run_chain(run, links, tol=tol, steps=steps, after=after)

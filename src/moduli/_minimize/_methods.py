@@ -11,7 +11,6 @@ from torch import Tensor
 from .. import m
 from ..linalg import LinearOperator
 from ..optim import Module, Objective
-from ._direct import DIRECT
 from ._point import to_vector
 from ._variables import Variables
 
@@ -109,9 +108,6 @@ CHAINS: dict[str, Callable[[], list[Module]]] = {
 }
 """Chains that `minimize` knows by name."""
 
-RESIDUALS = frozenset({"lm", "gn"})
-VALUES_ONLY = frozenset({"spsa"})
-
 
 IN_BOX: dict[str, Callable[[Variables], list[Module]]] = {
     "bfgs": lambda v: [Free(v), m.LBFGS(history_size=30), Free(v), m.Backtracking(maxiter=40)],
@@ -122,43 +118,3 @@ IN_BOX: dict[str, Callable[[Variables], list[Module]]] = {
     "damped-newton": lambda v: [BoundedLevenbergMarquardt(v, m.Newton(), max_attempts=30)],
 }
 """Chains that stay within bounds by themselves; the others get theirs by a change of variables."""
-
-
-# SciPy's names, and those of torchzero's classes; spelling, case and hyphens do not matter.
-_ALIASES = {
-    "lbfgsb": "lbfgs",
-    "levenbergmarquardt": "lm",
-    "gaussnewton": "gn",
-    "trustcg": "trust-ncg",
-    "leastsq": "lm",
-    "slsqp": "sqp",
-    "coordinatedescent": "cd",
-    "gradientdescent": "gd",
-    "polakribiere": "cg",
-    "conjugategradient": "cg",
-    "newtonexact": "newton",
-}
-
-
-# Methods of SciPy without an equal here, and what serves in their place.
-_INSTEAD = {
-    "trustconstr": "sqp, or any method with constraints=",
-    "cobyla": "nelder-mead with constraints=, or sqp where there are derivatives",
-    "cobyqa": "nelder-mead with constraints=, or sqp where there are derivatives",
-    "tnc": "lbfgs with bounds=",
-    "trustkrylov": "trust-ncg",
-    "trf": "lm, which takes bounds",
-    "dogbox": "lm, which takes bounds",
-}
-
-
-def canonical(name: str) -> str:
-    """A name as it is in the tables."""
-    known = sorted({*CHAINS, *DIRECT, "lm", "sqp", "auto"})
-    plain = "".join(letter for letter in name.lower() if letter.isalnum())
-    spelled = {"".join(filter(str.isalnum, other)): other for other in known} | _ALIASES
-    if plain in spelled:
-        return spelled[plain]
-    if plain in _INSTEAD:
-        raise ValueError(f"minimize: there is no method {name!r}; use {_INSTEAD[plain]}")
-    raise ValueError(f"minimize: there is no method {name!r}; use {', '.join(known)}, or a list of links")

@@ -78,6 +78,8 @@ class StartPoint:
 
     def call(self, fun: Callable[[Any], Any], leaves: list[Tensor]) -> Any:
         """The user's function at these leaves."""
+        if isinstance(self.x0, Tensor):
+            return fun(leaves[0])
         if self.module is None:
             return fun(self._form(leaves))
         if all(map(operator.is_, leaves, self.leaves)):

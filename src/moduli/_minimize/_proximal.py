@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._loop import EndOfRun, SingleRun
 from ._point import loss_of, value_of
 from ._result import Result
+from ._single import EndOfRun, SingleRun
 
 PROXIMAL = {"auto": True, "fista": True, "proximalgradient": False, "ista": False}
 """The methods that take penalties by their proximal operators, each with whether it has momentum."""

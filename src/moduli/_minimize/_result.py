@@ -195,6 +195,9 @@ class Result:
     def _require_problem(self) -> FoundProblem:
         if self.starts:
             raise ValueError("this result is of many starts; ask one of them: result.starts[i].stderr")
+        if self.problem is None and self.method in ("fista", "proximal-gradient"):
+            fact = "this result is of a sum with prox=, which has no derivatives where the penalty has a corner"
+            raise ValueError(f"{fact}; differentiate the function itself at result.x")
         if self.problem is None:
             raise ValueError("this result was loaded without its function, so it can not be differentiated any more")
         return self.problem

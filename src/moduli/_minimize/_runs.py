@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..optim import Objective
 from ._point import StartPoint, to_vector
 from ._result import FoundProblem, Result
 from ._variables import Variables
@@ -127,7 +126,9 @@ class RunRecord:
         """The largest absolute value of all numbers of each run; NaN where one is."""
         found: Numbers = np.zeros(self.batch)[()]
         for tensor in tensors:
-            if tensor.numel():
+            if not self.batch and tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64) and tensor.numel():
+                found = np.maximum(found, np.abs(tensor.detach().numpy()).max())
+            elif tensor.numel():
                 found = np.maximum(found, read(tensor.detach().abs().reshape(*self.batch, -1).amax(-1)))
         return found
 
@@ -150,10 +151,17 @@ class RunRecord:
         if self.batch:
             self._judge_many(values, seen, norms)
         else:
-            self._judge_one(values.item(), torch.finfo(values.dtype).eps, seen, norms)
+            self.judge_one(values.item(), torch.finfo(values.dtype).eps, seen, norms)
 
-    def _judge_one(self, loss: float, eps: float, seen: list[Tensor], norm: float | None) -> None:
-        """Judge the point of a single run, with Python's numbers, which take a fraction of the time of arrays."""
+    def judge_one(self, loss: float, eps: float, seen: list[Tensor], norm: float | None) -> None:
+        """Judge the point of a single run, with Python's numbers, which take a fraction of the time of arrays.
+
+        Args:
+            loss: The loss.
+            eps: The relative rounding of it.
+            seen: The point.
+            norm: The largest component of the gradient there, where it is known.
+        """
         best, flattest, size = float(self.values), float(self.norms), float(self.size)
         least_fall, fallen = 1e-3 * float(self.steepness), float(self.first) - loss
         falls = loss < -1e200
@@ -162,7 +170,8 @@ class RunRecord:
             falls = falls or (far > FAR * size and fallen >= least_fall * far)
         if self.probing and not falls:
             loss = math.inf
-        self.lowest = np.fmin(self.lowest, loss)
+        if loss < self.lowest:
+            self.lowest = np.float64(loss)
         noise = 32 * eps * min(max(abs(loss), abs(best)), 1e300)
         taken = falls or loss < best - (noise if flattest < math.inf else 0.0)
         if norm is not None and not taken:
@@ -198,11 +207,11 @@ class RunRecord:
             self.norms = choose(taken, math.inf if norms is None else norms, self.norms)
         self.end("The function seems to be unbounded below: it falls without limit.", False, falls)
 
-    def check_gradient(self, values: Tensor | None, norms: Numbers, tol: float) -> None:
-        """End the runs that are at a point where the gradient vanishes, or where there is none."""
-        if not self.batch and tol < norms < math.inf and (values is None or math.isfinite(values.item())):
+    def check_gradient(self, values: Numbers, norms: Numbers, tol: float) -> None:
+        """End the runs that are at a point where the gradient vanishes, or where it or the loss is not finite."""
+        if not self.batch and tol < norms < math.inf and math.isfinite(values):
             return  # a single run that goes on, which is seen without arrays
-        finite = np.isfinite(norms) if values is None else np.isfinite(norms) & np.isfinite(read(values))
+        finite = np.isfinite(norms) & np.isfinite(values)
         self.end("The loss or its gradient is not finite along the way.", False, ~finite)
         self.end(f"The gradient vanishes: its largest component is at most {tol:.2g}.", True, norms <= tol)
 
@@ -225,11 +234,15 @@ class RunRecord:
         return not self.some(self.active)
 
     @np.errstate(all="ignore")
-    def look_far(self, objective: Objective) -> None:
-        """One value far along a way that goes on as it went; where it falls that far, the run is over."""
+    def look_far(self, probe: Callable[[list[Tensor]], object]) -> None:
+        """Look at one value far along a way that goes on as it went; where it falls that far, the run is over.
+
+        Args:
+            probe: Evaluates the function where the variables are these, and puts them back.
+        """
         if self.steps % STRIDE or self.variables.bounded:
             return
-        here, before = [param.detach().clone() for param in objective.params], self._way
+        here, before = [leaf.detach().clone() for leaf in self.leaves], self._way
         self._way = [a - b for a, b in zip(here, self._mark, strict=True)]
         self._mark, length = here, self.largest(self._way)
         same = self.largest([a - b for a, b in zip(self._way, before, strict=True)]) <= 1e-3 * length
@@ -239,27 +252,21 @@ class RunRecord:
         self._next = np.where(rows, 2 * self.steps, self._next)
         far, self.probing = np.where(rows, 2 * FAR * self.size / length, 0.0), True
         try:
-            with objective.moved():
-                ways = zip(here, self._way, strict=True)
-                objective.move_to([a + (self.spread(far, a) * d).to(a.dtype) for a, d in ways])
-                objective.get_loss(backward=False, at_x0=False)
+            ways = zip(here, self._way, strict=True)
+            probe([a + (self.spread(far, a) * d).to(a.dtype) for a, d in ways])
         except OUTSIDE:
             pass
         finally:
             self.probing = False
 
     @np.errstate(all="ignore")
-    def check_progress(self, there: list[Tensor], before: Numbers) -> Numbers:
+    def check_progress(self, stays: Numbers, before: Numbers) -> Numbers:
         """Which runs should begin again, because they stay where they are or fall no more; end them when it did not help.
 
         Args:
-            there: Where the runs were before the step.
+            stays: Which runs are where they were before the step.
             before: The lowest values before the step.
         """
-        if self.batch:
-            stays: Numbers = read((self.leaves[0] == there[0]).all(1)).astype(bool)
-        else:
-            stays = np.bool_(all(map(torch.equal, there, self.leaves)))
         self._still = (self._still + 1) * stays
         silent = np.isfinite(before) & (before - self.lowest <= 1e-15 * abs(self.lowest))
         self._quiet = (self._quiet + 1) * silent
@@ -278,6 +285,12 @@ class RunRecord:
             self.end("No lower point was found: the loss is at the limit of its precision.", small, still)
             self.end(f"The loss has not fallen for {self._patience} steps.", small, quiet)
         return again & self.active
+
+    def find_still(self, there: list[Tensor]) -> Numbers:
+        """Return which runs are at a place."""
+        if self.batch:
+            return read((self.leaves[0] == there[0]).all(1)).astype(bool)
+        return np.bool_(all(map(torch.equal, there, self.leaves)))
 
     def result(self) -> Result:
         """All runs so far."""

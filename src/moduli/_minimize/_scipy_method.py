@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._functions import DifferentiatedFunction
-from ._methods import canonical
+from ._names import canonical
 
 
 def scipy_method(name: str, **settings: Any) -> Callable[..., Any]:

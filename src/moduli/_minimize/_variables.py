@@ -123,6 +123,8 @@ def read_bounds(
     """
     if bounds is not None and (lower is not None or upper is not None):
         raise TypeError("minimize: give either bounds=, or lower= and upper=")
+    if bounds is None and lower is None and upper is None:
+        return [None] * len(point.leaves), [None] * len(point.leaves)
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):  # scipy.optimize.Bounds
         lower, upper, bounds = bounds.lb, bounds.ub, None
     if isinstance(bounds, Iterator):
@@ -165,7 +167,9 @@ def _read_side(given: Any, leaf: Tensor, name: str, side: str, end: float) -> Te
         raise TypeError(f"minimize: {side} bounds are numbers in the form of x0, not {given!r}")
     if isinstance(given, list | tuple):
         given = [end if item is None else item for item in given]
-    data = given.data if isinstance(given, Labelled) else torch.as_tensor(end if given is None else given)
+    data = given.data if isinstance(given, Labelled) else given
+    if not isinstance(data, Tensor):  # torch would round Python's numbers to single precision
+        data = torch.as_tensor(np.asarray(end if data is None else data))
     try:
         return data.detach().to(leaf).expand_as(leaf).clone()
     except RuntimeError as error:

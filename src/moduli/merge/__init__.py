@@ -9,7 +9,9 @@ gives a new module, or takes state dicts and gives a new state dict:
 * of models fine-tuned from one base, by their task vectors: `task_vector`, `task_arithmetic` (add and subtract them), `ties`
   (trim, elect signs, average what agrees), `dare` (drop at random, rescale), `della` (the small ones more often), `breadcrumbs`
   (without the smallest and the largest), `sce` (where they differ most), `stock` (how far to go, by their angles);
-* on the sphere of directions: `karcher`.
+* on the sphere of directions: `karcher`;
+* of strangers, trained from different starts: `align` first (or `align=` of any recipe) puts the units of one model into the order
+  of the other's, `repair` restores the statistics of units after the merge, and `path` measures the loss between two models.
 
 Given paths of checkpoints and `out=`, each of them merges files (`moduli.io.merge_files`):
 ``merge.ties("base/", ["math/", "code/"], out="merged/", density=0.5)``. `search` finds coefficients by the score of the model.
@@ -42,6 +44,10 @@ Example:
 
 import typing as _typing
 
+from ._align import align as align
+from ._align import align_all as align_all
+from ._align import match_units as match_units
+from ._align import permute_units as permute_units
 from ._angles import karcher as karcher
 from ._angles import slerp as slerp
 from ._angles import stock as stock
@@ -69,6 +75,9 @@ from ._driver import run as run
 from ._driver import stream as stream
 from ._models import MergeError as MergeError
 from ._models import Model as Model
+from ._path import LossPath as LossPath
+from ._path import path as path
+from ._repair import repair as repair
 from ._sparse import breadcrumbs as breadcrumbs
 from ._sparse import dare as dare
 from ._sparse import della as della

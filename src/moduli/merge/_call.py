@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, TypeVar, cast
@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from .._texts import shorten
+from ..axes import ModelAxes
+from ._align import align as align_model
+from ._align import find_axes
 from ._driver import ModelT, Recipe, run
 from ._models import MergeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_PATHS = (str, os.PathLike)
 RECIPES: Final[dict[str, Callable[..., Any]]] = {}
 """The recipes that merge files, by name: the functions that merge models."""
 
@@ -23,7 +27,8 @@ RECIPES: Final[dict[str, Callable[..., Any]]] = {}
 def recipe(describe: F) -> F:
     """Make of a function of models that gives a `Recipe` one that merges them: live, or, given paths and `out=`, checkpoints.
 
-    What the function gives when it is called is what its annotation says, a model.
+    What the function gives when it is called is what its annotation says, a model. With `align=True` and `example=`, the argument
+    of a forward (or `align=` the axes of the models), the units of the other models are first put into the order of the first's.
 
     Example:
         >>> import pathlib, tempfile, torch
@@ -36,35 +41,70 @@ def recipe(describe: F) -> F:
         tensor([1., 1.])
     """
     signature, held = inspect.signature(describe), model_arguments(describe)
+    fields = signature.parameters.values()
+    names = [each.name for each in fields if each.kind is each.POSITIONAL_OR_KEYWORD]
+    defaults = {each.name: each.default for each in fields if each.default is not each.empty}
 
     @wraps(describe)
-    def call(*args: Any, out: Any = None, **options: Any) -> Any:
-        given = {**dict(zip(signature.parameters, args, strict=False)), **options}
+    def call(*args: Any, out: Any = None, align: Any = False, example: Any = None, **options: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **options}
         listed = [each for name in held for each in _list_values(given.get(name))]
-        paths = [each for each in listed if isinstance(each, str | os.PathLike)]
+        paths = [each for each in listed if isinstance(each, _PATHS)]
         if bool(paths) != (out is not None) or (paths and len(paths) < len(listed)):
             raise MergeError(
                 "checkpoints are merged into a checkpoint: give the paths of all models, and of the result as out=, or load them"
             )
+        if paths and align is not False:
+            if not isinstance(align, ModelAxes):
+                raise MergeError(
+                    "a checkpoint does not say what its axes are: give align=moduli.axes.trace(module, example)"
+                )
+            options["align"] = given["align"] = align
         if paths:
             from ..io import merge_files  # a room above this one: declared with the order of the rooms
 
             merge_files(describe.__name__, paths, out, **{name: given[name] for name in given if name not in held})
             return None
-        bound = signature.bind(*args, **options)
-        bound.apply_defaults()
-        given = bound.arguments
+        count, given = len(given), {**defaults, **given}
+        if len(args) + len(options) != count or given.keys() != signature.parameters.keys():
+            signature.bind(*args, **options)  # says what does not fit
+        if align is not False:
+            given |= align_arguments({name: given[name] for name in held}, align, example)
         models: dict[str, Any] = {name: given[name] for name in held if name != "models"}
         if "models" in held:
             given["models"] = list_models(given["models"])
             models |= {f"models[{at}]": each for at, each in enumerate(given["models"])}
-        found = describe(*bound.args, **bound.kwargs)
+        found = describe(**given)
         if not isinstance(found, Recipe):
             return found
         return run(found, list(models.values()), list(models), buffers=given["buffers"], integers=given["integers"])
 
     RECIPES[describe.__name__] = call
     return cast(F, call)
+
+
+def align_arguments(given: dict[str, Any], align: Any, example: Any) -> dict[str, Any]:
+    """Return the models of a call with their units in the order of the first's.
+
+    Args:
+        given: The models by the names of arguments; `models` is a list of them.
+        align: True, or the axes of the models.
+        example: The argument of a forward, with which to find the axes.
+    """
+    first: Any = None
+    found = align if isinstance(align, ModelAxes) else find_axes(next(_each_model(given)), None, example)
+    aligned: dict[str, Any] = {}
+    for name, value in given.items():
+        several = list_models(value) if name == "models" else [value]
+        first = several[0] if first is None else first
+        units = [each if each is first else align_model(each, first, found, example) for each in several]
+        aligned[name] = units if name == "models" else units[0]
+    return aligned
+
+
+def _each_model(given: Mapping[str, Any]) -> Iterator[Any]:
+    for name, value in given.items():
+        yield from list_models(value) if name == "models" else [value]
 
 
 def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:

@@ -66,7 +66,6 @@ from ._measures import vector as vector
 from ._operand import buffer_policies as buffer_policies
 from ._operand import check_kept as check_kept
 from ._operand import inert_parameters as inert_parameters
-from ._operand import matching_values as matching_values
 from ._operand import read_number as read_number
 from ._operators import InPlaceOperators as InPlaceOperators
 from ._operators import Operators as Operators

@@ -68,9 +68,9 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         state[RECORD] = copy.deepcopy(record_of(self))
         return state
 
-    def __del__(self) -> None:
-        # Relatives follow the edits of a particle that is gone.
-        settle_journal(self)
+    def __del__(self, settle: Callable[[nn.Module], None] = settle_journal) -> None:
+        # Relatives follow the edits of a particle that is gone. The name is gone first when the interpreter ends.
+        settle(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.pop(SLOTS, {}).items():
@@ -85,6 +85,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         build(self)
         refuse_pinned(self, fn)
+        record_of(self).watch = None  # it refers to parameters that may be replaced
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -99,6 +100,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
+        record_of(self).watch = None  # it refers to parameters that may be replaced
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         if CONFIG_KEY in local_metadata:
             # Parameters without a configuration of their own get the one that is told for their names.
@@ -339,8 +341,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> hasattr(b, "w"), hasattr(b.touch(), "w")
             (False, True)
         """
-        self._open()
-        root = self._particle_root
+        root = self._open()
         if on_follow is None:
             touch(root)
         else:
@@ -396,8 +397,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> net._version_kernel.data.config[0].rate
             0.1
         """
-        self._open()
-        root = self._particle_root
+        root = self._open()
         bring_up(root)
         version, reading = identify(root)
         named = list(self.named_parameters(remove_duplicate=False))
@@ -421,8 +421,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> net.get_param_id(net.bias)
             1
         """
-        self._open()
-        version, reading = identify(self._particle_root)
+        version, reading = identify(self._open())
         for pid, param in zip(version.params, reading.parameters, strict=True):
             if param is target_param:
                 return pid
@@ -430,17 +429,22 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             f"this parameter of shape {tuple(target_param.shape)} is not one of this {type(self).__name__}"
         )
 
-    def _open(self) -> None:
+    def _open(self) -> nn.Module:
+        """Return the module at the top of the particle, or raise StructureError if a `ParticleModule` wraps it."""
+        record = self.__dict__.get(RECORD)
+        if record is not None and record.root is None and not record.wrapped:
+            return self
         build(self)
-        refuse_wrapped(self, self._particle_root)
+        root = self._particle_root
+        refuse_wrapped(self, root)
+        return root
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        spare = (False, False)
         if _arithmetic.may_overwrite(self) or _arithmetic.may_overwrite(other):
-            spare = find_temporaries(self, other, reflected)
-        return _arithmetic.binary(fn, self, other, reflected, spare)
+            return _arithmetic.binary(fn, self, other, reflected, find_temporaries(self, other, reflected))
+        return _arithmetic.binary(fn, self, other, reflected)
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return _arithmetic.unary(fn, self)

@@ -17,7 +17,7 @@ from moduli.layout import REMOVED, Guard, Reading, list_registered, read
 from ._compare import LastSeen, compare
 from ._past import Addition, Removal, infer_removal, list_steps, remember, snapshot_removal
 from ._record import Event, ParticleRecord, Species, build, record_of
-from ._skeleton import RECORD, State, capture
+from ._skeleton import PENDING, RECORD, State, capture
 from ._version import Version
 from .base import NytoModuleBase
 from .edits import ParticleEdit, protect_modules
@@ -26,34 +26,47 @@ from .errors import StructureError
 
 def bring_up(module: nn.Module) -> Reading:
     """Read a particle, after noticing its own edits and following those of its species, as far as they are known."""
-    record, reading = _look(module)
+    settled: ParticleRecord | None = module.__dict__.get(RECORD)
+    if settled is not None and settled.watch is not None and settled.version is not None:
+        reading, same = settled.read(module)
+        if same and settled.version.next_version is None:
+            return reading
+    record, reading, same = _look(module)
     version = record.version
-    if version is None or (version.next_version is None and record.looks_like(reading)):
+    if version is None or (same and version.next_version is None):
         return reading
     with version.species.lock:
-        return _settle(module, record, read(module))
+        return _settle(module, record)
 
 
-def _look(module: nn.Module) -> tuple[ParticleRecord, Reading]:
-    """Read a module. A copy of a particle that was not looked at yet is compared with what the original was."""
-    build(module)
-    record, reading = record_of(module), read(module)
+def _look(module: nn.Module) -> tuple[ParticleRecord, Reading, bool]:
+    """Read a module. A copy of a particle that was not looked at yet is compared with what the original was.
+
+    Returns:
+        Its record, the reading, and whether it is what it was when it was last seen to be at its version.
+    """
+    if PENDING in module.__dict__:
+        build(module)
+    record = record_of(module)
+    reading, same = record.read(module)
     version = record.version
-    if version is not None and record.structure is None and compare(version, reading, None) is None:
+    if record.structure is None and version is not None and compare(version, reading, None) is None:
         record.saw(reading)
         version.species.members.add(module)
-    return record, reading
+        same = True
+    return record, reading, same
 
 
-def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Reading:
+def _settle(module: nn.Module, record: ParticleRecord) -> Reading:
     """Bring a particle to the newest version, its own edits included, or raise and leave it as it was."""
+    reading, same = record.read(module)
     version: Any = record.version
     unsettled = version.unsettled
     if record.journal:
         version.unsettled = None
     try:
-        before = None if record.looks_like(reading) else recall(record)
-        edited = None if record.looks_like(reading) else compare(version, reading, before)
+        before = None if same else recall(record)
+        edited = None if same else compare(version, reading, before)
         if version.next_version is not None:
             edited = _follow(module, record, version, edited)
             reading = read(module)
@@ -242,14 +255,14 @@ def give_version(
 
 def version_of(module: nn.Module) -> Version:
     """The version that a particle is at, its own edits included; it does not follow those of others."""
-    record, reading = _look(module)
+    record, reading, same = _look(module)
     version = record.version
     if version is None:
         return give_version(module, record, reading)
-    if not record.looks_like(reading):
+    if not same:
         with version.species.lock:
             # Another thread may have edited it since.
-            _settle(module, record, read(module))
+            _settle(module, record)
     return record.version or version
 
 
@@ -265,13 +278,17 @@ def touch(root: nn.Module) -> None:
     if version is None:
         return
     species: Species = version.species
-    with species.lock:
-        # Members are built: those that are not cannot have been edited.
-        for other in list(species.members):
-            at = record_of(other).version
-            # One that lags has to follow before its own edits count.
-            if other is not root and at is not None and at.next_version is None and at.species is species:
-                bring_up(other)
+    members = species.members
+    if len(members) > 1 or root not in members:
+        with species.lock:
+            # Members are built: those that are not cannot have been edited.
+            for other in list(members):
+                at = record_of(other).version
+                # One that lags has to follow before its own edits count.
+                if other is not root and at is not None and at.next_version is None and at.species is species:
+                    bring_up(other)
+            bring_up(root)
+    else:
         bring_up(root)
 
 

@@ -6,7 +6,6 @@ structure, one for each entry of its layout. Links that count point forward only
 
 from __future__ import annotations
 
-import importlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ from moduli.layout import Reading, Structure
 
 from ._record import Event, Species
 from ._skeleton import RECORD
+from ._views import data_of
 from .errors import StructureError
 from .mtype import ParamConfig
 
@@ -240,7 +240,7 @@ class Version:
     @property
     def data(self) -> Any:
         """The metadata of the version by identifier, as nytorch has it."""
-        return importlib.import_module("moduli.compat.nytorch.base").VersionDataImp(self)
+        return data_of(self)
 
     def version_update(self, version_updater: Any, particle_data: Any) -> None:
         """Make an edit of nytorch, starting from a particle at this version.
