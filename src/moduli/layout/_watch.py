@@ -39,7 +39,7 @@ class ParameterWatch:
         True
     """
 
-    __slots__ = ("_children", "_exact", "_named", "_parameters", "_root", "_states")
+    __slots__ = ("_children", "_exact", "_leaves", "_named", "_parameters", "_parents", "_root", "_states")
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
@@ -52,7 +52,10 @@ class ParameterWatch:
             self._named = list(root.named_parameters())
             return
         self._parameters: list[dict[str, Any]] = [dict(state["_parameters"]) for state in self._states]
-        self._children: list[dict[str, Any]] = [dict(state["_modules"]) for state in self._states]
+        # Most modules have no children: to see that they still have none takes no comparison.
+        self._leaves = [state for state in self._states if not state["_modules"]]
+        self._parents = [state for state in self._states if state["_modules"]]
+        self._children: list[dict[str, Any]] = [dict(state["_modules"]) for state in self._parents]
         #: What may be equal to something else: the registry (by module and kind), the name, and the object.
         self._exact = [
             (state, kind, name, value)
@@ -75,7 +78,7 @@ class ParameterWatch:
         try:
             if list(map(_read_parameters, self._states)) != self._parameters:
                 return True
-            if list(map(_read_children, self._states)) != self._children:
+            if any(map(_read_children, self._leaves)) or list(map(_read_children, self._parents)) != self._children:
                 return True
         except (KeyError, RuntimeError, TypeError, ValueError):
             return True

@@ -245,7 +245,8 @@ def _dissect_proxy(value: Any) -> Anatomy | None:
 
 def _dissect_virtual(value: VirtualTensor) -> Anatomy:
     rebind = value.rebind
-    return Anatomy([value.owner], None, lambda _, parts: rebind(parts[0]))
+    # What computes it may refer to the model as well.
+    return Anatomy([value.owner, value.materializer], None, lambda _, parts: rebind(*parts))
 
 
 _DISSECTIONS: dict[Any, Callable[[Any], Anatomy | None] | None] = {

@@ -182,7 +182,8 @@ def independent(module: T) -> T:
         before.members.discard(root)
         begun.configured, begun.rules = before.configured, list(before.rules)
         begun.members.add(root)
-        record.version, record.kernel = record.version.copy(begun), None
+        begun.depth = before.depth
+        record.version, record.kernel, record.past = record.version.copy(begun), None, ()
     return module
 
 

@@ -35,11 +35,21 @@ from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of, reco
 from .errors import StructureError
 
 if TYPE_CHECKING:
-    from ._version import Version
+    from ._version import Past, Version
 
 
 class Event(NamedTuple):
     """One edit of a species: which version it made, in words, and the names it added and removed.
+
+    Two events are equal if they say the same, wherever and whenever the edits were made.
+
+    Attributes:
+        number: The version that the edit made.
+        sentence: The edit in words.
+        added: The names of parameters and buffers that it added, or gave another shape.
+        removed: Those that it removed, or gave another shape.
+        where: The names of the attributes that were edited.
+        when: The time, in seconds since 1970; None where that is not known.
 
     Example:
         >>> from moduli.particles import Event
@@ -51,6 +61,22 @@ class Event(NamedTuple):
     sentence: str
     added: frozenset[str]
     removed: frozenset[str]
+    where: tuple[str, ...] = ()
+    when: float | None = None
+
+    @property
+    def what(self) -> str:
+        """The edit in words."""
+        return self.sentence
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and self[:4] == other[:4]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:4])
 
 
 @dataclass(eq=False)
@@ -63,6 +89,7 @@ class Species:
         configured: Whether any parameter has a configuration.
         lock: Edits are made and followed by one thread at a time.
         members: The live particles.
+        depth: How many edits each particle can go back.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -70,6 +97,7 @@ class Species:
     configured: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
     members: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
+    depth: int = 8
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -100,11 +128,16 @@ class ParticleRecord:
     snapshots: dict[int, tuple[Tensor, Tensor]] | None = None
     # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
     origin: tuple[str, dict[str, Any]] | None = None
+    # What the last edits removed from the particle, the latest last.
+    past: tuple[Past, ...] = ()
+    # The modules below it: what a plain module loses is noticed later, and can come back.
+    below: Sequence[nn.Module] = ()
 
     def saw(self, reading: Reading, states: list[State] | None = None) -> None:
         """Note what the particle looks like at its version."""
         self.states = capture(reading.modules, reading, strict=False) if states is None else states
         self.modules = list(map(weakref.ref, reading.modules))
+        self.below = reading.modules[1:]
         self.structure = reading.structure
         self.watch = None
 

@@ -15,6 +15,7 @@ from torch import nn
 from moduli.layout import REMOVED, Guard, Reading, list_registered, read
 
 from ._compare import LastSeen, compare
+from ._past import Addition, Removal, infer_removal, list_steps, remember, snapshot_removal
 from ._record import Event, ParticleRecord, Species, build, record_of
 from ._skeleton import PENDING, RECORD, State, capture
 from ._version import Version
@@ -64,13 +65,14 @@ def _settle(module: nn.Module, record: ParticleRecord) -> Reading:
     if record.journal:
         version.unsettled = None
     try:
-        edited = None if same else compare(version, reading, recall(record))
+        before = None if same else recall(record)
+        edited = None if same else compare(version, reading, before)
         if version.next_version is not None:
             edited = _follow(module, record, version, edited)
             reading = read(module)
         if edited is not None:
             version = record.version
-            advance(module, record, *edited, reading)
+            advance(module, record, *edited, reading, infer_removal(version, *edited, reading, before))
             with Guard(deferred=True):
                 join_edits(version)
         else:
@@ -117,8 +119,12 @@ def _follow(
     with Guard(deferred=True) as guard:
         guard.add(partial(setattr, record, "version", first))
         protect_modules(guard, *module.modules())
+        guard.add(partial(setattr, record, "past", record.past))
         while version.next_version is not None:
-            parts = version.particle_update(parts)
+            edit: Any = version.particle_updater
+            removal = snapshot_removal(edit, parts)
+            parts = version.particle_update(parts, record.past)
+            remember(record, version, list_steps(removal, (), edit.start, edit.stop))
             version = version.next_version
         record.version = version
         adopt_children(module)
@@ -127,11 +133,28 @@ def _follow(
     return None
 
 
-def advance(module: nn.Module, record: ParticleRecord, following: Version, own: ParticleEdit, reading: Reading) -> None:
-    """Link the version that an edit leads to, and note that the particle it was made on is there."""
+def advance(
+    module: nn.Module,
+    record: ParticleRecord,
+    following: Version,
+    own: ParticleEdit,
+    reading: Reading,
+    removal: Removal,
+) -> None:
+    """Link the version that an edit leads to, and note that the particle it was made on is there.
+
+    Args:
+        module: The particle.
+        record: Its record.
+        following: The version.
+        own: The edit.
+        reading: The particle after the edit.
+        removal: What the edit removed.
+    """
     version: Any = record.version
     own.settle(record.snapshots)
-    events = _describe(module, record, following, own, version)
+    events, additions = _describe(module, record, following, own, version)
+    steps = list_steps(removal, additions, version.number, following.number)
     adopt_children(module)
     states = capture(reading.modules, reading, strict=False)
     with Guard(deferred=True):  # nothing in it can fail
@@ -140,30 +163,33 @@ def advance(module: nn.Module, record: ParticleRecord, following: Version, own: 
         # Other threads may read meanwhile: what looks new must not be taken for the version before.
         version.link(following, own)
         record.version = following
+        remember(record, following, steps)
         record.saw(reading, states)
 
 
 def _describe(
     module: nn.Module, record: ParticleRecord, following: Version, own: ParticleEdit, before: Version
-) -> list[Event]:
-    """Return the events of an edit: one for each addition in the journal, and one for all else."""
-    whole = following.event(before, own.sentence())
+) -> tuple[list[Event], list[Addition]]:
+    """Return the events of an edit, one for each addition in the journal and one for all else; and those additions."""
+    whole = following.event(before, own.sentence(), tuple(filter(None, own.names)))
     paths = {id(each): f"{path}." if path else "" for path, each in module.named_modules()} if record.journal else {}
     names = [f"{paths.get(id(owner()), '')}{name}" for owner, name in record.journal]
     sentences = dict(zip(own.names, own.text, strict=True))
-    single = [name for name in names if name in sentences]
-    others = [text for name, text in zip(own.names, own.text, strict=True) if name not in single]
+    noted = {name: Addition(*each) for name, each in zip(names, record.journal, strict=True) if name in sentences}
+    single, additions = list(noted), list(noted.values())
+    others = {name: text for name, text in zip(own.names, own.text, strict=True) if name not in noted}
     if len(single) + bool(others) < 2:
-        return [whole]
+        return [whole], additions
     events, added = [], set(whole.added)
     for number, name in enumerate(single, following.number):
         mine = {each for each in added if each == name or each.startswith(f"{name}.")}
         added -= mine
-        events.append(Event(number, sentences[name], frozenset(mine), frozenset()))
+        events.append(Event(number, sentences[name], frozenset(mine), frozenset(), (name,), whole.when))
     if others:
-        events.append(Event(following.number + len(single), "; ".join(others), frozenset(added), whole.removed))
+        last = following.number + len(single), "; ".join(others.values()), frozenset(added)
+        events.append(Event(*last, whole.removed, tuple(others), whole.when))
     following.number += len(events) - 1
-    return events
+    return events, additions
 
 
 def join_edits(later: Version) -> None:

@@ -18,13 +18,14 @@ from ._ensemble import Ensembles
 from ._hosted import HostedPopulation
 from ._members import copy_model
 from ._noise import normal, seeds
+from ._resizing import Resizing
 from ._state import State
 from ._statistics import Statistics
 from ._variation import Variation
 
 
 @final
-class Population(State, Ensembles, Variation, Statistics):
+class Population(State, Ensembles, Variation, Statistics, Resizing):
     """N models of one structure, stored as one N x P matrix for each dtype and device, called and changed as one.
 
     Made by `Population.of` and `Population.from_modules`. `pop[i]` is a module whose parameters are views of row i.
