@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import RESIZED, Guard, UnitMap
+from moduli.layout import RESIZED, SWAPS, Guard, UnitMap
 
 from ._references import ModelPlace, resolve
 from ._skeleton import HOOKS, RECORD, State, capture, list_referred, refers_to, restore, restore_slots
@@ -126,6 +126,7 @@ class ParticleEdit:
                 del state[name]
             state.update((name, value) for name, value in attributes.items() if name not in HOOKS)
             state.update(registries)
+        SWAPS.add()
         for key, hooks in self.hooks.items():
             for name, changed in hooks.items():
                 own = modules[key].__dict__[name]
