@@ -114,7 +114,7 @@ def train(net: Reader, steps: int, plan: dict[int, str]) -> list[float]:
 def main() -> None:
     """Train the model that grows, and the one that is large from the start, on the same rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=36)
     steps = parser.parse_args().steps
     plan = {steps // 4: "deepen", steps // 3: "deepen", steps // 2: "widen"}
     for name, width, layers, growth in (("grown", 64, 2, plan), ("large from the start", 128, 4, {})):

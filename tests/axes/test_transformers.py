@@ -154,3 +154,22 @@ def test_roles_of_a_decoder():
     }
     assert roles["model.embed_tokens.weight"] == "input"
     assert roles["lm_head.weight"] == "output"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("LlamaForCausalLM", {"model.embed_tokens.out": 48, "*.head.0": 4, "*.mlp.gate_proj.out": 50}),
+        ("Qwen2ForCausalLM", {"model.embed_tokens.out": 48, "*.head.1": 4}),
+        ("BertForMaskedLM", {"*.intermediate.dense.out": 50}),
+    ],
+)
+def test_decoders_grow_with_their_function(name, sizes):
+    torch.manual_seed(0)
+    net, inputs = make(name)
+    net.eval()
+    ax = mo.axes.trace(net, kwargs=inputs, output=read)
+    with torch.no_grad():
+        before = read(net(**inputs))
+        mo.particles.grow(net, sizes, ax, kwargs=inputs)
+        torch.testing.assert_close(read(net(**inputs)), before, rtol=1e-5, atol=1e-5)

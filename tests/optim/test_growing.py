@@ -72,9 +72,10 @@ def test_relatives_and_their_optimizers_follow():
     assert losses[0] < 2
 
 
-def test_bare_parameters_that_were_resized_are_refused():
-    net = make_net(mo.Module)
-    twin = net.clone()
+@pytest.mark.parametrize("kind", [nn.Sequential, mo.Module])
+def test_bare_parameters_that_were_resized_are_refused(kind):
+    net = make_net(kind)
+    twin = net.clone() if kind is mo.Module else None
     opt = mo.Optimizer(list(net.parameters()), m.LR(0.1))
     grow(net, {"0.out": 8}, example=X)
     with pytest.raises(mo.optim.ChainError, match="removed parameters"):
@@ -203,6 +204,14 @@ def test_the_optimizer_of_a_population_follows():
         assert "restarted" not in opt.explain()
         shrink(many, {"0.out": 3}, example=X)
         opt.step(losses(many))
+
+
+def test_bare_parameters_of_a_population_that_grew_are_refused():
+    pop = Population.of(make_net(), 3)
+    opt = mo.Optimizer(list(pop.parameters()), m.LR(0.1))
+    grow(pop, {"0.out": 8}, example=X)
+    with pytest.raises(mo.optim.ChainError, match="removed parameters"):
+        opt.step(mo.closure(lambda: pop.losses(lambda net: net(X).square().mean()).sum()))
 
 
 def test_populations_that_cannot_grow_say_why():

@@ -17,8 +17,8 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
-* `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step; `TreeWatch`: whether
-  a reading still holds;
+* `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step (`SWAPS` counts exchanged
+  registries for it); `TreeWatch`: whether a reading still holds;
 * `REMOVED`: the parameters that edits have taken out of models; `RESIZED`: those that took the place of others with more or
   fewer units, and the `UnitMap` (with a `EntryGain` and a `FreshEntries`) that says how;
 * `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
@@ -111,7 +111,9 @@ from ._unit_map import EntryGain as EntryGain
 from ._unit_map import FreshEntries as FreshEntries
 from ._unit_map import ResizedParameters as ResizedParameters
 from ._unit_map import UnitMap as UnitMap
+from ._watch import SWAPS as SWAPS
 from ._watch import ParameterWatch as ParameterWatch
+from ._watch import RegistrySwaps as RegistrySwaps
 from ._watch import TreeWatch as TreeWatch
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public

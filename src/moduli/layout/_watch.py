@@ -18,6 +18,32 @@ _read_parameters = itemgetter("_parameters")
 _read_children = itemgetter("_modules")
 
 
+class RegistrySwaps:
+    """Counts how often edits have given modules other registries, in place of other entries in those they had.
+
+    Example:
+        >>> from moduli.layout import RegistrySwaps
+        >>> swaps = RegistrySwaps()
+        >>> swaps.add()
+        >>> swaps.count
+        1
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        """Count one more."""
+        self.count += 1
+
+
+SWAPS = RegistrySwaps()
+"""Those of all models."""
+
+# How many looks trust that modules have the registries they had. Few programs other than particles ever exchange these.
+_TRUSTED = 64
+
+
 class ParameterWatch:
     """The parameters and modules of a live tree by identity, to be compared with what is there later.
 
@@ -39,7 +65,21 @@ class ParameterWatch:
         True
     """
 
-    __slots__ = ("_children", "_exact", "_leaves", "_named", "_parameters", "_parents", "_root", "_states")
+    __slots__ = (
+        *(
+            "_children",
+            "_exact",
+            "_inside",
+            "_leaves",
+            "_looks",
+            "_named",
+            "_parameters",
+            "_parents",
+            "_registries",
+            "_root",
+        ),
+        *("_states", "_swaps"),
+    )
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
@@ -56,6 +96,7 @@ class ParameterWatch:
         self._leaves = [state for state in self._states if not state["_modules"]]
         self._parents = [state for state in self._states if state["_modules"]]
         self._children: list[dict[str, Any]] = [dict(state["_modules"]) for state in self._parents]
+        self._hold_registries()
         #: What may be equal to something else: the registry (by module and kind), the name, and the object.
         self._exact = [
             (state, kind, name, value)
@@ -75,14 +116,24 @@ class ParameterWatch:
             now = list(self._root.named_parameters())
             pairs = zip(now, self._named, strict=False)
             return len(now) != len(self._named) or any(a[0] != b[0] or a[1] is not b[1] for a, b in pairs)
+        self._looks -= 1
         try:
-            if list(map(_read_parameters, self._states)) != self._parameters:
-                return True
-            if any(map(_read_children, self._leaves)) or list(map(_read_children, self._parents)) != self._children:
+            if not self._looks or self._swaps != SWAPS.count:
+                self._hold_registries()
+            if self._registries != self._parameters or any(self._inside[0]) or self._inside[1] != self._children:
                 return True
         except (KeyError, RuntimeError, TypeError, ValueError):
             return True
         return any(_find(state[kind], name) is not value for state, kind, name, value in self._exact)
+
+    def _hold_registries(self) -> None:
+        """Take the registries that the modules have now, so that the next looks need not find them in their dictionaries."""
+        self._swaps, self._looks = SWAPS.count, _TRUSTED
+        self._registries: list[dict[str, Any]] = list(map(_read_parameters, self._states))
+        self._inside: tuple[list[Any], list[Any]] = (
+            list(map(_read_children, self._leaves)),
+            list(map(_read_children, self._parents)),
+        )
 
 
 def _find(registry: Mapping[str, Any], name: str) -> Any:

@@ -92,6 +92,7 @@ class RestartOnStuck(RestartStrategy):
         1
     """
 
+    points = ("previous",)
     decides_on_host = True
 
     def __init__(self, modules: Chainable | None = None, *, tol: float | None = None, n_tol: int = 10) -> None:

@@ -190,6 +190,7 @@ class TerminateByUpdateNorm(TerminationCriteria):
         3
     """
 
+    points = ("previous",)
     decides_on_host = True
 
     def __init__(self, tol: float = 1e-8, *, n: int = 3, ord: float = 2) -> None:

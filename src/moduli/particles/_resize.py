@@ -47,7 +47,8 @@ def edit_model(net: nn.Module, make: Callable[[], ResizeWrites], check: Callable
     roots = _list_roots(net)
     with contextlib.ExitStack() as stack:
         lives = [stack.enter_context(_begin(root)) for root in roots]
-        params = [list_registered(root) for root in roots]
+        owners = roots or [net]
+        params = [list_registered(owner) for owner in owners]
         with Guard(deferred=True) as guard:
             for live in lives:
                 guard.add(partial(setattr, live.record, "version", live.version))
@@ -64,8 +65,8 @@ def edit_model(net: nn.Module, make: Callable[[], ResizeWrites], check: Callable
         for live in lives:
             with Guard(deferred=True):
                 join_edits(live.version)
-    for root, named in zip(roots, params, strict=True):
-        REMOVED.mark(named, root)
+    for owner, named in zip(owners, params, strict=True):
+        REMOVED.mark(named, owner)  # for optimizers that were given them by themselves
 
 
 def write_tensors(net: nn.Module, tensors: Mapping[int, tuple[Tensor, Tensor, UnitMap]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import RESIZED, Guard, UnitMap
+from moduli.layout import RESIZED, SWAPS, Guard, UnitMap
 from moduli.nn import VirtualTensor
 
 from ._own_values import OwnValue, join_own_values, keeps_own, write_own
@@ -145,6 +145,7 @@ class ParticleEdit:
             for name in [name for name, value in state.items() if isinstance(value, VirtualTensor)]:
                 if state[name].attributes.ref not in registries["_buffers"]:
                     del state[name]  # its reference is gone, and it with it
+        SWAPS.add()
         for key, hooks in self.hooks.items():
             for name, changed in hooks.items():
                 own = modules[key].__dict__[name]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import RESIZED, Guard, UnitMap
+from moduli.layout import REMOVED, RESIZED, Guard, UnitMap
 from moduli.particles import StructureError, independent
 
 from ._core import Core, allocate
@@ -89,6 +89,7 @@ class Resizing(Core):
             for name, leaf in zip(evaluator.layout.names, self._read_leaves(), strict=True):
                 if name in maps:
                     RESIZED.record(leaves[name], leaf, [maps[name]])
+        REMOVED.mark(leaves.items(), model)  # for optimizers that were given them by themselves
 
 
 def _resize(stacked: Tensor, unit_map: UnitMap | None) -> Tensor:

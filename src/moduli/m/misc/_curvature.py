@@ -269,6 +269,7 @@ class EscapeAnnealing(DeclaredLink):
         True
     """
 
+    points = ("previous",)
     decides_on_host = True
 
     shared_settings = True
