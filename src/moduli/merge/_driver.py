@@ -49,6 +49,7 @@ class Row:
 
     Attributes:
         place: The piece, of the tensors as vectors. They are then read once for all pieces.
+        dtype: The dtype of the accumulation.
         checks: Whether values that are NaN or infinite are refused when a tensor is read.
     """
 
@@ -60,7 +61,7 @@ class Row:
         self.like = views[0].look(name)
         self.device = torch.device("cpu") if self.like.is_meta else self.like.device
         kind = torch.complex64 if self.like.is_complex() else torch.float32
-        self._dtype = self.like.dtype if self.like.dtype in (torch.float64, torch.complex128) else kind
+        self.dtype = self.like.dtype if self.like.dtype in (torch.float64, torch.complex128) else kind
 
     def __len__(self) -> int:
         return len(self._views)
@@ -82,7 +83,7 @@ class Row:
         if self.place is not None:
             self._held[index] = found.contiguous()
             found = self._held[index].view(-1)[self.place]
-        tensor = found.to(device=self.device, dtype=self._dtype)
+        tensor = found.to(device=self.device, dtype=self.dtype)
         if self.checks and not _is_finite(tensor):
             told = (
                 "has values that are NaN or infinite; repair it, or take the first's of a buffer with buffers='first'"
