@@ -128,7 +128,7 @@ def nuslerp(
         models: Two modules or state dicts; with `tasks`, the base before them. The first decides form, structure and dtypes.
         weights: One coefficient for each of the two. Equal by default.
         tasks: Whether the first of three models is a base, from which task vectors are computed.
-        axis: The axis along which vectors lie, -1 for rows and 0 for columns, in tensors of two or more axes; None for whole tensors.
+        axis: The axis along which vectors lie, in tensors of two or more axes: -1 for rows, 0 for columns; None for whole tensors.
         buffers: Whether floating buffers are those of the first model or merged too.
         integers: Whether tensors of integers must be equal; they are those of the first in any case.
 
@@ -184,8 +184,8 @@ def multislerp(
 ) -> ModelT:
     """Average directions and norms of models apart, tensor by tensor: one step of `karcher`, which is closed.
 
-    With x_t = ‖x_t‖ u_t the result is Σ_t w_t ‖x_t‖ times the direction of Σ_t w_t u_t. That is the weighted mean in the tangent space
-    at this direction, in which the projections of the u_t cancel.
+    With x_t = ‖x_t‖ u_t the result is Σ_t w_t ‖x_t‖ times the direction of Σ_t w_t u_t. That is the weighted mean in the tangent
+    space at this direction, in which the projections of the u_t cancel.
 
     Args:
         models: Modules or state dicts; with `tasks`, the base first. The first decides form, structure and dtypes.

@@ -1,13 +1,13 @@
-"""Entries taken from another model: where both are close (nearswap), where it matters (Arcee Fusion), where no other changed them (RAM).
+"""Entries taken from another model: where both are close (nearswap), where it matters (Arcee Fusion), where it is alone (RAM).
 
 Arcee Fusion, tensor by tensor, with δ = b − a:
 
     (1) the importance of an entry is |δ| · KL(softmax(b) ‖ softmax(a)), the divergence that of its row;
     (2) entries are taken from b whose importance is at least median + 1.5 (Q3 − Q1) of all of them.
 
-RAM, with δ_t = θ_t − θ_base and the mask m_t = |δ_t| > ε (section 4 of the paper): what one model alone has changed is kept, times
-λ_t = 1 + r min(ρ_t, α) with ρ_t the number of entries of m_t that others share, per entry that is its own (RAM+; r = 0 is RAM); what
-several have changed is the mean of theirs.
+RAM, with δ_t = θ_t − θ_base and the mask m_t = |δ_t| > ε (section 4 of the paper): what one model alone has changed is kept,
+times λ_t = 1 + r min(ρ_t, α) with ρ_t the number of entries of m_t that others share, per entry that is its own (RAM+; r = 0 is
+RAM); what several have changed is the mean of theirs.
 
 References:
     The page of the model QuartetAnemoi-70B-t0.0001, for nearswap; the description of Arcee Fusion in the release of mergekit 0.1.
@@ -113,7 +113,7 @@ def ram(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Add task vectors that are sparse: what one model alone has changed whole, what several have changed by its mean (RAM, RAM+).
+    """Add sparse task vectors: what one model alone has changed in full, what several have changed as its mean (RAM, RAM+).
 
     Args:
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
