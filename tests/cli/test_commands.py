@@ -270,3 +270,49 @@ def test_ctrl_c_in_a_fit_saves_and_resumes(terminal, tmp_path):
     again = terminal(*arguments, "--steps", str(steps + 10), "--resume")
     assert again.wait() == 0
     assert f"{steps + 10} steps" in again.text
+
+
+def test_merge_aligns_models_that_a_file_builds(call, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\nmake = lambda: torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))\n"
+    )
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+    order = torch.randperm(6)
+    io.save("a.safetensors", net)
+    with torch.no_grad():
+        net[0].weight.copy_(net[0].weight[order])
+        net[0].bias.copy_(net[0].bias[order])
+        net[2].weight.copy_(net[2].weight[:, order])
+    io.save("b.safetensors", net)
+    words = ["merge", "lerp", "a.safetensors", "b.safetensors", "-o", "c.safetensors", "--set", "t=0.5", "--align"]
+    done = call(*words, "--module", "net.py:make", "--example", "torch.zeros(1, 4)")
+    assert done.returncode == 0, done.stderr
+    first, merged = io.TensorFiles("a.safetensors"), io.TensorFiles("c.safetensors")
+    assert all(torch.equal(first[name], merged[name]) for name in first)
+    for wrong, told in (
+        ([], "--align needs --module"),
+        (["--module", "net.py:make", "--example", "__import__('os')"], "an example is a file, or torch.NAME(numbers)"),
+        (["--module", "net.py:make", "--example", "torch.zeros(1, x)"], "malformed"),
+        (["--module", "net", "--example", "torch.zeros(1, 4)"], "write FILE.py:NAME"),
+    ):
+        failed = call(*words, *wrong)
+        assert failed.returncode == 2
+        assert told in failed.stderr
+    failed = call(*words, "--module", "net.py:build", "--example", "torch.zeros(1, 4)")
+    assert failed.returncode == 2
+    assert "has no 'build'" in failed.stderr
+
+
+def test_examples_are_read_without_running_anything(tmp_path):
+    from moduli.cli._example import ExampleError, read_example
+
+    assert [tuple(each.shape) for each in read_example("torch.zeros(1, 3), torch.ones(2, dtype=torch.int64)")] == [
+        (1, 3),
+        (2,),
+    ]
+    io.save(tmp_path / "x.safetensors", {"x": torch.ones(2, 3)})
+    assert torch.equal(read_example(str(tmp_path / "x.safetensors"))[0], torch.ones(2, 3))
+    for text in ("torch.load('x')", "zeros(3)", "torch.zeros(3", "torch.zeros(dtype=torch.nn)", "1 + 1"):
+        with pytest.raises(ExampleError):
+            read_example(text)

@@ -214,8 +214,18 @@ def test_what_does_not_fit_is_refused():
         merge.align(a.state_dict(), a.state_dict(), ax, by="activations", data=[x])
     with pytest.raises(merge.MergeError, match="points is 1"):
         merge.path(a, a, lambda net: 0.0, points=1)
-    with pytest.raises(merge.MergeError, match="in memory"):
+    with pytest.raises(merge.MergeError, match="does not say what its axes are"):
         merge.lerp("a", "b", 0.5, out="c", align=True)
+
+
+def test_checkpoints_are_aligned_with_axes(tmp_path):
+    a, x = _mlp(), torch.randn(5, 4)
+    ax, b = _permute(a, (x,))
+    mo.save(tmp_path / "a.safetensors", a)
+    mo.save(tmp_path / "b.safetensors", b)
+    merge.linear([tmp_path / "a.safetensors", tmp_path / "b.safetensors"], out=tmp_path / "c.safetensors", align=ax)
+    merged = mo.io.read(tmp_path / "c.safetensors").module
+    assert all(torch.equal(merged[name], value) for name, value in a.state_dict().items())
 
 
 def test_wrong_axes_are_noticed():

@@ -53,6 +53,13 @@ def merge(
     ] = None,
     base: Annotated[Path | None, Option(metavar="PLACE", help="What LoRA adapters are applied to.")] = None,
     shard_size: Annotated[str | None, Option(metavar="SIZE", help="Shards of at most 5GB, 500MiB, ...")] = None,
+    align: Annotated[bool, Option("--align", help="Put units into the order of the first model's.")] = False,
+    module: Annotated[
+        str | None, Option(metavar="FILE.py:NAME", help="For --align: a function that builds the module; it is run.")
+    ] = None,
+    example: Annotated[
+        str | None, Option(metavar="EXAMPLE", help="For --align: its input, torch.zeros(1, 784) or a file.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Make one model of several, tensor by tensor, without holding a whole model in memory.
@@ -62,6 +69,8 @@ def merge(
     moduli merge ties base/ math/ code/ -o merged/ --set density=0.2 --shard-size 5GB
     moduli merge task_arithmetic base/ adapter/ -o merged/
     moduli merge recipe.yml -o merged/
+    moduli merge lerp a.safetensors b.safetensors -o c.safetensors --set t=0.5 \\
+        --align --module net.py:make --example "torch.zeros(1, 784)"
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     from .. import io
 
@@ -79,6 +88,10 @@ def merge(
     given: dict[str, Any] = dict(_option(text) for text in option or [])
     if base is not None:
         given["base"] = base
+    if align or module or example:
+        if not (align and module and example):
+            exit_with_usage("--align needs --module FILE.py:NAME, which builds the module, and --example, its input")
+        given["align"] = _trace(module, example)
     if written:
         recipe = io.merge_recipe(recipe, output, shard_size=size, **given).recipe
     else:
@@ -91,6 +104,21 @@ def merge(
     else:
         where = "" if len(found.files) == 1 else f", in {len(found.files)} files"
         note().print(io.escape(f"{output}: {count:,} numbers in {len(found)} tensors{where}"), markup=False)
+
+
+def _trace(module: str, example: str) -> Any:
+    """Return the axes of the module that a function in a file builds."""
+    from .. import axes, lab
+    from ._example import ExampleError, read_example
+
+    place = lab.split_reference(module)
+    if place is None:
+        exit_with_usage(f"--module {module}: write FILE.py:NAME, a function without arguments that returns the module")
+    try:
+        arguments = read_example(example)
+    except ExampleError as error:
+        exit_with_usage(f"--example {error}")
+    return axes.trace(lab.load_object(*place)(), *arguments)
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, cast
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import merge
 from .._texts import shorten
+from ..axes import ModelAxes
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
 from ._ahead import run_ahead
@@ -49,6 +50,7 @@ def merge_files(
     integers: merge.Integers = "equal",
     checksums: bool = True,
     fsync: bool = True,
+    align: ModelAxes | None = None,
     **options: Any,
 ) -> None:
     """Merge the models in checkpoints into one, without ever holding a whole model in memory.
@@ -70,6 +72,8 @@ def merge_files(
         integers: What to do with integers, as in every recipe.
         checksums: Whether to compare inputs with their checksums, and to write some where the first checkpoint has them.
         fsync: Whether to wait for the disk.
+        align: The axes of the models, to put the units of the others into the order of the first's before they are merged
+            (`merge.align`). To find it, two models at a time are in memory in double precision.
         **options: The other arguments of the recipe, such as `t=0.3` or `weights=[2, 1]`.
 
     Raises:
@@ -92,6 +96,8 @@ def merge_files(
     if dtype is not None and (not dtype.is_floating_point or dtype not in CODES):
         raise MergeError(f"dtype is {dtype}; it must be a floating dtype that safetensors files have")
     first, models, ties = open_models([Path(path) for path in paths], None if base is None else Path(base), checksums)
+    if align is not None:
+        models[1:] = [_Permuted(each, align, merge.match_units(each, models[0], align)) for each in models[1:]]
     labels = [repr(str(path)) for path in paths]
     # What can be found out without reading values is found out before a file is begun.
     values = merge.stream(made_recipe, models, labels, buffers=buffers, integers=integers, piece=PIECE)
@@ -313,6 +319,29 @@ class _Aligned(TensorMapping):
         here = torch.nonzero((sources >= 0) & (sources < len(value))).flatten()
         result[here] = value[sources[here]]
         return result
+
+
+class _Permuted(TensorMapping):
+    """A model with its units in another order.
+
+    Args:
+        model: The model.
+        axes: Its axes.
+        units: For axes by name, the units in their new order.
+    """
+
+    def __init__(self, model: Any, axes: ModelAxes, units: Mapping[str, Tensor]) -> None:
+        super().__init__(model)
+        self._model, self._axes, self._units = model, axes, units
+
+    def meta(self, name: str) -> Tensor:
+        """Shapes are the model's."""
+        return cast(Tensor, self._model.meta(name))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._axes.parameters and name not in self._axes.ties:
+            return cast(Tensor, self._model[name])
+        return self._axes.take({name: self._model[name]}, self._units)[name]
 
 
 def _align(first: Any, model: Any, labels: tuple[str, str], ours: Any, theirs: Any) -> Any:

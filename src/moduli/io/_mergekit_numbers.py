@@ -148,7 +148,7 @@ def _truncate(share: Any, scope: RecipeScope, least: int, rest: Any = 0.0) -> Ca
         size = scope.sizes.get(name, 0)
         if not size or not 0 <= wanted <= 1:
             return float(wanted)  # which the recipe refuses in words
-        return min(max(int(wanted * size), least), size - round(taken * size)) / size
+        return float(min(max(int(wanted * size), least), size - round(taken * size)) / size)
 
     return find
 

@@ -16,7 +16,7 @@ from . import catalogue, problems
 from ._fit import Fit, fit
 from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
 from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
-from ._reference import ProblemFileError, as_problem, load_problem, split_reference
+from ._reference import ProblemFileError, as_problem, load_object, load_problem, split_reference
 from ._report import command_for, picture, report, write_picture, write_report
 from ._results import Results, ResultsError, curves, flat_rows, profiles, quantile, summary, write_table
 from ._run import Ended, RunReason, run
@@ -57,6 +57,7 @@ __all__ = [
     "Ended",
     "ProblemFileError",
     "as_problem",
+    "load_object",
     "load_problem",
     "split_reference",
 ]

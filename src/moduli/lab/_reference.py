@@ -65,14 +65,30 @@ def load_problem(reference: str) -> Problem:
     place = split_reference(reference)
     if place is None:
         return get(reference)
-    path, name = place
+    return as_problem(load_object(*place), place[1])
+
+
+def load_object(path: Path, name: str) -> Any:
+    """Run a file, as `python FILE.py` would but not as `__main__`, and return what it calls by a name.
+
+    Args:
+        path: The file.
+        name: The name.
+
+    Raises:
+        ProblemFileError: When the file or the name does not exist.
+
+    >>> _ = Path("number.py").write_text("number = 4")
+    >>> load_object(Path("number.py"), "number")
+    4
+    """
     if not path.is_file():
-        raise ProblemFileError(f"there is no file {path} (a problem of your own is written FILE.py:name)")
+        raise ProblemFileError(f"there is no file {path} (what you wrote yourself is given as FILE.py:name)")
     found = _run_file(path.resolve())
     if name not in found:
         public = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
         raise ProblemFileError(f"{path} has no {name!r}; it has {', '.join(public) or 'no functions or classes'}")
-    return as_problem(found[name], name)
+    return found[name]
 
 
 @cache

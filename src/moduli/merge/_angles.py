@@ -19,7 +19,7 @@ References:
     Jang, Yun and Han, "Model Stock: all we need is just a few fine-tuned models", ECCV 2024, arXiv:2403.19522.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import acos, atan2, cos, sin, sqrt
 from typing import Literal, cast
@@ -84,11 +84,12 @@ def slerp(
     def multiply(row: Row) -> tuple[float, float, float]:
         return _multiply(row[0], row[1])
 
-    def follow(products: Iterable[float], name: str, row: Row) -> Tensor:
+    def follow(products: tuple[float, float, float], name: str, row: Row) -> Tensor:
         return weighted_sum(row, _find_factors(*products, place(name)))
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
-        return partial(follow, tuple(map(sum, zip(*(multiply(row) for _, row in rows), strict=True))))
+        aa, ab, bb = map(sum, zip(*(multiply(row) for _, row in rows), strict=True))
+        return partial(follow, (aa, ab, bb))
 
     def kernel(name: str, row: Row) -> Tensor:
         return follow(multiply(row), name, row)

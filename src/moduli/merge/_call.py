@@ -51,7 +51,11 @@ def recipe(describe: F) -> F:
                 "checkpoints are merged into a checkpoint: give the paths of all models, and of the result as out=, or load them"
             )
         if paths and align is not False:
-            raise MergeError("models are aligned in memory: load them, or use the command `moduli merge --align`")
+            if not isinstance(align, ModelAxes):
+                raise MergeError(
+                    "a checkpoint does not say what its axes are: give align=moduli.axes.trace(module, example)"
+                )
+            options["align"] = given["align"] = align
         if paths:
             from ..io import merge_files  # a room above this one: declared with the order of the rooms
 
