@@ -62,9 +62,7 @@ from ._averages import soup as soup
 from ._averages import task_arithmetic as task_arithmetic
 from ._averages import task_vector as task_vector
 from ._call import RECIPES as RECIPES
-from ._call import MergeSearch as MergeSearch
 from ._call import make_recipe as make_recipe
-from ._call import search as search
 from ._choice import arcee_fusion as arcee_fusion
 from ._choice import nearswap as nearswap
 from ._choice import ram as ram
@@ -84,6 +82,9 @@ from ._models import Model as Model
 from ._path import LossPath as LossPath
 from ._path import path as path
 from ._repair import repair as repair
+from ._search import Groups as Groups
+from ._search import MergeSearch as MergeSearch
+from ._search import search as search
 from ._sparse import breadcrumbs as breadcrumbs
 from ._sparse import dare as dare
 from ._sparse import della as della
