@@ -49,6 +49,8 @@ from ._read import TensorFile as TensorFile
 from ._replace import make_directory as make_directory
 from ._replace import write_bytes as write_bytes
 from ._save import save as save
+from ._slices import MergeSlice as MergeSlice
+from ._slices import merge_slices as merge_slices
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -40,7 +40,7 @@ def run_ahead(items: Iterator[T], ahead: int = 1) -> Generator[Iterator[T]]:
 
 
 def _fill(items: Iterator[Any], waiting: "Queue[Any]", stopped: Event) -> None:
-    """Put items into a queue until there are none, one cannot be computed, or nobody waits for them."""
+    """Put items into a queue until there are none, one cannot be computed, or the block has ended."""
     item, error = None, None
     while item is not _END and error is None and not stopped.is_set():
         try:
@@ -57,7 +57,7 @@ def _put(waiting: "Queue[Any]", item: Any, is_stopped: Callable[[], bool]) -> No
         try:
             waiting.put(item, timeout=0.1)
             return
-        except Full:  # look again whether anybody waits
+        except Full:  # look again whether the block has ended
             continue
 
 

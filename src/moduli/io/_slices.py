@@ -40,6 +40,12 @@ class MergeSlice:
         paths: The checkpoints; for recipes with a base, the base first.
         ranges: The first layer and the one after the last of each checkpoint; None for all there are.
         options: The arguments of the recipe.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from moduli.io import MergeSlice
+        >>> MergeSlice([Path("a"), Path("b")], [(0, 8), (8, 16)], {"weights": [2, 1]}).ranges
+        [(0, 8), (8, 16)]
     """
 
     paths: list[Path]
@@ -79,6 +85,17 @@ def merge_slices(
     Raises:
         MergeError: If checkpoints, layers or options do not fit. Nothing is written then.
         CheckpointError: If a file is damaged, or the result cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile, torch
+        >>> import moduli.io as io
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> a, b = folder / "a.safetensors", folder / "b.safetensors"
+        >>> for path, value in ((a, 1.0), (b, 2.0)):
+        ...     io.save(path, {"h.0.w": torch.full((1,), value), "h.1.w": torch.full((1,), 10 * value)})
+        >>> io.merge_slices("linear", [io.MergeSlice([a], [(0, 2)]), io.MergeSlice([b], [(1, 2)])], folder / "out")
+        >>> {name: value.item() for name, value in io.TensorFiles(folder / "out").items()}
+        {'h.0.w': 1.0, 'h.1.w': 10.0, 'h.2.w': 20.0}
     """
     if Path(out).suffix == ".safetensors":
         raise MergeError(f"{str(out)!r} is the name of a file; what is put together of slices is a directory")
