@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -231,3 +233,42 @@ def test_random_methods_drop_as_often_as_those_of_mergekit(checkpoints, monkeypa
             shares.append(changed / sum(value.numel() for value in base.values()))
         # 9,000 entries: five standard deviations are 0.026.
         assert shares == pytest.approx([0.4, 0.4], abs=0.026), method
+
+
+MOE = """
+base_model: {folder}/base
+gate_mode: random
+dtype: float32
+experts:
+  - source_model: {folder}/math
+  - source_model: {folder}/code
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mixtures_of_experts_are_those_of_mergekit_but_for_random_gates(checkpoints, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{at}": at for at in range(31)} | {"<unk>": 31}, unk_token="<unk>")
+    )
+    for name in ("base", "math", "code"):
+        shutil.copytree(checkpoints / name, tmp_path / name)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path / name)
+    (tmp_path / "moe.yml").write_text(MOE.format(folder=tmp_path))
+    program = "from mergekit.scripts.moe import main; main()"
+    command = [sys.executable, "-c", program, os.fspath(tmp_path / "moe.yml"), os.fspath(tmp_path / "theirs")]
+    done = subprocess.run(
+        command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    mio.merge_recipe(tmp_path / "moe.yml", tmp_path / "ours")
+    theirs, ours = (load_file(tmp_path / out / "model.safetensors") for out in ("theirs", "ours"))
+    assert theirs.keys() == ours.keys()
+    for name, value in theirs.items():
+        assert value.shape == ours[name].shape
+        assert name.endswith("mlp.gate.weight") or torch.equal(value, ours[name]), name
+    mixture = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert type(mixture).__name__ == "MixtralForCausalLM"
+    assert mixture(torch.arange(6)[None]).logits.isfinite().all()
+    name = "model.layers.1.mlp.experts.down_proj"
+    assert torch.equal(mixture.state_dict()[name], ours[name])

@@ -131,7 +131,7 @@ def test_one_slice_of_all_layers_is_the_merge(folder):
         ("slices:", "chat_template: chatml\nslices:", "'chatml' is not here"),
         ("passthrough", "ties\nbase_model: base", "is in no source of a slice"),
         ("      - model: b\n", "      - {model: a, layer_range: [0, 2]}\n      - model: b\n", "one model at a time"),
-        ("slices:", "experts: []\nslices:", "mergekit-moe"),
+        ("slices:", "experts: []\nslices:", "'merge_method', which is not done for experts"),
     ],
 )
 def test_slices_that_do_not_fit_are_refused(old, new, match, folder):
@@ -180,3 +180,81 @@ def test_chat_templates_are_written_into_the_tokenizer(folder):
         assert settings == {"kept": 1, "chat_template": expected}
         assert json.loads((folder / "out/config.json").read_text())["num_hidden_layers"] == 4
         shutil.rmtree(folder / "out")
+
+
+# -- mixtures of experts -------------------------------------------------------------------------------------------------
+
+
+MIXTURE = """
+base_model: base
+gate_mode: random
+dtype: float64
+experts_per_token: 1
+experts:
+  - source_model: a
+    positive_prompts: [poems]
+  - source_model: b
+"""
+SHAPES = {"gate_proj": (6, 4), "up_proj": (6, 4), "down_proj": (4, 6)}
+
+
+@pytest.fixture
+def llamas(tmp_path):
+    for seed, name in enumerate(("base", "a", "b")):
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {"model.embed_tokens.weight": torch.randn(5, 4, generator=generator)}
+        for layer in range(2):
+            tensors[f"model.layers.{layer}.self_attn.q_proj.weight"] = torch.randn(4, 4, generator=generator)
+            for part, shape in SHAPES.items():
+                tensors[f"model.layers.{layer}.mlp.{part}.weight"] = torch.randn(shape, generator=generator)
+        write(tmp_path / name, tensors)
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 4}))
+    return tmp_path
+
+
+def test_experts_are_the_layers_of_others(llamas):
+    result = run(llamas, MIXTURE, shard_size=2000)
+    base, *experts = (load_file(llamas / name / "model.safetensors") for name in ("base", "a", "b"))
+    for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"):
+        assert torch.equal(result.pop(name), base[name].double())
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp"
+        stacked = result[f"{prefix}.experts.gate_up_proj"], result[f"{prefix}.experts.down_proj"]
+        assert [tuple(each.shape) for each in stacked] == [(2, 12, 4), (2, 4, 6)]
+        for at, expert in enumerate(experts):
+            assert torch.equal(stacked[0][at, :6], expert[f"{prefix}.gate_proj.weight"].double())
+            assert torch.equal(stacked[0][at, 6:], expert[f"{prefix}.up_proj.weight"].double())
+            assert torch.equal(stacked[1][at], expert[f"{prefix}.down_proj.weight"].double())
+    gates = [result[f"model.layers.{layer}.mlp.gate.weight"] for layer in range(2)]
+    assert gates[0].shape == (2, 4)
+    assert not torch.equal(*gates)
+    config = json.loads((llamas / "out/config.json").read_text())
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "hidden_size": 4}
+    assert config == {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **sizes}
+    mio.merge_experts(llamas / "base", [llamas / "a", llamas / "b"], llamas / "again", dtype=torch.float64)
+    again = load_file(llamas / "again/model.safetensors")
+    assert all(torch.equal(again[name], value) for name, value in result.items())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("gate_mode: random", "gate_mode: hidden", "hidden and cheap_embed run the model"),
+        ("gate_mode: random", "gate_mode: cheap_embed", "hidden and cheap_embed run the model"),
+        ("gate_mode: random", "", "gate_mode None"),
+        ("dtype", "shared_experts: []\ndtype", "'shared_experts', which is not done"),
+        ("dtype", "architecture: qwen\ndtype", "it must be mixtral"),
+        ("experts_per_token: 1", "experts_per_token: 3", "3 of 2 experts"),
+        ("source_model: b", "source_model: nobody", "there is no checkpoint"),
+        ("source_model: b", "source_model: odd", r"is \(3, 4\) in"),
+        ("base_model: base", "base_model: bert", "of type 'bert'"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(old, new, match, llamas):
+    tensors = load_file(llamas / "a/model.safetensors")
+    write(llamas / "odd", tensors | {"model.layers.1.mlp.gate_proj.weight": torch.ones(3, 4)})
+    write(llamas / "bert", tensors)
+    (llamas / "bert/config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(merge.MergeError, match=match):
+        run(llamas, MIXTURE.replace(old, new))
+    assert not (llamas / "out").exists()

@@ -9,7 +9,8 @@ The nouns, and what is built from them:
   what is in it.
 * A `Checkpointer` writes them in a training loop, keeps the newest, and resumes.
 * A `TensorFile` is a file as a mapping of tensors that are read when they are asked for, `TensorFiles` are the shards of a
-  directory, and `merge_files` merges checkpoints with the recipes of `moduli.merge`, one tensor at a time.
+  directory, and `merge_files` merges checkpoints with the recipes of `moduli.merge`, one tensor at a time. `merge_slices` and
+  `merge_experts` put layers together, and `merge_recipe` does what a recipe of mergekit says.
 
 What holds for all of them:
 
@@ -29,6 +30,7 @@ from ..layout import NameMap as NameMap
 from ._basics import CheckpointError as CheckpointError
 from ._basics import DamagedFileError as DamagedFileError
 from ._checkpointer import Checkpointer as Checkpointer
+from ._experts import merge_experts as merge_experts
 from ._files import TensorFiles as TensorFiles
 from ._files import parse_size as parse_size
 from ._inspect import Description as Description

@@ -11,6 +11,7 @@ import torch
 from .._texts import cut, shorten
 from ..merge import MergeError
 from ._basics import CheckpointError, PathLike, has_form
+from ._experts import merge_experts
 from ._merge import merge_files, read_vocabulary
 from ._mergekit_numbers import METHODS, RecipeScope, read_options, require
 from ._open import read_bytes
@@ -71,6 +72,23 @@ _FORMS: Final[dict[str, tuple[Any, str]]] = {
     "out_dtype": _DTYPE,
     "name": (str, "it must be a text"),
 }
+# The same for recipes of mergekit-moe.
+_EXPERT_FORMS: Final[dict[str, tuple[Any, str]]] = {
+    "base_model": (str, "it must be a path"),
+    "gate_mode": (
+        lambda found: found == "random",
+        "only random gates are made: hidden and cheap_embed run the model and its tokenizer; write gate_mode: random",
+    ),
+    "experts": (
+        [lambda found: has_form(found, {"source_model": str, "positive_prompts": list}) and "source_model" in found],
+        "it is a list with a source_model in each entry; prompts do nothing for random gates",
+    ),
+    "experts_per_token": (lambda found: type(found) is int, "it must be a whole number"),
+    "architecture": (lambda found: found == "mixtral", "it must be mixtral"),
+    "dtype": _DTYPE,
+}
+EXPERTS: Final = "experts"
+"""What a recipe of mergekit-moe is called."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,7 @@ class MergeRecipe:
     """A recipe that was read: what `merge_files` is to be called with.
 
     Attributes:
-        recipe: The name of a recipe.
+        recipe: The name of a recipe, or "experts".
         paths: The checkpoints.
         options: The arguments of the recipe.
         dtype: The dtype of the result, or None.
@@ -132,7 +150,9 @@ def merge_recipe(path: PathLike, out: PathLike, *, shard_size: int | None = None
     """
     found = read_recipe(path)
     options = {"shard_size": shard_size, "dtype": found.dtype, **options}
-    if found.slices or found.template is not None or len(found.paths) < 2:
+    if found.recipe == EXPERTS:
+        merge_experts(found.paths[0], found.paths[1:], out, **{**found.options, **options})
+    elif found.slices or found.template is not None or len(found.paths) < 2:
         slices = found.slices or [MergeSlice(found.paths, None, found.options)]
         merge_slices(found.recipe, slices, out, template=found.template, **options)
     else:
@@ -150,6 +170,8 @@ def read_recipe(path: PathLike) -> MergeRecipe:
     path = Path(path)
     found = _parse_yaml(read_bytes(path), f"{str(path)!r}")
     try:
+        if isinstance(found, dict) and "experts" in found:
+            return _understand_experts(found, path.parent)
         return _understand(found, path.parent)
     except MergeError as error:
         raise MergeError(f"{str(path)!r}: {error}") from None
@@ -190,6 +212,21 @@ def _understand(found: Any, folder: Path) -> MergeRecipe:
     return MergeRecipe(
         recipe, paths, options, None if dtype is None else _DTYPES[dtype], parts if slices else [], template
     )
+
+
+def _understand_experts(found: dict[str, Any], folder: Path) -> MergeRecipe:
+    """Read a recipe of mergekit-moe."""
+    for key in found:
+        told = ", ".join(sorted(_EXPERT_FORMS))
+        require(key in _EXPERT_FORMS, f"it has {shorten(key)}, which is not done for experts here; there are {told}")
+    for key, (form, told) in _EXPERT_FORMS.items():
+        right = has_form(found[key], form) if key in found else key not in ("base_model", "gate_mode", "experts")
+        require(right, f"{key} {shorten(found.get(key))} is not here; {told}")
+    paths = [folder / each for each in (found["base_model"], *(each["source_model"] for each in found["experts"]))]
+    for each in paths:
+        require(each.exists(), f"there is no checkpoint {str(each)!r}; models are paths here, so download it first")
+    options = {"experts_per_token": found.get("experts_per_token", 2)}
+    return MergeRecipe(EXPERTS, paths, options, _DTYPES[found["dtype"]] if "dtype" in found else None)
 
 
 def _read_part(
