@@ -64,7 +64,7 @@ RISING, FALLING = {"parameters": {"weight": [0, 1]}}, {"parameters": {"weight": 
 HALVED = {"parameters": {"scale": [{"filter": "down_proj", "value": 0.5}, {"value": 1}]}}
 TIED = {"base_model": "base", "parameters": {"density": 0.3}}
 
-# A recipe, and the largest difference; 0 is bit for bit.
+# A recipe, and the largest difference: 0 is bit for bit, and `few` are at most nine of the 9,000 entries.
 EQUAL = {
     "linear": (unweighted("linear", False, TWO, weight=1.0), 0),
     "linear, weights": ({"merge_method": "linear", "models": models(("math", "code", "law"))}, 1e-7),
@@ -92,7 +92,8 @@ EQUAL = {
     "model_stock": (unweighted("model_stock", True, ("alike", "math", "code")), 3e-7),
     "sce": (unweighted("sce", True, ("math", "code", "law"), select_topk=0.37), 3e-7),
     "nearswap": (pair("nearswap", t=0.01), 0),
-    "arcee_fusion": (pair("arcee_fusion"), 0),
+    # At its threshold rounding decides, which depends on the processor.
+    "arcee_fusion": (pair("arcee_fusion"), "few"),
     "ram": (unweighted("ram", True, ("sparse", "math", "code"), epsilon=0.01), 3e-7),
     "ramplus_tl": (unweighted("ramplus_tl", True, ("sparse", "math", "code"), epsilon=0.01, r=0.5, alpha=0.9), 3e-7),
     "passthrough": ({"merge_method": "passthrough", "models": [{"model": "math"}]}, 0),
@@ -184,7 +185,10 @@ def test_methods_give_what_mergekit_gives(name, checkpoints, monkeypatch):
     theirs, ours = run_both(recipe, checkpoints, monkeypatch)
     assert theirs.keys() == ours.keys()
     worst = max(float((theirs[key] - ours[key]).abs().max()) for key in theirs)
-    assert worst <= tolerance
+    if tolerance == "few":
+        assert sum(int((theirs[key] != ours[key]).sum()) for key in theirs) <= 9
+    else:
+        assert worst <= tolerance
     if name not in ("passthrough",):
         base = load_file(checkpoints / "base/model.safetensors")
         assert any(key not in base or not torch.equal(base[key], ours[key]) for key in ours)

@@ -160,7 +160,15 @@ def test_vocabularies_are_those_of_the_first_model(folder):
         # x, y, z of the other model are in its rows 1, 2, 0.
         assert torch.allclose(result[:3], (rows[:3] + other[[1, 2, 0]]) / 2)
         shutil.rmtree(folder / "out")
-    for block in ("tokenizer_source: union", "tokenizer: {source: union}", "tokenizer_source: more"):
+    # Unless a tokenizer is asked for, a base_model that linear does not use decides nothing.
+    run(folder, LINEAR + "base_model: more")
+    shutil.rmtree(folder / "out")
+    for block in (
+        "tokenizer_source: union",
+        "tokenizer: {}",
+        "tokenizer_source: more",
+        "base_model: more\ntokenizer_source: base",
+    ):
         with pytest.raises(merge.MergeError, match="has the token 'w', which the first model"):
             run(folder, LINEAR + block)
     text = LINEAR.replace("{model: a}, {model: more}", "{model: more}, {model: a}")
@@ -168,6 +176,15 @@ def test_vocabularies_are_those_of_the_first_model(folder):
     # What only the first has stays.
     assert torch.allclose(result[[0, 1, 2]], (other[[0, 1, 2]] + rows[[2, 0, 1]]) / 2)
     assert torch.equal(result[3], other[3])
+
+
+def test_paths_are_seen_from_where_the_recipe_is(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    (folder / "recipe.yml").write_text(LINEAR.replace("more", "b") + "tokenizer_source: base\nchat_template: auto\n")
+    place = folder.relative_to(folder.parent)
+    mio.merge_recipe(place / "recipe.yml", place / "out")
+    result, expected = load_file(folder / "out/model.safetensors"), merge.linear([state(1), state(2)])
+    assert all(torch.equal(result[name], expected[name]) for name in NAMES)
 
 
 def test_chat_templates_are_written_into_the_tokenizer(folder):

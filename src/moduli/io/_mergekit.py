@@ -269,12 +269,16 @@ def _read_part(
 
 def _check_tokens(found: dict[str, Any], paths: Sequence[Path], folder: Path) -> None:
     """Raise MergeError if the vocabulary of the result is to be another than that of the first model."""
-    require(
-        found.get("tokenizer") is None or found.get("tokenizer_source") is None, "it has tokenizer and tokenizer_source"
+    block, source = found.get("tokenizer"), found.get("tokenizer_source")
+    require(block is None or source is None, "it has tokenizer and tokenizer_source")
+    if block is not None:
+        source = block.get("source", "union")
+    base = found.get("base_model")
+    wanted = (
+        paths[0]
+        if source is None or (source == "base" and base is None)
+        else folder / (base if source == "base" else source)
     )
-    source = found.get("tokenizer_source") or ("union" if (found.get("tokenizer") or {}) else "base")
-    source = (found.get("tokenizer") or {}).get("source", source)
-    wanted = folder / (found.get("base_model") or paths[0]) if source == "base" else folder / source
     if wanted == paths[0]:
         return
     here, *others = (read_vocabulary(each) if each.is_dir() else None for each in paths)
