@@ -88,7 +88,8 @@ def slerp(
         return weighted_sum(row, _find_factors(*products, place(name)))
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
-        aa, ab, bb = map(sum, zip(*(multiply(row) for _, row in rows), strict=True))
+        products = [multiply(row) for _, row in rows]
+        aa, ab, bb = (sum(each[place] for each in products) for place in range(3))
         return partial(follow, (aa, ab, bb))
 
     def kernel(name: str, row: Row) -> Tensor:
