@@ -273,12 +273,8 @@ def _check_tokens(found: dict[str, Any], paths: Sequence[Path], folder: Path) ->
     require(block is None or source is None, "it has tokenizer and tokenizer_source")
     if block is not None:
         source = block.get("source", "union")
-    base = found.get("base_model")
-    wanted = (
-        paths[0]
-        if source is None or (source == "base" and base is None)
-        else folder / (base if source == "base" else source)
-    )
+    named = found.get("base_model") if source == "base" else source
+    wanted = paths[0] if named is None else folder / named
     if wanted == paths[0]:
         return
     here, *others = (read_vocabulary(each) if each.is_dir() else None for each in paths)
