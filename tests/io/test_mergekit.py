@@ -276,3 +276,29 @@ def test_mixtures_of_experts_are_those_of_mergekit_but_for_random_gates(checkpoi
     assert mixture(torch.arange(6)[None]).logits.isfinite().all()
     name = "model.layers.1.mlp.experts.down_proj"
     assert torch.equal(mixture.state_dict()[name], ours[name])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", ["many", "few"])
+def test_vocabularies_are_aligned_as_by_mergekit(first, tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabularies = {
+        "many": ["<unk>", *(f"w{at}" for at in range(9))],
+        "few": ["<unk>", "w5", "w3", "w0", "zz", "w1", "yy"],
+    }
+    for seed, (name, words) in enumerate(vocabularies.items()):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.LlamaConfig(vocab_size=len(words), tie_word_embeddings=False, **sizes)
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+        level = tokenizers.models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="<unk>")
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizers.Tokenizer(level), unk_token="<unk>"
+        )
+        tokenizer.save_pretrained(tmp_path / name)
+    names = sorted(vocabularies, key=lambda name: name != first)
+    recipe = unweighted("linear", False, names, weight=1.0) | {"base_model": first, "tokenizer_source": "base"}
+    theirs, ours = run_both(recipe, tmp_path, monkeypatch)
+    assert ours["lm_head.weight"].shape == (len(vocabularies[first]), 8)
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
