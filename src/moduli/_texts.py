@@ -4,7 +4,7 @@ What a file holds may be of any size, and a YAML document of 300 bytes stands fo
 written out. `shorten` takes the place of `repr` wherever a value of the user or of a file gets into an error.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from itertools import islice
 from typing import Any, Final
 
@@ -82,3 +82,22 @@ def _write_items(value: Any, brackets: str, parts: list[str], left: int) -> int:
 def _append(text: str, parts: list[str], left: int) -> int:
     parts.append(text)
     return left - len(text)
+
+
+def write_columns(rows: Sequence[Sequence[str]], right: Set[int] = frozenset()) -> str:
+    """Return rows of texts as a table with aligned columns.
+
+    Args:
+        rows: The cells, the headings first.
+        right: The columns that are aligned to the right.
+
+    >>> print(write_columns([["name", "size"], ["weight", "6"]], {1}))
+    name    size
+    weight     6
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        lines.append("  ".join(cell.rjust(width) if at in right else cell.ljust(width) for at, (cell, width) in cells))
+    return "\n".join(line.rstrip() for line in lines)

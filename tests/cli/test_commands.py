@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import moduli
 from cli.terminal import Terminal
 from moduli import io, lab
 from moduli.cli import app
@@ -316,3 +317,45 @@ def test_examples_are_read_without_running_anything(tmp_path):
     for text in ("torch.load('x')", "zeros(3)", "torch.zeros(3", "torch.zeros(dtype=torch.nn)", "1 + 1"):
         with pytest.raises(ExampleError):
             read_example(text)
+
+
+def make_versions(path):
+    """Save a model that was edited, and the one it was before."""
+    net = moduli.adopt(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)))
+    assert net.history.version == 0
+    io.save(path / "before.safetensors", net)
+    net[1] = torch.nn.Linear(2, 3)
+    net.append(torch.nn.ReLU())
+    io.save(path / "after.safetensors", net)
+    return net
+
+
+def test_inspect_lists_the_edits_of_a_model(call, tmp_path):
+    net = make_versions(tmp_path)
+    told = call("inspect", "after.safetensors", "--history")
+    assert told.returncode == 0
+    assert told.stdout.rstrip("\n") == str(net.history)
+    rows = json.loads(call("inspect", "after.safetensors", "--history", "--json").stdout)["edits"]
+    assert [row["number"] for row in rows] == [1, 2]
+    assert [row["where"] for row in rows] == [["1"], ["2"]]
+    assert [row["when"] for row in rows] == [edit.when for edit in net.history]
+    assert call("inspect", "before.safetensors", "--history").stdout == "version 0: no edits\n"
+    assert json.loads(call("inspect", "after.safetensors", "--json").stdout)["edits"] == rows
+
+
+def test_diff_compares_two_checkpoints(call, tmp_path):
+    make_versions(tmp_path)
+    told = call("diff", "before.safetensors", "after.safetensors")
+    assert told.returncode == 0
+    lines = told.stdout.splitlines()
+    assert lines[0].split() == ["name", "change", "left", "right", "distance", "largest"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["1.weight", "shape"], ["1.bias", "shape"]]
+    assert lines[-1] == "2 tensors equal"
+    rows = json.loads(call("diff", "before.safetensors", "after.safetensors", "--json").stdout)
+    assert [row["change"] for row in rows["changes"]] == ["shape", "shape"]
+    assert call("diff", "after.safetensors", "after.safetensors").stdout == "no difference: 4 tensors equal\n"
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    assert call("diff", "after.safetensors", "broken.safetensors").returncode == 1
+    assert call("diff", "after.safetensors", "nowhere.safetensors").returncode == 2
+    torch.save({"1.weight\x1b[2J": torch.zeros(2)}, tmp_path / "odd.pt")
+    assert "\x1b" not in call("diff", "after.safetensors", "odd.pt").stdout

@@ -139,7 +139,9 @@ def test_seeds_travel_instead_of_members(executor, monkeypatch):
         pool = executor()
         there = found(executor=pool, **options)
         pool.close()
-        assert there.history == found(**options).history
+        here = found(**options).history
+        # Of low rank, members that are evaluated here are not made, and so differ by rounding.
+        assert there.history == (pytest.approx(here, rel=1e-5) if "rank" in options else here)
     assert made == []
 
 

@@ -330,6 +330,25 @@ STEPS = {
 
 
 @check
+def models_in_pieces_are_not_resized(rank):
+    """Growing one is refused by name, with nothing changed; an optimizer of one refuses an edit."""
+    problems = []
+    for kind in KINDS:
+        net = wrap(kind, network(0))
+        shapes = [param.shape for param in net.parameters()]
+        for act in (particles.grow, particles.shrink):
+            try:
+                act(net, {"0.out": 2}, example=torch.zeros(1, 3, dtype=torch.float64))
+                problems.append(f"{kind}: {act.__name__} was not refused")
+            except particles.GrowthError as error:
+                if "is sharded over processes" not in str(error):
+                    problems.append(f"{kind}: {error}")
+        if shapes != [param.shape for param in net.parameters()]:
+            problems.append(f"{kind}: shapes have changed")
+    return problems
+
+
+@check
 def steps_in_half_precision_mean_the_same_in_pieces(rank):
     """Small gradients, whose squares underflow in float16; fused and not, of DTensors and of whole parameters."""
     problems = []
@@ -347,3 +366,26 @@ def steps_in_half_precision_mean_the_same_in_pieces(rank):
             for key in (("fsdp2", "auto"), ("fsdp2", False)):
                 problems += differ(ends[key], ends["plain", "auto"], f"{name} in {dtype}, {key}")
     return problems
+
+
+@check
+def relatives_keep_their_own_values_in_pieces(rank):
+    """What is assigned is whole where a relative has pieces, and the other way."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def cut(*numbers):
+        return nn.Parameter(distribute_tensor(torch.tensor(numbers), mesh(), [Shard(0)]))
+
+    net = mo.Module()
+    net.w = cut(0.0, 0.0, 0.0)
+    teacher = net.clone()
+    with torch.no_grad():
+        teacher.w.fill_(7)
+    found = []
+    for assigned in (nn.Parameter(torch.ones(4)), cut(2.0, 2.0, 2.0, 2.0, 2.0)):
+        net.w = assigned
+        found.append(full(teacher.touch().w).tolist())
+    particles.rollback(net, 0)
+    found += [full(net.w).tolist(), full(teacher.touch().w).tolist(), particles.diff(net, teacher).changed]
+    expected = [[7, 7, 7, 1], [7, 7, 7, 1, 2], [0, 0, 0], [7, 7, 7], ["w"]]
+    return [] if found == expected else [f"{found} in place of {expected}"]

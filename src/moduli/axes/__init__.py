@@ -2,9 +2,12 @@
 
 * `trace`: the axes of a model, from one forward; `ModelAxes` is the value that it returns, `ModelAxis` one axis, `ParameterAxes`
   those of one parameter, with `Segments` where axes are concatenated.
+* `INDEXED`: the reason why the rows of an embedding are fixed.
 * `from_labels`: the axes of a module as its labelled tensors tell them.
 * `label`: labelled views of a plain module's parameters, by the names of its axes (`LabelledParameters`).
-* `parse` reads the notation of einops for axes; `list_names` and `measure` read the `Factors` of one axis of a parameter.
+* `parse` reads the notation of einops for axes; `list_names`, `measure` and `locate_units` read the `Factors` of one axis of a
+  parameter.
+* `match_units`: which units of a saved model are which of one here, by label or position.
 * `check`: permutes every free axis and compares the outputs; `ModelAxesError` says which axis is not free.
 * `find_step_scale`: the factor of a parameter's step in the maximal update parametrization; `check_base` checks its base width.
 * `rule`: how an operation pairs the axes of its tensors, for operations that `trace` does not know. A rule takes a `RuleCall` and
@@ -18,14 +21,17 @@ Example:
     ['0.out']
 """
 
+from ._atoms import INDEXED as INDEXED
 from ._check import ModelAxesError as ModelAxesError
 from ._check import check as check
 from ._factors import Factors as Factors
 from ._factors import Segments as Segments
 from ._factors import list_names as list_names
+from ._factors import locate_units as locate_units
 from ._factors import measure as measure
 from ._labelled import LabelledParameters as LabelledParameters
 from ._labelled import label as label
+from ._matching import match_units as match_units
 from ._model_axes import ModelAxes as ModelAxes
 from ._model_axes import ModelAxis as ModelAxis
 from ._model_axes import ParameterAxes as ParameterAxes
@@ -39,6 +45,7 @@ from ._tracer import Traced as Traced
 from ._tracer import rule as rule
 
 __all__ = [
+    "INDEXED",
     "Factors",
     "LabelledParameters",
     "ModelAxes",
@@ -54,6 +61,8 @@ __all__ = [
     "from_labels",
     "label",
     "list_names",
+    "locate_units",
+    "match_units",
     "measure",
     "parse",
     "rule",

@@ -16,6 +16,9 @@ Dim = tuple[int, ...]
 INPUT = "an input"
 OUTPUT = "an output"
 UNREAD = "not read with this example"
+INDEXED = "it is indexed by values"
+"""The reason why the rows of a table that tokens index are fixed."""
+NAMED_UNITS = "its units have labels"
 LABELLED = "known by its labels; trace with an example to learn whether it is free"
 
 # The ends of reasons that say nothing about the axis itself, but that a rule is missing or can't follow the factors.
@@ -28,6 +31,18 @@ _UNCLEAR = (
 def is_width(reasons: Iterable[str]) -> bool:
     """Whether an axis with these reasons has units that a wider model has more of: neither data, nor positions, nor indices."""
     return all(reason.endswith(_UNCLEAR) for reason in reasons)
+
+
+def find_growth(reasons: Iterable[str]) -> str | None:
+    """Return how more units of an axis with these reasons leave what the others do as it is; see `ModelAxis.growth`."""
+    kinds = set(reasons) - {NAMED_UNITS}
+    if not kinds:
+        return "copy"
+    if kinds == {LABELLED}:
+        return "zero"
+    if kinds <= {INPUT, OUTPUT, INDEXED}:
+        return "input" if INPUT in kinds else "fresh"
+    return None
 
 
 class Atoms:

@@ -62,6 +62,32 @@ def index_factors(factors: Factors, sizes: Mapping[str, int], units: Mapping[str
     return index
 
 
+def locate_units(factors: Factors, sizes: Mapping[str, int], name: str) -> Tensor:
+    """Return which unit of an axis each position along a product of factors belongs to; -1 for none.
+
+    Args:
+        factors: The product.
+        sizes: The sizes of the model's axes.
+        name: The axis whose units are located.
+
+    Returns:
+        One unit for each position.
+
+    Example:
+        >>> from moduli.axes import locate_units
+        >>> locate_units(("head", "size"), {"head": 2, "size": 3}, "head")
+        tensor([0, 0, 0, 1, 1, 1])
+    """
+    units = torch.full((1,), -1)
+    for factor in factors:
+        if isinstance(factor, str):
+            own = torch.arange(sizes[factor]) if factor == name else torch.full((sizes[factor],), -1)
+        else:
+            own = torch.cat([locate_units(part, sizes, name) for part in factor.parts])
+        units = torch.maximum(units[:, None], own).flatten()
+    return units
+
+
 def show_factors(factors: Factors, sizes: Mapping[str, int], owner: str | None = None, outer: bool = False) -> str:
     """Return a product of factors as text, with sizes."""
     words = []

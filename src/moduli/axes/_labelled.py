@@ -10,7 +10,7 @@ from torch import nn
 
 from ..labels import Tensor, tensor
 from ..layout import Axes, Layout, unwrapped_name
-from ._atoms import Atoms, Dim
+from ._atoms import NAMED_UNITS, Atoms, Dim
 from ._factors import Factors, Segments, list_names
 from ._model_axes import ModelAxes
 from ._tracer import Traced
@@ -115,7 +115,7 @@ def apply_labels(atoms: Atoms, parameters: Mapping[str, Traced], layout: Layout)
             atoms.unify(seen.setdefault(key, dim), dim)
             named.append((dim, axis.name))
             if axis.labels is not None:
-                atoms.fix(dim, "its units have labels")
+                atoms.fix(dim, NAMED_UNITS)
     return named
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import public_name, suggest_name, unwrapped_name
-from ._atoms import is_width
-from ._factors import Factors, decode, encode, index_factors, list_names, show_factors
+from ._atoms import find_growth, is_width
+from ._factors import Factors, decode, encode, index_factors, list_names, measure, show_factors
 from ._mup import check_base, initialise_mup
 
 FORMAT = 1
@@ -37,6 +37,16 @@ class ModelAxis:
     def free(self) -> bool:
         """Whether permuting the units everywhere leaves the function unchanged."""
         return not self.reasons
+
+    @property
+    def growth(self) -> str | None:
+        """How the axis gets more units while the others do what they did; None where it can't.
+
+        "copy": new units are copies, or nothing reads them. "fresh": an axis of outputs, or one that is indexed by values
+        (classes, tokens), of which new entries are read by nothing yet. "input": an axis of inputs, of which new ones are
+        multiplied by zero. "zero": only labels are known of it.
+        """
+        return find_growth(self.reasons)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +221,31 @@ class ModelAxes:
                     tensor = tensor.index_select(axis, index.to(tensor.device))
             results[name] = tensor
         return results
+
+    def resize(self, sizes: Mapping[str, int]) -> ModelAxes:
+        """Return the axes of the model with other numbers of units, as `particles.grow` and `particles.shrink` leave it.
+
+        Args:
+            sizes: For axes of the model by name, the number of units.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+            >>> mo.axes.trace(net, torch.zeros(1, 4)).resize({"0.out": 20}).of("2.weight")
+            (2.out=3, 0.out=20)
+        """
+        for name in sizes:
+            self[name]
+        after = {name: sizes.get(name, axis.size) for name, axis in self.axes.items()}
+        return build(
+            {name: (after[name], axis.reasons) for name, axis in self.axes.items()},
+            {
+                name: (tuple(measure(dim, after) for dim in own.dims), own.dims, own.uses, own.role)
+                for name, own in self.parameters.items()
+            },
+            self.ties,
+            self.unknown,
+        )
 
     def list_units(self, name: str, use: str) -> list[str]:
         """Return the axes of units in those axes of a parameter that have a use: what a wider model has more of.

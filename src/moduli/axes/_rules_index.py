@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ._atoms import Dim
+from ._atoms import INDEXED, Dim
 from ._rules import broadcast, keep_points
 from ._tracer import RuleCall, Traced, rule
 
@@ -20,7 +20,7 @@ def point(call: RuleCall, dim: Dim, index: Traced) -> None:
     if index.points is not None:
         call.same(dim, index.points)
     else:
-        call.fix(dim, "it is indexed by values")
+        call.fix(dim, INDEXED)
 
 
 @rule("aten::embedding")
@@ -36,7 +36,7 @@ def embedding(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named
 @rule("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named: Any) -> Any:
     """Sums of rows of a table."""
-    call.fix(weight.dims[0], "it is indexed by values")
+    call.fix(weight.dims[0], INDEXED)
     call.use(weight, 0, "index")
     call.use(weight, 1, "out")
     for dim in index.dims:

@@ -10,7 +10,7 @@ import typer
 
 from ._catalogue import links
 from ._console import INTERRUPTED, explain_errors, flush
-from ._files import inspect, merge
+from ._files import diff, inspect, merge
 from ._fit import fit
 from ._race import race
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (race, fit, links, inspect, merge):
+for command in (race, fit, links, inspect, diff, merge):
     app.command(epilog=EPILOG)(explain_errors(command))
 
 

@@ -1,4 +1,4 @@
-"""`moduli inspect` and `moduli merge`."""
+"""`moduli inspect`, `moduli diff` and `moduli merge`."""
 
 import ast
 from pathlib import Path
@@ -20,6 +20,9 @@ def inspect(
         Path, Argument(exists=True, metavar="FILE", help="A checkpoint, a safetensors file, or one of torch.save.")
     ],
     verify: Annotated[bool, Option(help="Compare every tensor with its checksum.")] = False,
+    history: Annotated[
+        bool, Option("--history", help="The edits of the model only: their numbers, when, where and what.")
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a checkpoint holds: tensors with the values of small ones, labels, versions. Nothing in the file is run."""
@@ -28,6 +31,14 @@ def inspect(
     sharded = file.is_dir() or file.suffix == ".json"
     paths = [each.path for each in io.TensorFiles(file).files] if sharded else [file]
     found = [io.inspect(path, verify=verify) for path in paths]
+    if history:
+        edits = [each for description in found for each in description.as_dict()["edits"]]
+        if as_json:
+            print_json({"path": str(file), "edits": edits})
+        else:
+            for each in found:
+                out().print("\n".join(map(io.escape, str(each.edits).splitlines())), markup=False)
+        return
     if as_json:
         whole = {"path": str(file), "files": [each.as_dict() for each in found]}
         print_json(whole if sharded else {**found[0].as_dict(), "parameters": found[0].parameters})
@@ -36,6 +47,21 @@ def inspect(
         out().print(io.escape(f"{file}: {len(io.TensorFiles(file)):,} tensors in {len(found)} files"), markup=False)
     for each in found:
         out().print(str(each), markup=False)
+
+
+def diff(
+    left: Annotated[Path, Argument(exists=True, metavar="LEFT", help="A checkpoint: a file, a directory, an index.")],
+    right: Annotated[Path, Argument(exists=True, metavar="RIGHT", help="Another one.")],
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What is different in two checkpoints: names, shapes, dtypes, labels, and how far values are apart."""
+    from .. import io
+
+    differences = io.diff(left, right)
+    if as_json:
+        print_json({"left": str(left), "right": str(right), **differences.as_dict()})
+    else:
+        out().print("\n".join(map(io.escape, str(differences).splitlines())), markup=False)
 
 
 def merge(

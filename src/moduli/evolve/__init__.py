@@ -11,7 +11,8 @@ Everything is minimised. Four nouns:
 
 The methods: `PSO`, `DE`, `GA` and `CEM` keep a population. `OpenES`, `PGPE`, `ARS` and `GuidedES` estimate a gradient, `SNES`,
 `XNES` and `CMAES` adapt a distribution; these draw their noise again from seeds instead of storing it, but for the full
-covariances of `XNES` and `CMAES`.
+covariances of `XNES` and `CMAES`. `NSGA2` searches for the front of several objectives, and `MAPElites` for the best member of each
+kind, by descriptors that are told beside the fitness.
 
 Each method is a file with its mathematics, in the order of its paper, and its ask and tell. The links of `moduli.m` with the
 same names are made of them by one adapter, and have the same settings.
@@ -32,6 +33,8 @@ from .cmaes import CMAES
 from .de import DE
 from .ga import GA
 from .guided_es import GuidedES
+from .map_elites import MAPElites
+from .nsga2 import NSGA2, ParetoFront
 from .open_es import OpenES
 from .pgpe import PGPE
 from .pso import PSO, informed_velocity, neighbourhood_best, remember_best, swarm_velocity
@@ -56,6 +59,9 @@ __all__ = [
     "SNES",
     "XNES",
     "CMAES",
+    "NSGA2",
+    "ParetoFront",
+    "MAPElites",
     "Executor",
     "InProcess",
     "Pool",

@@ -111,6 +111,33 @@ class Distribution(Search):
             out = step if self._noise.in_pieces else None
             yield columns.start, self._reflect(_shift(mean[columns], step, part, sign, out), columns)
 
+    def shares_products(self) -> bool:
+        """Whether members are a mean plus noise of low rank, so that they need not be made to be evaluated."""
+        return (
+            self.rank is not None
+            and self._separable()
+            and not self.coordinates.bounded
+            and isinstance(self._scale(), float)
+        )
+
+    def factors(self, members: Sequence[int]) -> list[tuple[Tensor, Tensor | None]]:
+        """Return the noise of members for each parameter: (A, B) of A Bᵀ, or (numbers, None), with scales and signs.
+
+        Args:
+            members: Which.
+        """
+        step = 2 if self.antithetic else 1
+        directions = [member // step for member in members]
+        distinct = sorted(set(directions))
+        rows = torch.tensor([distinct.index(each) for each in directions], device=self.device)
+        signs = [1 - 2 * (member % 2) if self.antithetic else 1 for member in members]
+        scale = torch.tensor(signs, dtype=self.dtype, device=self.device) * self._scale()
+        found: list[tuple[Tensor, Tensor | None]] = []
+        for left, right in self._noise.factors(self._int("seed"), self._int("counter"), distinct):
+            scaled = left[rows] * scale.view(-1, *[1] * (left.dim() - 1))
+            found.append((scaled, None if right is None else right[rows]))
+        return found
+
     def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ first ε and Σ second ε² over the directions of this generation."""
         return self._noise.sum_weighted(self._int("seed"), self._int("counter"), first, second, self.share)

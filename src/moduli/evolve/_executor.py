@@ -47,7 +47,8 @@ class Executor(ABC):
     """Evaluates the members of one generation. The result depends on the members alone, not on who evaluates them.
 
     Before a member is evaluated, the generators of torch, NumPy and `random` are seeded for it, so that even a random
-    fitness gives the same numbers on any number of workers.
+    fitness gives the same numbers on any number of workers. Members with noise of low rank that are evaluated together, without
+    being made, have the same fitness to rounding, if it uses no random numbers.
 
     Attributes:
         keeps_files: Whether this process writes checkpoints: one of those that run the same search does.
@@ -190,6 +191,9 @@ class InProcess(Executor):
         make = (lambda i: fitness(rows(i, i + 1)[0])) if ours is None else ours.evaluate_member
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
         try:
+            if ours is not None and not self.vectorised and ours.shares_products():
+                shared = yield from self._evaluate_shared(ours, seeds, todo)
+                todo = todo[shared:]
             for member in () if self.vectorised else todo:
                 value, error = answer(make, member, seeds[member])
                 if error is not None:
@@ -202,6 +206,23 @@ class InProcess(Executor):
             np.random.set_state(states[1])
             random.setstate(states[2])
         faults.check()
+
+    def _evaluate_shared(self, fitness: Any, seeds: Sequence[int], todo: Sequence[int]) -> Generator[Any, None, int]:
+        """Evaluate members that differ by noise of low rank; return how many, none where torch can't vectorise the fitness."""
+        for start in range(0, len(todo), self.block):
+            members = todo[start : start + self.block]
+            torch.manual_seed(seeds[members[0]])
+            try:
+                with torch.no_grad():
+                    values = fitness.evaluate_together(members).tolist()
+            except (RuntimeError, ValueError, TypeError) as error:
+                why = str(error).strip().splitlines()[0]
+                told = f"members are made one by one, because the fitness can't be vectorised: {why}"
+                warnings.warn(EvaluationWarning(told), stacklevel=6)
+                fitness.refused = True
+                return start
+            yield from zip(members, values, strict=True)
+        return len(todo)
 
     def _evaluate_together(self, batch: RowFitness, rows: Rows, seeds: Sequence[int], todo: Sequence[int]) -> Values:
         for start in range(0, len(seeds), self.block):

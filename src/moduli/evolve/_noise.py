@@ -118,6 +118,31 @@ class Noise:
                 yield columns, piece
         self.last[None if known else (seed, counter)] = values
 
+    def factors(self, seed: int, counter: int, indices: Sequence[int]) -> list[tuple[Tensor, Tensor | None]]:
+        """Return directions of low rank as they are drawn, for each parameter: (A, B) with A / √rank, or (numbers, None).
+
+        Args:
+            seed: Of the run.
+            counter: Of the generation.
+            indices: The directions; they are along the first axis.
+        """
+        rank = self.rank or 1
+        drawn = self._empty(len(indices), self.drawn)
+        for row, index in zip(drawn, indices, strict=True):
+            for segment, part in enumerate(torch.split(row, SEGMENT)):
+                self._normal(seed, counter + index * self.segments + segment, part)
+        found: list[tuple[Tensor, Tensor | None]] = []
+        at = 0
+        for m, n in self.parts:
+            size = rank * (m + n) if n else m
+            part, at = drawn[:, at : at + size], at + size
+            if not n:
+                found.append((part, None))
+                continue
+            left, right = torch.split(part.reshape(len(indices), m + n, rank), [m, n], 1)
+            found.append((left / math.sqrt(rank), right))
+        return found
+
     def sum_weighted(
         self, seed: int, counter: int, first: Tensor, second: Tensor | None = None, share: Share | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -142,6 +167,10 @@ class Noise:
         if not self.in_pieces or self.rank is not None:
             linear = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
             square = torch.zeros_like(linear) if second is not None else linear[:0]
+            if self.rank is not None and second is None and not self.kept:
+                self._add_products(seed, counter, first, linear)
+                yield slice(0, self.dim), linear, square
+                return
             step = self.directions if self.kept else self.block
             for low in range(0, self.directions, step):
                 some = slice(low, min(low + step, self.directions))
@@ -172,6 +201,21 @@ class Noise:
                 if share is not None and len(total):
                     share.reduce(total)
             yield columns, one, two
+
+    def _add_products(self, seed: int, counter: int, weights: Tensor, out: Tensor) -> None:
+        """Add Σ_i w_i A_i B_iᵀ by one product for each parameter: over directions and ranks at once."""
+        step = max(1, SEGMENT * 8 // max(self.drawn, 1))
+        for start in range(0, self.directions, step):
+            some = range(start, min(start + step, self.directions))
+            own, at = weights[some.start : some.stop], 0
+            for (left, right), (m, n) in zip(self.factors(seed, counter, some), self.parts, strict=True):
+                place = out[at : at + m * max(n, 1)]
+                at += len(place)
+                if right is None:
+                    place += own @ left
+                else:
+                    wide = (left * own[:, None, None]).transpose(0, 1).flatten(1)
+                    place.view(m, n).addmm_(wide, right.transpose(0, 1).flatten(1).T)
 
     def _cut(self) -> Iterator[slice]:
         """The coordinates of a long direction, as many at a time as a segment has."""

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import Entry, layout_and_tensors, select
+from ..population import FunctionOfMember, call_low_rank
 from . import ars, cem, cmaes, de, ga, guided_es, open_es, pgpe, pso, snes, xnes
 from ._base import Search
-from ._distribution import choose_population
+from ._distribution import Distribution, choose_population
 from ._executor import EvaluationWarning, Executor, InProcess, member_seeds
 from ._problem import Reason
 from ._tensor_tree import TensorTree, TreeFitness
@@ -118,7 +119,9 @@ def search(
         budget: How many evaluations there are at most; they are spent in whole generations.
         executor: Who evaluates: `Pool`, `Ray`, `Ranks`, or None for this process.
         vectorised: In this process, evaluate all members in one call: `fitness` then gets a function to call like the
-            module, and runs under `torch.func.vmap`.
+            module, and runs under `torch.func.vmap`. With `rank=` (methods with one sigma for all numbers: `"openes"`,
+            `"ars"`) members are never made in this process and over `Ranks`: one product serves all of them, as in
+            `Population.around`; a fitness that `torch.vmap` can't follow is evaluated one by one, with a warning.
         seed: Decides every random number.
         target: Stop when a fitness this low is found.
         checkpoint: A file to keep the state in after each generation, and to resume from if it exists; with `Ranks`, one
@@ -304,6 +307,8 @@ class ModuleFitness:
         self, net: nn.Module, chosen: Chosen, fitness: Callable[[Any], Any], search: Search | None = None
     ) -> None:
         self.net, self.chosen, self.fitness, self.search = net, chosen, fitness, search
+        #: Whether the fitness turned out to be one that torch can't vectorise.
+        self.refused = False
 
     def __call__(self, row: Tensor) -> Any:
         self.chosen.write(self.net, row)
@@ -317,6 +322,32 @@ class ModuleFitness:
         for at, values in search.parts(index):
             self.chosen.write(self.net, values, at)
         return self.fitness(self.net)
+
+    def shares_products(self) -> bool:
+        """Whether members need not be made to be evaluated: they differ by noise of low rank."""
+        return not self.refused and isinstance(self.search, Distribution) and self.search.shares_products()
+
+    def evaluate_together(self, members: Sequence[int]) -> Tensor:
+        """The fitness of several members by one product for all of them where parameters are matrices, and thin ones for each.
+
+        Raises:
+            RuntimeError: If `torch.vmap` can't follow the fitness.
+        """
+        search: Any = self.search
+        mean, at = search.state["mean"], 0
+        means, factors, vectors = {}, {}, {}
+        for entry, (left, right) in zip(self.chosen.entries, search.factors(members), strict=True):
+            own = mean[at : at + entry.numel].view(entry.shape).to(entry.dtype)
+            at += entry.numel
+            if right is None:
+                vectors[entry.name] = own + left.view(-1, *entry.shape).to(entry.dtype)
+            else:
+                means[entry.name], factors[entry.name] = own, (left.to(entry.dtype), right.to(entry.dtype))
+        caller = FunctionOfMember(self.net)
+        values = call_low_rank(caller, self.fitness, (), (), means, factors, vectors, report={})
+        if not isinstance(values, Tensor) or values.shape.numel() != len(members):
+            raise ValueError("fitness is one number per member")
+        return values.reshape(len(members))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "search": None}

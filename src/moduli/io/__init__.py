@@ -5,8 +5,8 @@ The nouns, and what is built from them:
 * A **checkpoint** is one safetensors file: the tensors of a module under their names, so that any program finds them, and
   beside them everything else that is needed to go on as if nothing had happened: labels, ties, configurations, the version
   of the structure with its edits, the state of optimizer, population and scheduler, random states, and what the user
-  adds. `save` writes one, `load` brings it into objects that are there, `read` gives it as state dicts, and `inspect` tells
-  what is in it.
+  adds. `save` writes one, `load` brings it into objects that are there, `read` gives it as state dicts, `inspect` tells
+  what is in it, and `diff` what is different in two.
 * A `Checkpointer` writes them in a training loop, keeps the newest, and resumes.
 * A `TensorFile` is a file as a mapping of tensors that are read when they are asked for, `TensorFiles` are the shards of a
   directory, and `merge_files` merges checkpoints with the recipes of `moduli.merge`, one tensor at a time. `merge_slices` and
@@ -30,6 +30,7 @@ from ..layout import NameMap as NameMap
 from ._basics import CheckpointError as CheckpointError
 from ._basics import DamagedFileError as DamagedFileError
 from ._checkpointer import Checkpointer as Checkpointer
+from ._diff import diff as diff
 from ._experts import merge_experts as merge_experts
 from ._files import TensorFiles as TensorFiles
 from ._files import parse_size as parse_size

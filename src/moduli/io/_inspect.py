@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..layout import list_names, public_name
 from ..particles import CONFIG_KEY as CONFIG
+from ..particles import EditHistory
 from ._basics import PathLike, name_file
 from ._load import TorchFile, open_file
 from ._read import PARTS, SavedFile
@@ -64,6 +65,7 @@ class Description:
         config: The configurations of its parameters that are not the default, by name.
         extra: The keys of what was saved as `extra`, if it was a dict.
         notes: The numbers and texts in it, by dotted key: the first 64.
+        edits: The edits, with their numbers, where and when they were made; it prints as a table.
         checksums: "none", "present", or "verified".
     """
 
@@ -81,6 +83,7 @@ class Description:
     extra: tuple[str, ...] = ()
     checksums: str = "none"
     notes: dict[str, Any] = field(default_factory=dict)
+    edits: EditHistory = field(default_factory=EditHistory)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain dicts and lists, for JSON.
@@ -93,7 +96,8 @@ class Description:
             >>> io.inspect(path).as_dict()["tensors"][1]["name"]
             'bias'
         """
-        return dict(_to_json(asdict(self)))
+        edits = [{"number": e.number, "what": e.what, "where": e.where, "when": e.when} for e in self.edits]
+        return dict(_to_json({**asdict(replace(self, edits=EditHistory())), "edits": edits}))
 
     @property
     def parameters(self) -> int:
@@ -245,6 +249,7 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
         tuple(extra) if isinstance(extra, dict) else (),
         checked,
         dict(islice(_notes(extra), _MOST_NOTES)),
+        EditHistory(saved.history),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .._loading import allow_labels
 from .._texts import cut, shorten
+from ..axes import ModelAxes
 from ..layout import Guard, NameMap
 from ._basics import CheckpointError, DamagedFileError, PathLike, name_file
 from ._module import Match, collect, make_rename, plan
@@ -77,6 +78,7 @@ def load(
     extra: Any = None,
     mapping: NameMap | None = None,
     strict: bool = True,
+    axes: ModelAxes | None = None,
     rng: bool | None = None,
     checksums: bool = True,
 ) -> Loaded:
@@ -103,6 +105,8 @@ def load(
         mapping: What names in the checkpoint are called here: a dict from names of tensors, or of modules for all that is
             below them, or a function. None as the new name leaves it out.
         strict: Whether to refuse what does not match. Otherwise it is left as it is, and listed in the result.
+        axes: The axes of the module, to load a checkpoint of a model with other numbers of units: what both have is loaded, by
+            label where there are labels, otherwise by position; the other units keep the values that they have.
         rng: Whether to restore the random states; by default, if an optimizer or a population is loaded and they are there.
         checksums: Whether to compare the tensors that are loaded with their checksums.
 
@@ -132,7 +136,7 @@ def load(
         if module is not None:
             if not saved.present:
                 saved.require("module")
-            match = plan(saved, module, mapping, strict)
+            match = plan(saved, module, mapping, strict, axes)
             used += [saved.source(name) for name in match.taken.values() if name not in saved.extra]
         else:
             rename = make_rename(mapping, saved.every)
@@ -152,7 +156,10 @@ def load(
                     dropped += [name for name in old if name not in dropped]
                 # Ours take over the links that agree.
                 by_link = isinstance(state, dict) and isinstance(state.get("links"), dict)
-                steps.append((one, state, {"strict": False} if by_link and not strict else {}))
+                options: dict[str, Any] = {"strict": False} if by_link and not strict else {}
+                if by_link and axes is not None and part == "optimizer":
+                    options["axes"] = axes
+                steps.append((one, state, options))
         found = saved.decode(saved.content.get("extra"))
         if extra is not None:
             steps += _find_objects(extra, found, "extra")

@@ -13,18 +13,20 @@ from torch.nn.parameter import is_lazy
 from .. import layout
 from .._encoding import encode
 from .._texts import cut, shorten
+from ..axes import ModelAxes, match_units
 from ..layout import (
     AxesError,
     NameMap,
     Rename,
     Reorder,
+    UnitMap,
     cut_like,
     list_names,
     match_name,
     memory_of,
     public_name,
 )
-from ..nn import VirtualTensor, align_saved, find_saved_axes, load_all_or_nothing, read_saved_axes, virtual
+from ..nn import VirtualTensor, align_saved, decode_axes, find_saved_axes, load_all_or_nothing, read_saved_axes, virtual
 from ..particles import CONFIG_KEY as CONFIG
 from ..particles import POLICY, Event, buffer_policy, events_of
 from ._basics import CheckpointError
@@ -90,7 +92,9 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
         found[name] = value
     metadata = {path: dict(entry) for path, entry in getattr(state, "_metadata", {}).items()}
     history = [[e.number, e.sentence, sorted(e.added), sorted(e.removed)] for e in events]
-    told = {"ties": ties, "extra_state": extra, "history": history}
+    # Beside the history, so that a version of moduli that knows no times reads the file as well.
+    times = [[e.when, list(e.where)] for e in events]
+    told = {"ties": ties, "extra_state": extra, "history": history, "edited": times}
     content: dict[str, Any] = {"metadata": encode(metadata, ("metadata",), tensors)}
     content |= {key: value for key, value in told.items() if value}
     if isinstance(module, nn.Module):
@@ -128,6 +132,7 @@ class Match:
         dropped: Names of the checkpoint that are not used.
         converted: Names whose dtypes differ.
         reorders: How labelled tensors get the order of labels that they have here, by name here.
+        resized: How tensors of a model with other units get those that they have here, by name here.
         apply: Does it, all or nothing.
     """
 
@@ -136,11 +141,21 @@ class Match:
     dropped: list[str] = field(default_factory=list)
     converted: list[str] = field(default_factory=list)
     reorders: dict[str, Reorder] = field(default_factory=dict)
+    resized: dict[str, UnitMap] = field(default_factory=dict)
     apply: Callable[[], None] = lambda: None
 
 
-def plan(saved: SavedFile, module: nn.Module, mapping: NameMap | None, strict: bool) -> Match:
+def plan(
+    saved: SavedFile, module: nn.Module, mapping: NameMap | None, strict: bool, axes: ModelAxes | None = None
+) -> Match:
     """Find out how the module part of a file gets into a module.
+
+    Args:
+        saved: The file.
+        module: The module.
+        mapping: What names in the file are called in the module.
+        strict: Whether to refuse what does not match.
+        axes: The axes of the module, where it may have other units than the one in the file.
 
     Raises:
         CheckpointError: If names or shapes do not fit.
@@ -151,11 +166,13 @@ def plan(saved: SavedFile, module: nn.Module, mapping: NameMap | None, strict: b
     found = Match(dropped=[name for name in saved.every if rename(name) is None])
     # Owned tensors are found also under their public names, and the other way.
     sources = {public_name(new): name for name in saved.every if (new := rename(name)) is not None}
+    if axes is not None:
+        found.resized = _find_resized(saved, held, sources, axes)
     missing: list[str] = []
     problems: list[str] = []
     for name, value in held.items():
         source = sources.pop(public_name(name), None)
-        why = None if source is None else _compare(saved, source, name, value)
+        why = None if source is None or name in found.resized else _compare(saved, source, name, value)
         if source is not None and why is None:
             found.taken[name] = source
             if source not in saved.extra and saved.dtype(source) != value.dtype:
@@ -180,8 +197,26 @@ def plan(saved: SavedFile, module: nn.Module, mapping: NameMap | None, strict: b
             "Say what has another name with mapping=, or load what fits with strict=False"
         )
     found.apply = lambda: _apply(saved, module, held, found, rename)
-    found.reorders = _find_reorders(saved, held, found.taken)
+    same = {name: source for name, source in found.taken.items() if name not in found.resized}
+    found.reorders = _find_reorders(saved, held, same)
     return found
+
+
+def _find_resized(
+    saved: SavedFile, held: Mapping[str, Any], sources: Mapping[str, str], axes: ModelAxes
+) -> dict[str, UnitMap]:
+    """Return how tensors of a file get the units that a module has, by name in the module."""
+    pairs = {name: sources[public_name(name)] for name in held if public_name(name) in sources}
+    pairs = {name: source for name, source in pairs.items() if source not in saved.extra}
+    here, labels = read_saved_axes(held), {}
+    for name, source in pairs.items() if here and saved.labels else ():
+        ours, theirs = find_saved_axes(name, here), find_saved_axes(source, saved.labels)
+        if ours is not None and theirs is not None:
+            labels[name] = decode_axes(ours), decode_axes(theirs)
+    try:
+        return match_units(axes, {name: saved.shape(source) for name, source in pairs.items()}, labels)
+    except ValueError as error:
+        raise CheckpointError(f"{saved.path!r} is of another model: {error}") from error
 
 
 def _find_reorders(saved: SavedFile, held: Mapping[str, Any], taken: Mapping[str, str]) -> dict[str, Reorder]:
@@ -256,6 +291,8 @@ def _apply(saved: SavedFile, module: nn.Module, held: Mapping[str, Any], found: 
             state[name] = value
         elif source in saved.extra:
             state[name] = saved.decode(saved.extra[source])
+        elif name in found.resized:
+            state[name] = found.resized[name].resize_state(saved[source].to(value.dtype), value)
         else:
             state[name] = cut_like(saved[source], value)
     own = getattr(held, "_metadata", {})
@@ -274,12 +311,14 @@ def _apply(saved: SavedFile, module: nn.Module, held: Mapping[str, Any], found: 
 
 def _rename_metadata(saved: SavedFile, own: Mapping[str, Any], found: Match, rename: Rename) -> Any:
     """The metadata of a checkpoint under the names that its tensors have here."""
-    if not found.fresh and all(name == source for name, source in found.taken.items()):
+    if not found.fresh and not found.resized and all(name == source for name, source in found.taken.items()):
         return OrderedDict(saved.metadata)
     result: OrderedDict[str, Any] = OrderedDict((path, copy.deepcopy(dict(entry))) for path, entry in own.items())
     for entry in result.values():
         entry.pop(CONFIG, None)
     for name, source in found.taken.items():
+        if name in found.resized:
+            continue  # it has the labels that it has here
         (path, _, key), old_path = public_name(name).rpartition("."), source.rpartition(".")[0]
         entry, old = result.setdefault(path, {}), saved.metadata.get(old_path, {})
         entry.update({k: v for k, v in old.items() if k not in (LABELS, CONFIG)})

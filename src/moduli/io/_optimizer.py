@@ -12,7 +12,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from .._encoding import encode
-from ..layout import Reorder, list_names, reorder_state
+from ..layout import Reorder, UnitMap, list_names, map_tensors, reorder_state
 from ._basics import CheckpointError, DamagedFileError, has_form
 from ._module import Match
 from ._read import SavedFile
@@ -146,8 +146,10 @@ class StateFitter:
             for (at, old), row in (
                 (pair, state["state"][pair[1]]) for pair in taken.items() if pair[1] in state["state"]
             ):
-                reorder = self._find_reorder(names_here[at])
+                reorder, resized = self._find_reorder(names_here[at]), self._find_resized(names_here[at])
                 states[at] = row if reorder is None else reorder_state(row, reorder, sizes[old])
+                if resized is not None:
+                    states[at] = _resize_state(row, resized)
             options = _options(group, [origins[old] for old in taken.values()], saved)
             made.append({**options, **{key: group[key] for key in _OWN if key in group}})
         return {**state, "state": states, "param_groups": made}, fresh, dropped
@@ -155,6 +157,10 @@ class StateFitter:
     def _find_reorder(self, aliases: list[str]) -> Reorder | None:
         """Return how a parameter that is called so here was reordered, which its state has to follow."""
         return next((self.match.reorders[name] for name in aliases if name in self.match.reorders), None)
+
+    def _find_resized(self, aliases: list[str]) -> UnitMap | None:
+        """Return how a parameter that is called so here gets the units that it has here."""
+        return next((self.match.resized[name] for name in aliases if name in self.match.resized), None)
 
     def _pair(self, optimizer: Any, shapes: Any, here: Any) -> tuple[dict[str, str], list[str], list[str]]:
         """The names in the checkpoint by names here, of parameters of the same shape, and those that are left on either side.
@@ -170,6 +176,10 @@ class StateFitter:
             source = next((self.saved.source(match.taken[each]) for each in aliases if each in match.taken), same)
             reorder = self._find_reorder(aliases)
             size = list(shapes.get(source, [-1]))
+            resized = self._find_resized(aliases)
+            if source is not None and resized is not None and size == list(resized.shape):
+                found[name] = source
+                continue
             if source is not None and (size if reorder is None else list(reorder.permute_shape(size))) == list(shape):
                 found[name] = source
         used = set(found.values())
@@ -183,6 +193,15 @@ class StateFitter:
                 "with mapping=, or load what fits with strict=False; without the module, parameters have no names but positions"
             )
         return found, fresh, dropped
+
+
+def _resize_state(row: Any, unit_map: UnitMap) -> Any:
+    """Return the state of a parameter of torch's own optimizers with the units that the parameter has here."""
+
+    def resize(tensor: Tensor) -> Tensor:
+        return unit_map.resize_state(tensor) if tuple(tensor.shape) == unit_map.shape else tensor
+
+    return map_tensors(row, resize)
 
 
 def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, Any]]) -> dict[str, Any]:

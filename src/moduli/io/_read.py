@@ -31,11 +31,17 @@ EXTRA = "_extra_state"
 PARTS = ("optimizer", "population", "scheduler")
 """The parts of a checkpoint that are objects with a state dict, besides the module."""
 
+
+def _is_time(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
 _FORM: Final = {
     "module": {
         "extra_state": dict,
         "ties": {str: str},
         "history": [(int, str, [str], [str])],
+        "edited": [(_is_time, [str])],
         "policies": {str: [(str, POLICIES.__contains__)]},
         "virtual": [str],
         "frozen": [str],
@@ -159,7 +165,13 @@ class SavedFile(TensorMapping):
     def history(self) -> list[Event]:
         """The edits that the species of the module had had."""
         entries = self.part.get("history", [])
-        return [Event(number, told, frozenset(added), frozenset(removed)) for number, told, added, removed in entries]
+        edited = self.part.get("edited", [(None, ())] * len(entries))
+        if len(edited) != len(entries):
+            raise self.damaged("it says when edits were made, but not of all")
+        return [
+            Event(number, told, frozenset(added), frozenset(removed), tuple(where), when)
+            for (number, told, added, removed), (when, where) in zip(entries, edited, strict=True)
+        ]
 
     def _read_labels(self) -> dict[str, list[dict[str, Any]]]:
         """The axes of labelled tensors by public name, checked.

@@ -9,6 +9,7 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `Axis`: the name and labels of one axis of an entry, where it has any;
 * `align`: the gate where two models meet: their labels are equal, or this `Reorder` makes them so, or they are refused
   (`AxesError`); `align_axes` asks for one tensor, `reorder_state` has the state of an optimizer follow its parameter;
+* `find_overlap`: which entries two tensors of different sizes have in common, as an `Overlap`;
 * names: `select` and `match_name` by patterns, `public_name`, `unwrapped_name`, `make_rename`; a pattern that matches nothing
   is an error (`UnknownNameError`);
 * `Layout.fingerprint`: equal for equal structures, in any process on any machine;
@@ -16,8 +17,10 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
-* `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step;
-* `REMOVED`: the parameters that edits have taken out of models;
+* `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step; `TreeWatch`: whether
+  a reading still holds;
+* `REMOVED`: the parameters that edits have taken out of models; `RESIZED`: those that took the place of others with more or
+  fewer units, and the `UnitMap` (with a `EntryGain` and a `FreshEntries`) that says how;
 * `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
 * `Guard`: a block that ends well, or leaves tensors and states as they were; `allow_interrupts` inside of it;
 * tensors that several processes hold in pieces (DTensors): `is_sharded`, `piece_of` and `make_whole`, `cut_like` and
@@ -75,6 +78,8 @@ from ._names import refuse_pattern as refuse_pattern
 from ._names import select as select
 from ._names import suggest_name as suggest_name
 from ._names import unwrapped_name as unwrapped_name
+from ._overlap import Overlap as Overlap
+from ._overlap import find_overlap as find_overlap
 from ._pieces import Box as Box
 from ._pieces import any_sharded as any_sharded
 from ._pieces import cut as cut
@@ -101,7 +106,13 @@ from ._structure import ModuleEntry as ModuleEntry
 from ._structure import Reading as Reading
 from ._structure import Structure as Structure
 from ._structure import read as read
+from ._unit_map import RESIZED as RESIZED
+from ._unit_map import EntryGain as EntryGain
+from ._unit_map import FreshEntries as FreshEntries
+from ._unit_map import ResizedParameters as ResizedParameters
+from ._unit_map import UnitMap as UnitMap
 from ._watch import ParameterWatch as ParameterWatch
+from ._watch import TreeWatch as TreeWatch
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -26,7 +26,7 @@ _NONE = id(None)
 # Between the names of a scan, so that names of different kinds cannot run together.
 _PARAMETERS, _BUFFERS, _CHILDREN = 1, 2, 3
 # What classes have whose modules own labelled tensors; others may call anything `_labelled`.
-_OWNS_LABELS = "__nograd_tensors__"
+OWNS_LABELS = "__nograd_tensors__"
 # A module inside itself has no end of names; no model has this many modules.
 _MOST_MODULES = 200_000
 
@@ -206,7 +206,7 @@ def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key]:
             queue += children.values()
             if len(queue) > limit:
                 raise AttributeError
-        if "_labelled" in own and own["_labelled"] and hasattr(module.__class__, _OWNS_LABELS):
+        if "_labelled" in own and own["_labelled"] and hasattr(module.__class__, OWNS_LABELS):
             names.append(tuple(own["_labelled"].values()))
         names.append(module.__class__)
     sizes, ties = _sizes(parameters), _find_first_places(parameters)

@@ -93,6 +93,7 @@ class FISTA(ProximalGradient):
         Imaging Sci. 2 (2009), equations 4.1 to 4.3.
     """
 
+    points = ("x", "before")
     numbers = ("s",)
 
     def single_tensor_initialize(

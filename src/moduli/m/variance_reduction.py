@@ -52,6 +52,7 @@ class SVRG(DeclaredLink, Reformulation):
         Y. Yin et al., "A coefficient makes SVRG effective", 2023 (alpha).
     """
 
+    points = ("anchor",)
     shared_settings = True
     ranges = {
         check.at_least_one: ("svrg_steps",),

@@ -353,6 +353,8 @@ class RandomReinitialize(Module):
         (True, True)
     """
 
+    points = ("stored",)
+
     def __init__(
         self,
         *,

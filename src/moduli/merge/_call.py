@@ -17,6 +17,7 @@ from ._models import MergeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_PATHS = (str, os.PathLike)
 RECIPES: Final[dict[str, Callable[..., Any]]] = {}
 """The recipes that merge files, by name: the functions that merge models."""
 
@@ -38,12 +39,15 @@ def recipe(describe: F) -> F:
         tensor([1., 1.])
     """
     signature, held = inspect.signature(describe), model_arguments(describe)
+    fields = signature.parameters.values()
+    names = [each.name for each in fields if each.kind is each.POSITIONAL_OR_KEYWORD]
+    defaults = {each.name: each.default for each in fields if each.default is not each.empty}
 
     @wraps(describe)
     def call(*args: Any, out: Any = None, align: Any = False, example: Any = None, **options: Any) -> Any:
-        given = {**dict(zip(signature.parameters, args, strict=False)), **options}
+        given = {**dict(zip(names, args, strict=False)), **options}
         listed = [each for name in held for each in _list_values(given.get(name))]
-        paths = [each for each in listed if isinstance(each, str | os.PathLike)]
+        paths = [each for each in listed if isinstance(each, _PATHS)]
         if bool(paths) != (out is not None) or (paths and len(paths) < len(listed)):
             raise MergeError(
                 "checkpoints are merged into a checkpoint: give the paths of all models, and of the result as out=, or load them"
@@ -59,16 +63,16 @@ def recipe(describe: F) -> F:
 
             merge_files(describe.__name__, paths, out, **{name: given[name] for name in given if name not in held})
             return None
-        bound = signature.bind(*args, **options)
-        bound.apply_defaults()
-        given = bound.arguments
+        count, given = len(given), {**defaults, **given}
+        if len(args) + len(options) != count or given.keys() != signature.parameters.keys():
+            signature.bind(*args, **options)  # says what does not fit
         if align is not False:
             given |= align_arguments({name: given[name] for name in held}, align, example)
         models: dict[str, Any] = {name: given[name] for name in held if name != "models"}
         if "models" in held:
             given["models"] = list_models(given["models"])
             models |= {f"models[{at}]": each for at, each in enumerate(given["models"])}
-        found = describe(*bound.args, **bound.kwargs)
+        found = describe(**given)
         if not isinstance(found, Recipe):
             return found
         return run(found, list(models.values()), list(models), buffers=given["buffers"], integers=given["integers"])

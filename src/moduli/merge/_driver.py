@@ -143,7 +143,7 @@ def run(
         MergeError: If structures, values or coefficients do not fit. Nothing has changed then.
     """
     if recipe.weights is not None and buffers == "first" and all(each.is_number for each in recipe.coefficients):
-        with Guard():
+        with Guard(grad=False):
             whole = try_sum(models, recipe.weights, recipe.keeps, integers)
         if whole is not None:
             return cast(ModelT, whole)

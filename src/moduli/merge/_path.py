@@ -61,10 +61,10 @@ class LossPath:
         if ax is None:
             ax = Figure(figsize=(4.8, 3.4), layout="constrained").subplots()
         if self.losses.dim() == 1:
-            ax.plot(self.grid, self.losses)
+            ax.plot(self.grid.numpy(), self.losses.numpy())
             ax.set(xlabel="weight of the second model", ylabel="loss")
         else:
-            drawn = ax.contourf(self.grid, self.grid, self.losses.T, levels=20)
+            drawn = ax.contourf(self.grid.numpy(), self.grid.numpy(), self.losses.T.numpy(), levels=20)
             ax.figure.colorbar(drawn, ax=ax, label="loss")
             ax.plot([0, 1, 0], [0, 0, 1], "wo", markeredgecolor="black")
             ax.set(xlabel="weight of the second model", ylabel="weight of the third model")

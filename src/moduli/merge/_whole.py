@@ -6,6 +6,7 @@ The values are those of the general way, bit for bit. Whatever is out of the ord
 import math
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,11 +21,10 @@ _FLOATING = (torch.float32, torch.float64)
 _CHUNK = 1 << 16
 
 
-@torch.no_grad()
 def try_sum(
     models: Sequence[Any], choose_weights: Callable[[str], list[float]], keeps: Callable[[str], bool], integers: str
 ) -> nn.Module | None:
-    """Return the weighted sum of modules of one structure.
+    """Return the weighted sum of modules of one structure, without recording gradients.
 
     Args:
         models: The modules; the buffers of the result are the first one's.
@@ -50,11 +50,11 @@ def try_sum(
     def compute() -> tuple[list[Tensor], list[Tensor]] | None:
         name = layout.entries[0].name
         values = _sum_weighted(layout, [each.parameters for each in readings], choose_weights(name))
-        if keeps(name):
+        if values is not None and keeps(name):
             for place, row in enumerate(zip(*(each.parameters for each in readings), strict=True)):
                 if all(torch.equal(row[0], other) for other in row[1:]):
                     values[place] = row[0].detach().clone()
-        return (values, [buffer.clone() for buffer in first.buffers]) if _are_finite(values, layout.numel) else None
+        return None if values is None else (values, [buffer.clone() for buffer in first.buffers])
 
     return copy_plain(models[0], first, compute) if layout.entries else None
 
@@ -77,28 +77,33 @@ def _agree_on_integers(layout: Layout, buffers: Sequence[Sequence[Tensor]]) -> b
     return True
 
 
-def _sum_weighted(layout: Layout, models: Sequence[list[Tensor]], weights: Sequence[float]) -> list[Tensor]:
-    """Return the weighted sums of the tensors of models, in runs that stay in the caches with what is made of them."""
+def _sum_weighted(layout: Layout, models: Sequence[list[Tensor]], weights: Sequence[float]) -> list[Tensor] | None:
+    """Return the weighted sums of the tensors of models, in runs that stay in the caches with what is made of them.
+
+    None if a value is not finite, or its square is not.
+    """
     terms = [(weight, tensors) for weight, tensors in zip(weights, models, strict=True) if weight != 0]
+    if not terms:
+        return [torch.zeros_like(tensor) for tensor in models[0]]
     values: list[Tensor] = []
-    start, count = 0, 0
+    norms: list[Tensor] = []
+    for part in _cut_runs(layout):
+        sums = list(torch._foreach_mul(terms[0][1][part], terms[0][0]))
+        for weight, tensors in terms[1:]:
+            torch._foreach_add_(sums, tensors[part], alpha=weight)
+        norms += torch._foreach_norm(sums)
+        values += sums
+    return values if all(math.isfinite(norm.item()) for norm in norms) else None
+
+
+def _cut_runs(layout: Layout) -> list[slice]:
+    """Return runs of entries that have `_CHUNK` elements or a few more."""
+    if layout.numel < _CHUNK:
+        return [slice(None)]
+    stops, count = [0], 0
     for stop, entry in enumerate(layout.entries, 1):
         count += entry.numel
         if count >= _CHUNK or stop == len(layout):
-            part, (start, count) = slice(start, stop), (stop, 0)
-            sums = list(torch._foreach_mul(terms[0][1][part], terms[0][0])) if terms else _make_zeros(models[0][part])
-            for weight, tensors in terms[1:]:
-                torch._foreach_add_(sums, tensors[part], alpha=weight)
-            values += sums
-    return values
-
-
-def _make_zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(tensor) for tensor in tensors]
-
-
-def _are_finite(tensors: Sequence[Tensor], numel: int) -> bool:
-    """Return whether all values are finite; no where a sum of squares overflows."""
-    if numel < _CHUNK and len({tensor.dtype for tensor in tensors}) == 1:
-        return math.isfinite(torch.cat([tensor.reshape(-1) for tensor in tensors]).sum().item())
-    return all(math.isfinite(norm.item()) for norm in torch._foreach_norm(list(tensors)))
+            stops.append(stop)
+            count = 0
+    return [slice(*pair) for pair in pairwise(stops)]

@@ -36,6 +36,7 @@ from ._ownership import updates_value as updates_value
 from ._scope import cached as cached
 from ._scope import invalidate as invalidate
 from ._state import align_saved as align_saved
+from ._state import decode_axes as decode_axes
 from ._state import encode_axes as encode_axes
 from ._state import find_saved_axes as find_saved_axes
 from ._state import labels_of as labels_of

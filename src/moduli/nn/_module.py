@@ -103,6 +103,8 @@ class Module(Functional, nn.Module, DeviceBounded):
                 made._data = data
                 made._axes = record[1]
                 return made
+        elif name in state.get("_modules", ()):
+            return state["_modules"][name]
         return self._read_other(name)
 
     def _read_other(self, name: str) -> Any:

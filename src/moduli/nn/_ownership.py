@@ -19,7 +19,7 @@ def own(module: nn.Module, name: str, value: Tensor, fresh: bool = False) -> Non
     """Copy a labelled tensor into a module under the name of an attribute; arguments as of `keep`."""
     cls = type(module)
     check_initialised(module, name)
-    declared = getattr(cls, name, _MISSING)
+    declared = _find_declared(cls, name)
     if declared is not _MISSING:
         _check_free(module, name, declared)
         object.__setattr__(module, name, value)
@@ -142,7 +142,7 @@ def _find_updatable(module: nn.Module, name: str, key: str, value: Tensor) -> to
 def register(module: nn.Module, name: str, value: nn.Module | nn.Parameter) -> None:
     """Assign a child or a plain parameter."""
     _refuse_labelled_entries(name, value)
-    declared = getattr(type(module), name, _MISSING)
+    declared = _find_declared(type(module), name)
     if isinstance(declared, virtual):
         object.__setattr__(module, name, value)
         return
@@ -212,6 +212,12 @@ def check_name(name: str) -> None:
         raise KeyError(f"the name of a tensor is not empty and has no '.' in it, unlike {name!r}")
     if name.startswith((TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX)):
         raise KeyError(f"{name!r} is the registered name of a tensor; assign the tensor to its public name")
+
+
+def _find_declared(cls: type, name: str) -> Any:
+    """Return what a class defines under a name, but for attributes that give way to what a program assigns."""
+    declared = getattr(cls, name, _MISSING)
+    return _MISSING if getattr(type(declared), "gives_way", False) else declared
 
 
 def _check_free(module: nn.Module, name: str, declared: Any) -> None:

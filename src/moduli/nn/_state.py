@@ -150,7 +150,7 @@ def align_saved(
     """
     if here == saved:
         return None
-    return align_tensor(name, _decode_axes(here), _decode_axes(saved), shape, ("the module", "the checkpoint"))
+    return align_tensor(name, decode_axes(here), decode_axes(saved), shape, ("the module", "the checkpoint"))
 
 
 def read_saved_axes(state_dict: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -190,8 +190,14 @@ def find_saved_axes(name: str, axes: Mapping[str, T]) -> T | None:
     return None
 
 
-def _decode_axes(encoded: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
-    """Return encoded axes as the gate compares them; their labels stay encoded."""
+def decode_axes(encoded: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
+    """Return encoded axes as the gate compares them; their labels stay encoded.
+
+    Example:
+        >>> from moduli.nn import decode_axes
+        >>> decode_axes([{"name": "c", "labels": ["r", "g"]}])
+        (Axis(name='c', labels=('r', 'g')),)
+    """
     return tuple(
         Axis(
             axis["name"],

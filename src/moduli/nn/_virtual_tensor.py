@@ -107,13 +107,14 @@ class VirtualTensor:
                 "for its reference; choose another name"
             )
         owner.register_buffer(f"_{name}_ref", reference, persistent=persist)
-        if persist:
-            _restore_dtypes_on_load(owner)
         self._bind(owner, name, materializer, persist)
 
     def _bind(self, owner: nn.Module, name: str, materializer: Materializer, persist: bool) -> None:
         self._owner = weakref.ref(owner)
         self._name, self._ref, self._materializer, self._persist = name, f"_{name}_ref", materializer, persist
+        # A copy that is being made gets its hooks with its other attributes.
+        if persist and "_load_state_dict_pre_hooks" in owner.__dict__:
+            _restore_dtypes_on_load(owner)
         self._token = object()
         _registry.setdefault(owner, {})[self._ref] = self._token
         if type(owner)._replicate_for_data_parallel is nn.Module._replicate_for_data_parallel:
@@ -148,7 +149,16 @@ class VirtualTensor:
             >>> m.row.shape
             torch.Size([2])
         """
-        setattr(owner, name, cls(owner, name, materializer, dtype, device, persist))
+
+        def add() -> None:
+            setattr(owner, name, cls(owner, name, materializer, dtype, device, persist))
+
+        # For a module whose structure has versions, the attribute and its reference are one edit.
+        edit = getattr(owner, "_edit_together", None)
+        if isinstance(owner, nn.Module) and edit is not None and name.isidentifier():
+            edit(f"_{name}_ref", add)
+        else:
+            add()
 
     # -- what the page documents -------------------------------------------------------------------------------------
 
@@ -161,6 +171,11 @@ class VirtualTensor:
     def name(self) -> str:
         """Name of the attribute."""
         return self._name
+
+    @property
+    def materializer(self) -> Materializer:
+        """What computes the value: the name of a method of the owner, or a function."""
+        return self._materializer
 
     @property
     def owner(self) -> nn.Module | None:
@@ -252,8 +267,12 @@ class VirtualTensor:
         twin._materializer = copy.deepcopy(self._materializer, memo)
         return twin
 
-    def rebind(self, owner: nn.Module) -> "VirtualTensor":
+    def rebind(self, owner: nn.Module, materializer: Materializer | None = None) -> "VirtualTensor":
         """The virtual tensor of a copy of the owner, which has a reference buffer already.
+
+        Args:
+            owner: The copy.
+            materializer: What computes its value; by default what computes this one's.
 
         Example:
             >>> import copy
@@ -267,7 +286,7 @@ class VirtualTensor:
             (True, True)
         """
         twin = object.__new__(type(self))
-        twin._bind(owner, self._name, self._materializer, self._persist)
+        twin._bind(owner, self._name, self._materializer if materializer is None else materializer, self._persist)
         return twin
 
     def __copy__(self) -> "VirtualTensor":

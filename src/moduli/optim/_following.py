@@ -15,27 +15,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..layout import REMOVED, Guard, ParameterWatch, is_sharded, map_tensors, match_name
+from ..layout import REMOVED, RESIZED, Guard, ParameterWatch, is_sharded, match_name
+from ._follow_events import describe_change, list_some
+from ._followed_rows import convert_rows, drop_rows, find_sizes, resize_rows
 from ._groups import check_tensors, name_group, named_parameters
 from ._needs import ChainError
-from ._saved import cast_value
 from ._vector_state import VECTOR
+from ._watching import PopulationWatch, watch
 from .matrix_view import take_axes
 from .state import PER_PARAMETER
 
 if TYPE_CHECKING:
+    from ..population import Population
     from . import Module, Optimizer
 
 Named = list[tuple[str, Tensor]]
 _SHOWN_EVENTS = 5
-_SHOWN_NAMES = 4
 
 
 class Following:
     """The parameters of a module as an optimizer has taken them over, and how it takes over others.
 
     Args:
-        model: The module.
+        model: The module, or population.
         patterns: The patterns of `groups=`, with their settings.
         first: The first group of the optimizer.
 
@@ -46,7 +48,10 @@ class Following:
     """
 
     def __init__(
-        self, model: torch.nn.Module, patterns: Mapping[str, Mapping[str, Any]], first: dict[str, Any]
+        self,
+        model: torch.nn.Module | Population,
+        patterns: Mapping[str, Mapping[str, Any]],
+        first: dict[str, Any],
     ) -> None:
         self.model = model
         self.named = named_parameters(model)
@@ -56,12 +61,12 @@ class Following:
         self.busy = False
         #: Parameters that joined since the last step, which a program may still put into a group of its own.
         self._recent: list[Tensor] = []
-        self._watch: ParameterWatch | None = ParameterWatch(model)
+        self._watch: ParameterWatch | PopulationWatch | None = watch(model)
 
     def begin_step(self, optimizer: Optimizer) -> None:
         """Follow an edit of the module, if there was one, and look for others again after the step."""
-        watch = self._watch
-        if watch is None or watch.has_changed():
+        current = self._watch
+        if current is None or current.has_changed():
             self.follow(optimizer)
         self.busy, self._recent = True, []
 
@@ -121,18 +126,20 @@ class Following:
             self._follow(optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
-        watch = ParameterWatch(self.model)
+        current = watch(self.model)
         now = named_parameters(self.model)
         change: Change | None = find_change(optimizer, self.named, now)
         if change is not None and optimizer.shards is not None:
             change = _check_shards(change)
         if change:
+            if optimizer.rows is not None:
+                optimizer.rows.dissolve()
             with Guard(deferred=True) as guard:
                 guard.add(partial(setattr, self, "default", self.default))
                 event = _take_over(optimizer, change, self, guard)
             self.events = [*self.events, event][-_SHOWN_EVENTS:]
             self._recent += [param for _, param in change.joined]
-        self.named, self._watch = now, watch
+        self.named, self._watch = now, current
 
 
 def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
@@ -148,7 +155,7 @@ def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
     names = REMOVED.find(param for param in optimizer.list_params() if evaluated or param.grad is None)
     if names:
         raise ChainError(
-            f"an edit of the model has removed parameters of this optimizer ({_list_names(names)}), which a step would not train. "
+            f"an edit of the model has removed parameters of this optimizer ({list_some(names)}), which a step would not train. "
             "Give the optimizer the module itself, mo.Optimizer(net, ...), and it follows edits; or make a new one of the "
             "parameters that are there"
         )
@@ -209,7 +216,7 @@ def _check_shards(change: Change) -> Change | None:
     if not names:
         return None
     raise ChainError(
-        f"the module was edited ({_list_names(names)}), and an optimizer of sharded parameters can't follow, since "
+        f"the module was edited ({list_some(names)}), and an optimizer of sharded parameters can't follow, since "
         "other processes hold parts of its state; make a new Optimizer and load this one's state_dict() with strict=False"
     )
 
@@ -221,20 +228,24 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
     check_tensors(tensors)
     if any(map(is_sharded, tensors)) and any(link.rows for link in links):
         raise ChainError(
-            f"the module has sharded parameters now ({_list_names(list(change.names.values()))}), and the optimizer has state of "
+            f"the module has sharded parameters now ({list_some(list(change.names.values()))}), and the optimizer has state of "
             "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
         )
     _protect(optimizer, links, guard)
     fresh = {name for name, before, after in change.replaced if before.shape != after.shape}
     restarted = _restart(optimizer, links, change, fresh)
+    resized = dict[str, list[str]]()
     for name, before, after in change.replaced:
         slot = slots.replace(before, after)
-        if name in fresh:
-            _drop_rows(optimizer, links, slot)
+        maps = RESIZED.find(before, after) if name in fresh else None
+        if maps is not None:
+            resized[name] = resize_rows(optimizer, links, slot, maps, after)
+        elif name in fresh:
+            drop_rows(optimizer, links, slot)
         elif before.dtype != after.dtype or before.device != after.device:
-            _convert_rows(links, slot, before, after)
+            convert_rows(links, slot, before, after)
     for _, param in change.left:
-        _drop_rows(optimizer, links, slots.number(param))
+        drop_rows(optimizer, links, slots.number(param))
         slots.remove(param)
     swapped = {before: after for _, before, after in change.replaced}
     for link in links:
@@ -250,8 +261,8 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
             following.default = groups[-1]
     _check_names(groups)
     optimizer._find_shards()
-    _attach(optimizer, links)
-    return _describe(optimizer, change, fresh, restarted)
+    _attach(optimizer, links, find_sizes(change.replaced))
+    return describe_change(optimizer, change, fresh, resized, restarted)
 
 
 def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> None:
@@ -292,35 +303,13 @@ def _restart(optimizer: Optimizer, links: Sequence[Module], change: Change, fres
             restarted.append(type(link).__name__)
         # Tensors that stand for parameters by position, or for all of them.
         shared = [key for key in link._stand_ins if not key.startswith(PER_PARAMETER)]
-        if shared and (change.left or change.joined or change.replaced):
+        if shared and (names or any(param.requires_grad for _, param in change.joined)):
             for key in shared:
                 del link._stand_ins[key]
             for child in link.children.values():
                 child.reset()
             restarted += [type(child).__name__ for child in link.children.values()]
     return restarted
-
-
-def _drop_rows(optimizer: Optimizer, links: Sequence[Module], slot: int) -> None:
-    """Remove the state of a parameter, and of tensors that links have made of it."""
-    slots = optimizer.binding.slots
-    for link in links:
-        own = [each for each in link.rows if slots.find_source(each) == slot]
-        for each in own:
-            del link.rows[each]
-        if own:
-            link.row_writes.add()
-
-
-def _convert_rows(links: Sequence[Module], slot: int, before: Tensor, after: Tensor) -> None:
-    """Convert the state of a parameter to the precision and the device of the one that replaces it."""
-    for link in links:
-        row = link.rows.get(slot)
-        if row is not None:
-            value = cast_value(dict(row), str(before.dtype), after, getattr(link, "elementwise", False))
-            moved = map_tensors(value, lambda t: t.to(after.device) if t.device == before.device else t)
-            link.rows[slot] = link.make_row(moved)
-            link.row_writes.add()
 
 
 def _edit_groups(groups: Sequence[dict[str, Any]], change: Change, swapped: Mapping[Tensor, Tensor]) -> None:
@@ -367,10 +356,17 @@ def _check_names(groups: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _attach(optimizer: Optimizer, links: Sequence[Module]) -> None:
+def _attach(optimizer: Optimizer, links: Sequence[Module], sizes: Mapping[str, int]) -> None:
     """Let links find the settings of parameters that depend on the axes of the model."""
+    axes = optimizer.binding.axes if optimizer._axes_given else None
+    if axes is not None and sizes and all(name in axes for name in sizes):
+        resized = axes.resize(sizes)
+        for link in links:
+            if getattr(link, "axes", None) is axes:
+                vars(link)["axes"] = resized
+        axes = resized
     try:
-        optimizer.binding.axes = take_axes(optimizer, optimizer.binding.axes)
+        optimizer.binding.axes = take_axes(optimizer, axes)
     except ValueError as error:
         error.add_note(
             "The module was edited. Trace it again, make a new Optimizer(net, ..., axes=...), and load this one's state_dict()."
@@ -379,28 +375,3 @@ def _attach(optimizer: Optimizer, links: Sequence[Module]) -> None:
     for link in links:
         if link.reads_axes:
             link.attached(optimizer)
-
-
-def _describe(optimizer: Optimizer, change: Change, fresh: set[str], restarted: Sequence[str]) -> str:
-    same = [name for name, _, _ in change.replaced if name not in fresh]
-    parts = [
-        _count(change.left, "left"),
-        _count(change.joined, "joined"),
-        _count([(name, None) for name in same], "replaced, with their state"),
-        _count([(name, None) for name in sorted(fresh)], "replaced by others of another shape, without state"),
-    ]
-    text = "; ".join(part for part in parts if part) or "parameters were renamed"
-    if restarted:
-        text += f"; {' and '.join(dict.fromkeys(restarted))} restarted"
-    return f"at step {optimizer.current_step} the module was edited: {text}"
-
-
-def _count(named: Sequence[tuple[str, Any]], what: str) -> str:
-    count = len(named)
-    plural = "" if count == 1 else "s"
-    return f"{count} parameter{plural} {what} ({_list_names([name for name, _ in named])})" if named else ""
-
-
-def _list_names(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN_NAMES
-    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")

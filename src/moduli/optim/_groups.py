@@ -16,6 +16,7 @@ from ._vectors import resolve_lazy
 from ._writes import CountedSettings
 
 if TYPE_CHECKING:
+    from ..population import Population
     from . import Module, Optimizer
 
 
@@ -57,8 +58,8 @@ def explain_missing(links: Sequence[Module]) -> dict[str, str]:
     return {"lr": text}
 
 
-def named_parameters(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters of a module by the names they have without wrappers around it."""
+def named_parameters(model: torch.nn.Module | Population) -> list[tuple[str, Tensor]]:
+    """The parameters of a module or population by the names they have without wrappers around it."""
     wraps = isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel)
     cut = len("module.") if wraps else 0
     return [(unwrapped_name(name[cut:]), param) for name, param in model.named_parameters()]

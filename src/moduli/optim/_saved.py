@@ -23,7 +23,8 @@ from ._checks import HALVES
 from ._label_order import find_reorders, follow, list_axes
 from ._matched_names import match_names
 from ._portable import REST, read_portable
-from ._settings import same
+from ._resized_state import find_resized, resize_row
+from ._saved_options import read_options
 from ._torch_states import read_torch
 from ._vector_state import VECTOR, Vector
 from .forms.shard_state import is_stored_here, join_owned, pack_value, unpack_value
@@ -31,6 +32,7 @@ from .state import PER_PARAMETER, Rows, StandIns
 from .state_encoding import decode_value, encode_row, encode_value, upgrade_value
 
 if TYPE_CHECKING:
+    from ..axes import ModelAxes
     from .module import Module
     from .optimizer import Optimizer
 
@@ -148,9 +150,11 @@ def _upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool, guard: Guard) -> None:
+def unpack(
+    optimizer: Optimizer, saved: Mapping[str, Any], strict: bool, guard: Guard, axes: ModelAxes | None = None
+) -> None:
     """Take over a state that `read` returned; all of it is read and checked before anything changes."""
-    reader = _StateReader(optimizer, saved, strict)
+    reader = _StateReader(optimizer, saved, strict, axes)
     rows = reader.read_rows()
     shared = reader.read_shared()
     dropped = reader.list_dropped()
@@ -194,7 +198,9 @@ class _StateReader:
         options: The saved settings of each parameter.
     """
 
-    def __init__(self, optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
+    def __init__(
+        self, optimizer: Optimizer, saved: Mapping[str, Any], strict: bool, axes: ModelAxes | None = None
+    ) -> None:
         self.optimizer, self.saved = optimizer, saved
         self.links: dict[str, Module] = dict(optimizer._links)
         params, name_of = optimizer.list_params(), _make_namer(optimizer)
@@ -204,20 +210,23 @@ class _StateReader:
         matching = match_names(saved["shapes"], {name: tuple(param.shape) for name, param in here.items()})
         self.params = {old: here[name] for old, name in matching.items() if name in here}
         _check(optimizer, saved, strict)
-        self.misfits = _find_misfits(saved, self.params)
+        self.resized = {} if axes is None else find_resized(optimizer, saved, self.params, axes)
+        self._restarted: set[str] = set()
+        self.misfits = _find_misfits(saved, {k: v for k, v in self.params.items() if k not in self.resized})
         if strict:
             for name, (own, shape) in self.misfits.items():
                 raise ValueError(
                     f"parameter {name!r} has shape {own}, its saved state is for {shape}; strict=False leaves it out"
                 )
-        self.options = _read_options(optimizer, saved, self.params, strict)
+        self.options = read_options(optimizer, saved, self.params, strict)
         for name in self.misfits:  # its settings are taken over, its state is not
             del self.params[name]
         _make_stand_ins(self.links, saved)
         if optimizer.rows is not None:
             optimizer.rows.dissolve()
         self.params.update((name, self.slots.params[slot]) for slot, name in _name_stand_ins(optimizer).items())
-        self.reorders = find_reorders(optimizer, saved, self.params)
+        same = {name: param for name, param in self.params.items() if name not in self.resized}
+        self.reorders = find_reorders(optimizer, saved, same)
         self.vectors = dict(self._find_vectors())
         self._unused: set[str] = set()
 
@@ -243,15 +252,27 @@ class _StateReader:
                 if slot is not None:
                     read.setdefault((path, slot), {})[key] = value
             for (path, slot), row in read.items():
-                rows[path].setdefault(slot, {}).update(self._follow_labels(name, path, row))
+                followed = self._follow_labels(name, path, row)
+                if name in self.resized:
+                    followed = self._resize(name, path, followed)
+                rows[path].setdefault(slot, {}).update(followed)
         return rows
+
+    def _resize(self, name: str, path: str, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of a link for a parameter with other units; empty where it restarts."""
+        link, lead = self.links[path], int(self.optimizer.binding.members is not None)
+        inner = any(key.startswith(PER_PARAMETER) for _, child in link.links() for key in child._stand_ins)
+        resized = None if inner else resize_row(link, row, [self.resized[name]], self.params[name], lead)
+        if resized is None:
+            self._restarted.add(f"saved state of {path} for {name} can't follow a parameter with other units")
+        return resized or {}
 
     def _read_value(self, name: str, path: str, key: str, value: Any) -> tuple[int | None, Any]:
         """Return a value as a link stores it, and the slot it is for; None if it is not stored here."""
         vector = self.vectors.get(path) if name.startswith(ALL) else None
         if vector is not None and vector.fresh:
             return None, None
-        if self.misfits and self._is_of_misfit(name):
+        if (self.misfits or self.resized) and self._is_of_misfit(name):
             return None, None
         param = self.params.get(name) if vector is None else next(iter(vector.order), None)
         if param is None:
@@ -272,7 +293,7 @@ class _StateReader:
         if maker is None:
             return name in self.misfits
         key = name[len(maker) + 2 :].rpartition(":")[0]
-        return not key.startswith(PER_PARAMETER) or key.removeprefix(PER_PARAMETER) in self.misfits
+        return not key.startswith(PER_PARAMETER) or key.removeprefix(PER_PARAMETER) in {*self.misfits, *self.resized}
 
     def _follow_labels(self, name: str, path: str, row: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a link for a parameter in the order of labels that the parameter has here."""
@@ -299,7 +320,7 @@ class _StateReader:
             state = {key: decode_value(value, device, where) for key, value in kept["global"].items()}
             if path in self.vectors:
                 state = self.vectors[path].keep_shared(state, self.slots)
-            outside = self.links[path].keeps_outside and bool(self.misfits)
+            outside = self.links[path].keeps_outside and bool(self.misfits or self.resized)
             shared[path] = state, {} if outside else decode_value(kept["extra"], None, where)
         return {path: shared[path] for path in self.links if path in shared}
 
@@ -312,6 +333,7 @@ class _StateReader:
             f"saved state of {name} is for shape {shape} and the parameter here has shape {own}"
             for name, (own, shape) in self.misfits.items()
         ]
+        dropped += sorted(self._restarted)
         afresh = [path for path, vector in self.vectors.items() if vector.fresh]
         return dropped + [
             f"{path} would start afresh: its state is over all parameters, which are others" for path in afresh
@@ -373,31 +395,3 @@ def _make_stand_ins(links: Mapping[str, Module], saved: Mapping[str, Any]) -> No
 def _find_maker(name: str, paths: Iterable[str]) -> str | None:
     """Return the path of the link that made the tensor with this name ("@path:key:position"); None for a parameter."""
     return max((path for path in paths if name.startswith(f"@{path}:")), key=len, default=None)
-
-
-def _read_options(
-    optimizer: Optimizer, saved: Mapping[str, Any], by_name: Mapping[str, Tensor], strict: bool
-) -> dict[Tensor, dict[str, Any]]:
-    """The saved settings of each parameter.
-
-    Refused where parameters of one group here were saved with different ones, of which some would be lost.
-    """
-    links = [link for _, link in optimizer._links]
-    out: dict[Tensor, dict[str, Any]] = {}
-    for group in saved["param_groups"]:
-        kept = {key: decode_value(value, None, f"setting {key}") for key, value in _groups.options(group).items()}
-        options = {key: value for key, value in kept.items() if strict or _groups.is_known(key, links)}
-        _groups.check_keys(options, links)
-        out.update({by_name[name]: options for name in group["params"] if name in by_name})
-    for i, group in enumerate(optimizer.param_groups if strict else ()):
-        first, *others = [param for param in group["params"] if param in out] or [None]
-        for param in others:
-            one, other = out[first], out[param]
-            key = next((key for key in {**one, **other} if not same({key: one.get(key)}, {key: other.get(key)})), None)
-            if key is not None:
-                a, b = (optimizer.binding.slots.find_name(held) for held in (first, param))
-                what = f"{a!r} was saved with {key}={one.get(key)!r} and {b!r} with {other.get(key)!r}"
-                raise ValueError(
-                    f"{what}, and both are in group {i} here; strict=False takes the settings of the first"
-                )
-    return out

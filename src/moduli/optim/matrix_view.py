@@ -335,7 +335,7 @@ def take_axes(optimizer: Optimizer, axes: ModelAxes | None) -> ModelAxes | None:
     """
     links = [link for _, link in optimizer._links]
     if axes is None:
-        axes = next((each for each in map(_find_own_axes, links) if each is not None), None)
+        axes = find_own_axes(links)
     if axes is None:
         words = [link for link in links if isinstance(link, MatrixLink)]
         named = any(link.batch is not None or link.matrix is not None for link in words)
@@ -352,6 +352,11 @@ def take_axes(optimizer: Optimizer, axes: ModelAxes | None) -> ModelAxes | None:
         if own.shape != shape:
             raise ValueError(f"Optimizer: {name!r} has shape {shape}, and the axes are of shape {own.shape}")
     return axes
+
+
+def find_own_axes(links: Sequence[Module]) -> ModelAxes | None:
+    """Return the axes that one of the links was given; None if none was."""
+    return next((each for each in map(_find_own_axes, links) if each is not None), None)
 
 
 def _find_own_axes(link: Module) -> ModelAxes | None:

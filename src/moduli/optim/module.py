@@ -63,6 +63,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
             comes next (a line search compares losses, a termination stops). Every other link leaves them where they are.
         follows: How states with other shapes than their parameter follow it into another order of labels (see `Follows`); those
             with its shape do so by themselves.
+        points: States that are points of parameter space, such as slow weights: where a model gets more units they get what
+            the parameter gets. Those of other states start as the link starts them, or at zero.
         reads_axes: Whether it finds settings of parameters in the axes of the model when it is attached, so that it is attached
             again for new ones.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
@@ -93,6 +95,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     across: Across = Across.EVERYTHING
     decides_on_host: bool = False
     follows: ClassVar[Mapping[str, Follows]] = {}
+    points: ClassVar[tuple[str, ...]] = ()
     reads_axes: ClassVar[bool] = False
     keeps_outside: ClassVar[bool] = False
     differentiable: bool = False

@@ -26,7 +26,7 @@ from .explain import explain
 from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
 from .forms.shards import are_in_pieces
-from .matrix_view import take_axes
+from .matrix_view import find_own_axes, take_axes
 from .module import Chainable, Module
 from .plan import StepPlan, find_early_links, make_first_state, make_step
 
@@ -145,10 +145,12 @@ class Optimizer(torch.optim.Optimizer):
         # Torch takes parameters that are no leaves where it reads this.
         super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
-        if self.model is not None:
-            self._following = Following(self.model, groups or {}, self.param_groups[0])
+        if isinstance(params, torch.nn.Module | Population):
+            self._following = Following(params, groups or {}, self.param_groups[0])
         self.binding.slots.name_params(self.param_groups)
         self.binding.axes = take_axes(self, axes)
+        #: Whether the axes were given, to the optimizer or to a link; otherwise labels tell them.
+        self._axes_given = axes is not None or find_own_axes(links) is not None
         _chain_checks.check_shares(links)
         self._find_shards()
         self._reduce = choose_reduction(reduce, self, self.shards is not None)
@@ -222,7 +224,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         try:
             self.binding.slots.name_params(self.param_groups)
-            self.binding.axes = take_axes(self, self.binding.axes)
+            self.binding.axes = take_axes(self, self.binding.axes if self._axes_given else None)
             for _, link in self._links:
                 if link.reads_axes:
                     link.attached(self)
@@ -392,12 +394,16 @@ class Optimizer(torch.optim.Optimizer):
             shapes = {name: (shard.total, *shape[1:]) for name, shape in shapes.items()}
         return {"shapes": shapes, "links": dict.fromkeys(path for path, _ in self._links)}
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, strict: bool = True, axes: ModelAxes | None = None
+    ) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.
 
         Args:
             state_dict: From `state_dict`, of an optimizer with the same links.
             strict: False to leave out links that are not in both chains, and state of parameters that are not here.
+            axes: The axes of the model here, to take over the state of a model with other numbers of units: that of units that
+                both have, by label where there are labels, otherwise by position.
 
         Raises:
             ValueError: The chains differ, a tensor has another shape, or something would be left out.
@@ -411,7 +417,7 @@ class Optimizer(torch.optim.Optimizer):
         if shard is not None:
             saved = members.part_members(self, shard, saved)
         with Guard(deferred=True) as guard:
-            _saved.unpack(self, saved, strict, guard)
+            _saved.unpack(self, saved, strict, guard, axes)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 

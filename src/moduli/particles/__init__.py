@@ -8,9 +8,12 @@ The nouns, and what is built from them:
   inside `differentiable` it keeps the graph.
 * A **product** (`net.product()`) is the light form of a particle, for chains of operations of one's own.
 * A **species** is all particles derived from each other. Its structure has **versions**: an edit makes a new one, and the
-  other particles follow when they are touched or used next. `history` tells the edits, `migrate` brings older values in.
+  other particles follow when they are touched or used next. `net.history` lists the edits, `rollback` goes back to a version,
+  `diff` compares two models, `migrate` brings older values in.
   Where two particles were edited differently before they met, the later edit is refused. `independent` lets a particle
   go its own way.
+* `grow` and `shrink` give an axis of a model more or fewer units, wherever it occurs, `insert` and `remove` more or fewer layers;
+  `GrowthError` says why a model can't have them.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
 
 Two particles can be combined when their structures agree, whether or not they share a history; otherwise a
@@ -29,6 +32,10 @@ from ._config import CONFIG_KEY as CONFIG_KEY
 from ._config import POLICIES as POLICIES
 from ._config import buffer_policy as buffer_policy
 from ._config import keep_buffer as keep_buffer
+from ._diff import ModelDiff as ModelDiff
+from ._diff import TensorChange as TensorChange
+from ._diff import diff as diff
+from ._edit_list import EditHistory as EditHistory
 from ._functions import axpy_ as axpy_
 from ._functions import clamp as clamp
 from ._functions import exp as exp
@@ -41,6 +48,7 @@ from ._functions import sign as sign
 from ._functions import sqrt as sqrt
 from ._functions import where as where
 from ._functions import zeros_like as zeros_like
+from ._growth_check import GrowthError as GrowthError
 from ._history import SpeciesView as SpeciesView
 from ._history import copy_plain as copy_plain
 from ._history import events_of as events_of
@@ -58,7 +66,6 @@ from ._measures import vector as vector
 from ._operand import buffer_policies as buffer_policies
 from ._operand import check_kept as check_kept
 from ._operand import inert_parameters as inert_parameters
-from ._operand import matching_values as matching_values
 from ._operand import read_number as read_number
 from ._operators import InPlaceOperators as InPlaceOperators
 from ._operators import Operators as Operators
@@ -67,9 +74,15 @@ from ._record import differentiable as differentiable
 from ._record import is_differentiable as is_differentiable
 from ._record import pin as pin
 from ._record import refuse_graph as refuse_graph
+from ._rollback import keep_removed as keep_removed
+from ._rollback import rollback as rollback
 from ._skeleton import POLICY as POLICY
 from ._skeleton import copy_unwrapped as copy_unwrapped
+from .depth import insert as insert
+from .depth import remove as remove
 from .errors import StructureError as StructureError
+from .growth import grow as grow
+from .growth import shrink as shrink
 from .module import Module as Module
 from .module import NytoModule as NytoModule
 from .mtype import ParamConfig as ParamConfig

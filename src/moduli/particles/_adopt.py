@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -74,6 +75,8 @@ def make_adopted_class(kind: type[nn.Module]) -> Any:
             "__qualname__": kind.__qualname__,
             "_adopted": kind,
         }
+        if hasattr(kind, "history"):  # what a class calls so itself has the name
+            names["history"] = inspect.getattr_static(kind, "history")
         if hasattr(kind, "__deepcopy__"):
             names["__deepcopy__"] = _deepcopy
         if "_wrapped_call" in vars(kind):

@@ -41,6 +41,19 @@ def may_refer(value: Any) -> bool:
     return kind not in SCALARS and (choose_dissection(kind) is not None or kind is torch.ScriptObject)
 
 
+def is_atomic(value: Any) -> bool:
+    """Whether a value is immutable and refers to nothing: scalars, tuples of them, and functions without a closure."""
+    kind = type(value)
+    if kind in SCALARS:
+        return True
+    if kind is tuple:
+        return SCALARS.issuperset(map(type, value))
+    if kind is types.FunctionType:
+        parts = (*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return not value.__dict__ and SCALARS.issuperset(map(type, parts))
+    return kind is types.BuiltinMethodType and _dissect_builtin_method(value) is None
+
+
 @functools.lru_cache(maxsize=4096)
 def choose_dissection(kind: Any) -> Callable[[Any], Anatomy | None] | None:
     """Return what takes objects of a class apart; None if they refer to nothing."""
@@ -232,7 +245,8 @@ def _dissect_proxy(value: Any) -> Anatomy | None:
 
 def _dissect_virtual(value: VirtualTensor) -> Anatomy:
     rebind = value.rebind
-    return Anatomy([value.owner], None, lambda _, parts: rebind(parts[0]))
+    # What computes it may refer to the model as well.
+    return Anatomy([value.owner, value.materializer], None, lambda _, parts: rebind(*parts))
 
 
 _DISSECTIONS: dict[Any, Callable[[Any], Anatomy | None] | None] = {

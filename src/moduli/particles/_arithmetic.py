@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from moduli.layout import Guard, any_sharded, cut_like, is_expanded, is_sharded,
 from ._config import result_buffers
 from ._operand import Operand, broadcast, check_kept, pair, read_number
 from ._operators import InPlaceOperators
-from ._record import LeafMode, Pending, build, is_composing, record_nothing, refuse_graph
+from ._record import LeafMode, Pending, ShellState, build, is_composing, record_nothing, refuse_graph
 from ._skeleton import PENDING, select_plain_attributes, unwrap_kind
 from ._species import require
 from .base import NytoModuleBase
@@ -45,8 +46,10 @@ _LARGE = 1 << 20
 
 def may_overwrite(x: Any) -> bool:
     """Whether the values of an operand are large, and those of a result that shares them with no other."""
-    pending: Pending | None = getattr(x, "__dict__", {}).get(PENDING)
-    return pending is not None and pending.structure.layout.numel >= _LARGE and pending.is_sole
+    if not isinstance(x, NytoModuleBase) or PENDING not in x.__dict__:
+        return False
+    pending: Pending = x.__dict__[PENDING]
+    return pending.structure.layout.numel >= _LARGE and pending.is_sole
 
 
 def binary(
@@ -54,7 +57,7 @@ def binary(
     x: Any,
     other: Any,
     reflected: bool = False,
-    spare: tuple[bool, bool] = (False, False),
+    spare: tuple[bool, bool] | None = None,
 ) -> Any:
     """A function of the values of a particle and of another particle, a number or a tensor.
 
@@ -63,15 +66,12 @@ def binary(
         x: The particle, or a part of one.
         other: The other operand.
         reflected: Whether the other operand is the left one.
-        spare: Whether either exists only inside the expression, so that its values may be written over.
+        spare: Whether either exists only inside the expression, so that its values may be written over if they are large.
     """
     with record_nothing():
         left = Operand(x)
         if isinstance(other, NytoModuleBase):
-            chosen = [
-                each for each, temporary in zip((x, other), spare, strict=True) if temporary and may_overwrite(each)
-            ]
-            spares = [each.__dict__[PENDING].tensors for each in chosen]
+            spares = [] if spare is None else _list_spares(x, other, spare)
             left, right = pair(left, Operand(other))
             first, second = (right, left) if reflected else (left, right)
             if fn in _SIGNS and not is_composing() and not left.sharded:
@@ -85,6 +85,12 @@ def binary(
             # The factor waits for a sum, which applies it as `alpha`.
             return derive(left, left.tensors, closed=True, scale=left.scale * value, source=left.held)  # type: ignore[arg-type]
         return derive(left, apply(fn, value, left.values()) if reflected else apply(fn, left.values(), value))
+
+
+def _list_spares(x: Any, other: Any, spare: tuple[bool, bool]) -> list[list[Tensor]]:
+    """Return the values that may be written over."""
+    pairs = zip((x, other), spare, strict=True)
+    return [each.__dict__[PENDING].tensors for each, temporary in pairs if temporary and may_overwrite(each)]
 
 
 def unary(fn: Callable[[Any], Any], x: Any) -> Any:
@@ -152,8 +158,10 @@ def _add(x: Operand, y: Operand, sign: int, spares: list[list[Tensor]]) -> Seque
         first, a = list(torch._foreach_mul(first, a)), 1
     elif a != 1:
         x, y, a, b, first, second = y, x, b, a, second, first
-    spare = next((each for each in (second, first) if any(each is values for values in spares)), None)
-    outs = allocate_large(first, x.layout.numel) if spare is None else spare
+    outs = (
+        next((each for each in (second, first) if any(each is values for values in spares)), None) if spares else None
+    )
+    outs = allocate_large(first, x.layout.numel) if outs is None else outs
     if outs is None:
         return torch._foreach_add(first, second, alpha=b)
     return [torch.add(p, q, alpha=b, out=out) for p, q, out in zip(first, second, outs, strict=True)]
@@ -210,9 +218,10 @@ def make_shell(pending: Pending) -> nn.Module:
     """
     kind = unwrap_kind(pending.structure.modules[0].kind)
     shell: nn.Module = object.__new__(kind)
-    plain, linked = select_plain_attributes(pending.states[0])
-    shell.__dict__.update(plain)
-    shell.__dict__[PENDING] = pending
+    plain, linked = select_plain_attributes(pending.states)
+    state = ShellState(plain)
+    state[PENDING], state.kind, state.shell = pending, kind, weakref.ref(shell)
+    object.__setattr__(shell, "__dict__", state)
     if linked and any(hasattr(kind, name) for name in linked):
         build(shell)
     return shell

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from moduli.layout import Reading, public_name
+from moduli.nn import VirtualTensor
 
 from ._config import is_selected
+from ._own_values import find_own_values
 from ._references import ModelPlace
 from ._skeleton import HOOKS, POLICY, RECORD, SLOTS, State, capture, unwrap_kind
 from ._version import Numbering, SlotNames, Version
@@ -33,7 +35,7 @@ class LastSeen(NamedTuple):
 
 
 def compare(
-    version: Version, reading: Reading, before: LastSeen | None, forced: tuple[nn.Module, str] | None = None
+    version: Version, reading: Reading, before: LastSeen | None, forced: Iterable[tuple[nn.Module, str]] = ()
 ) -> tuple[Version, ParticleEdit] | None:
     """Find the edit that was made to a live module since it was at a version.
 
@@ -44,7 +46,7 @@ def compare(
         version: The version.
         reading: The module.
         before: What it was at the version; None where that is not known.
-        forced: A module and the name of an attribute that was assigned, hence an edit in any case.
+        forced: Modules with the name of an attribute that was assigned, hence an edit in any case.
 
     Returns:
         The next version, and the edit with the values themselves; None if nothing was edited.
@@ -54,21 +56,24 @@ def compare(
 
 class _Comparison:
     def __init__(
-        self, version: Version, reading: Reading, before: LastSeen | None, forced: tuple[nn.Module, str] | None
+        self, version: Version, reading: Reading, before: LastSeen | None, forced: Iterable[tuple[nn.Module, str]]
     ) -> None:
-        self.version, self.reading, self.before, self.forced = version, reading, before, forced
+        self.version, self.reading, self.before = version, reading, before
+        self.forced = {(id(module), name) for module, name in forced}
         self.numbering = Numbering(reading, version)
         self.edit = ParticleEdit()
         # The place that each module had in the structure of the version, by identifier.
         self.places = {key: place for place, key in enumerate(version.modules)}
         self.old_params = set(version.params)
+        # Virtual tensors that relatives get, by module and name.
+        self.virtuals: set[tuple[int, str]] = set()
         # The places of modules that are what they were.
         self.matched = [0]
         self._match_modules()
         self._match_params()
 
     def _is_forced(self, place: int, name: str) -> bool:
-        return self.forced is not None and name == self.forced[1] and self.reading.modules[place] is self.forced[0]
+        return bool(self.forced) and (id(self.reading.modules[place]), name) in self.forced
 
     def _list_old_names(self, place: int) -> SlotNames:
         return self.version.list_names(self.places[self.numbering.modules[place]])
@@ -121,6 +126,7 @@ class _Comparison:
         edit.remove_params = self.old_params.difference(following.params)
         self._compare_attributes()
         self._configure(following, fresh)
+        find_own_values(version, following, edit)
         return following, edit
 
     def _compare_module(self, place: int) -> None:
@@ -155,6 +161,13 @@ class _Comparison:
             if self._is_forced(place, name) or old.buffers.get(name) is not (name not in entry.transient):
                 edit.buffers[key, name] = module._buffers[name]
                 tell(name, "", "was registered as a buffer")
+        for name, value in module.__dict__.items():
+            # One that came with its reference is told of by that.
+            if isinstance(value, VirtualTensor) and self._is_forced(place, name):
+                tell(name, "virtual tensor ", "was assigned")
+                self.virtuals.add((key, name))
+            elif isinstance(value, VirtualTensor) and (key, value.attributes.ref) in edit.buffers:
+                self.virtuals.add((key, name))
         here = {name for slots in (entry.children, entry.parameters, entry.buffers) for name, _ in slots}
         for name in dict.fromkeys((*old.modules, *old.params, *old.buffers)):
             if name not in here:
@@ -196,6 +209,11 @@ class _Comparison:
                 config = version.configs[entry.name].copy()
             following.configs[entry.name] = config
 
+    def _is_ours(self, place: int) -> bool:
+        """Whether plain attributes of a module are its own; those of others belong to its version."""
+        module = self.reading.modules[place]
+        return isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted")
+
     def _compare_attributes(self) -> None:
         """Note what else an edit of a plain module did to it: sizes of containers, the hooks of pruning."""
         edit, numbers = self.edit, self.numbering
@@ -205,13 +223,15 @@ class _Comparison:
             numbers.modules[place]: self.reading.modules[place]
             for place in self.matched
             if numbers.modules[place] in edit.touched and numbers.modules[place] in self.before.states
-            if not isinstance(self.reading.modules[place], NytoModuleBase)
-            or hasattr(type(self.reading.modules[place]), "_adopted")
+            if not self._is_ours(place) or any(key == numbers.modules[place] for key, _ in self.virtuals)
         }
         parts: Any = (self.reading.modules, numbers.modules), (self.reading.parameters, numbers.params)
         places = {id(e): ModelPlace(i, key) for i, part in enumerate(parts) for e, key in zip(*part, strict=True)}
         for key, state in zip(live, capture(live.values(), places, strict=False), strict=True):
             was = self.before.states[key]
+            if self._is_ours(numbers.modules.index(key)):
+                edit.attributes[key] = {name: state[name] for owner, name in self.virtuals if owner == key}
+                continue
             edit.attributes[key] = {
                 name: copy.copy(held) if type(held) in (dict, list, set) else held
                 for name, held in state.items()

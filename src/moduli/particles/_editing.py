@@ -12,6 +12,7 @@ from torch import nn
 from moduli.layout import Guard, read
 
 from ._compare import compare
+from ._past import Removal, find_keys, find_removed, snapshot_slots
 from ._record import ParticleRecord, record_of
 from ._skeleton import RECORD
 from ._species import adopt_children, advance, bring_up, join_edits, recall, settle_journal_of, version_of
@@ -35,9 +36,11 @@ def edit(module: nn.Module, root: nn.Module, name: str, act: Callable[[], None],
         if _is_addition(module, name, value) and _add(module, root, name, act, value):
             return
         version_of(root)
-        bring_up(root)
+        reading_before = bring_up(root)
         record, order = record_of(root), module.__dict__[RECORD].order if RECORD in module.__dict__ else {}
         version, before = version_of(root), recall(record)
+        parts = version.locate(reading_before)
+        slots = [snapshot_slots(module, *find_keys(parts, [module]))]
         with Guard(deferred=True) as guard:
             guard.mappings(order)
             guard.add(partial(setattr, record, "version", version))
@@ -46,9 +49,10 @@ def edit(module: nn.Module, root: nn.Module, name: str, act: Callable[[], None],
             order.setdefault(name)
             reading = read(root)
             labelled = module.__dict__.get("_labelled", {})
-            edited = compare(version, reading, before, (module, labelled[name][0] if name in labelled else name))
+            edited = compare(version, reading, before, [(module, labelled[name][0] if name in labelled else name)])
             if edited is not None:
-                advance(root, record, *edited, reading)
+                removed = find_removed(edited[1], parts)
+                advance(root, record, *edited, reading, Removal(removed, slots))
         with Guard(deferred=True):
             join_edits(version)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import types
 import uuid
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
@@ -16,10 +14,9 @@ from torch import Tensor, nn
 from moduli.layout import Reading, public_name, read
 
 from . import _arithmetic
-from ._anatomy import SCALARS
-from ._record import Event, ParticleRecord, Species, record_of
-from ._skeleton import PENDING, RECORD, assemble, capture, facts_of
-from ._species import adopt_children, bring_up, require, settle_journal, version_of
+from ._record import Event, ParticleRecord, Species, record_of, turn_into_parameters
+from ._skeleton import PENDING, RECORD, AtomicStates, assemble, capture_model, facts_of
+from ._species import bring_up, require, settle_journal, version_of
 from ._version import Version
 from .base import NytoModuleBase
 from .errors import StructureError
@@ -185,7 +182,8 @@ def independent(module: T) -> T:
         before.members.discard(root)
         begun.configured, begun.rules = before.configured, list(before.rules)
         begun.members.add(root)
-        record.version, record.kernel = record.version.copy(begun), None
+        begun.depth = before.depth
+        record.version, record.kernel, record.past = record.version.copy(begun), None, ()
     return module
 
 
@@ -208,12 +206,10 @@ def events_of(module: Any) -> list[Event]:
 
 
 # -- copies and pickles -------------------------------------------------------------------------------------------------
-# What `copy.deepcopy` does not copy.
-_ATOMIC = SCALARS | {types.FunctionType, types.BuiltinFunctionType, tuple}
 
 
 def copy_plain(
-    module: nn.Module, reading: Reading, compute: Callable[[], tuple[Sequence[Tensor], Sequence[Tensor]] | None]
+    module: nn.Module, reading: Reading, compute: Callable[[], tuple[list[Tensor], Sequence[Tensor]] | None]
 ) -> Any:
     """Return what `copy.deepcopy` of a model would be, with other values, where its plain attributes are numbers and the like.
 
@@ -236,30 +232,28 @@ def copy_plain(
     if facts_of(reading.structure).copying:
         return None
     settle_journal(module)
-    states = capture(reading.modules, reading, strict=False)
-    attributes = [value for state in states for key, value in state.items() if key not in (RECORD, "_labelled")]
-    attributes += [item for value in attributes if type(value) is tuple for item in value]
-    values = compute() if _ATOMIC.issuperset(map(type, attributes)) else None
+    states = capture_model(reading, strict=False)
+    if not isinstance(states, AtomicStates):
+        return None
+    values = compute()
     if values is None:
         return None
-    flags = (held.requires_grad for held in reading.parameters)
-    parameters = [nn.Parameter(value, flag) for value, flag in zip(values[0], flags, strict=True)]
-    made: dict[int, nn.Module] = {}
-    assemble(made, reading.structure, states, parameters, values[1])
+    parameters = turn_into_parameters(values[0], [param.requires_grad for param in reading.parameters])
+    modules = assemble(reading.structure, states, parameters, values[1])
     for place, source in enumerate(reading.modules):
         if RECORD in source.__dict__:
             # As a deep copy, it is a particle of the same species.
-            record = made[place].__dict__[RECORD] = copy.deepcopy(record_of(source))
+            before = record_of(source)
+            record = vars(modules[place])[RECORD] = ParticleRecord(before.version, dict(before.order))
+            record.root = weakref.ref(modules[0]) if place and isinstance(modules[0], NytoModuleBase) else None
             if record.version is not None:
-                record.version.species.members.add(made[place])
-    if isinstance(made[0], NytoModuleBase):
-        adopt_children(made[0])
-    return made[0]
+                record.version.species.members.add(modules[place])
+    return modules[0]
 
 
 # What identifies a version, so that copies made elsewhere belong to the species again.
 
-_known: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def pack(record: ParticleRecord) -> Any:

@@ -25,7 +25,7 @@ from moduli.layout import (
 
 from ._config import find_acting, policies_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
-from ._skeleton import PENDING, RECORD, State, capture, facts_of
+from ._skeleton import PENDING, RECORD, State, capture_model, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
@@ -96,10 +96,10 @@ class Operand:
         while True:
             # Asked before the module is read: an edit that comes between is noticed by the version.
             version = self.at = record.version
-            reading = read(self.module)
+            reading, same = record.read(self.module)
             if facts_of(reading.structure).wrapped and show_pieces(reading.modules):
-                reading = read(self.module)
-            if version is None or (version.next_version is None and record.looks_like(reading)):
+                reading, same = record.read(self.module)
+            if version is None or (same and version.next_version is None):
                 return reading
             bring_up(self.module)
 
@@ -131,7 +131,7 @@ class Operand:
             return False
         if self.sharded:  # torch multiplies no list of DTensors with a number
             return False
-        return len(self.tensors) > 0 and all(group.dtype.is_floating_point for group in self.layout.groups)
+        return len(self.tensors) > 0 and facts_of(self.structure).floating
 
     def pick(self, things: list[Any]) -> list[Any]:
         """Those of things that belong to what takes part in the operation."""
@@ -151,8 +151,12 @@ class Operand:
     def states(self) -> list[State]:
         """The plain attributes of every module."""
         if self._states is None:
-            self._states = self.held.states if isinstance(self.held, Pending) else capture(self.held.modules, self.held)
+            self._states = self.held.states if isinstance(self.held, Pending) else self._capture(self.held)
         return self._states
+
+    def _capture(self, reading: Reading) -> list[State]:
+        record = record_of(self.module)
+        return capture_model(reading, record.states if record.structure is reading.structure else ())
 
     @property
     def attributes(self) -> list[State]:
@@ -217,25 +221,6 @@ def buffer_policies(module: nn.Module) -> dict[str, str]:
     seen = read(module)
     found = policies_of(seen.structure, [vars(each) for each in seen.modules])
     return {entry.name: policy for entry, policy in zip(seen.structure.layout.buffers, found, strict=True)}
-
-
-def matching_values(module: nn.Module, other: nn.Module) -> list[Tensor]:
-    """The parameters of another model, in the order of this one's layout, with labels in the order that they have here.
-
-    Args:
-        module: A module.
-        other: A module of the same structure.
-
-    Raises:
-        StructureError: If the structures or labels differ, with the first difference.
-
-    Example:
-        >>> from moduli.particles import adopt, matching_values
-        >>> a, b = adopt(nn.Linear(2, 1)), adopt(nn.Linear(2, 1))
-        >>> matching_values(a, b)[1] is b.bias
-        True
-    """
-    return pair(Operand(module, wrapped=True), Operand(other, wrapped=True))[1].parameters()
 
 
 def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:

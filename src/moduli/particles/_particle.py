@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any, Self
 
@@ -16,14 +17,16 @@ from moduli._torch import keep_from_tracing
 from moduli.kernels import find_temporaries
 from moduli.labels import Tensor as LabelledTensor
 from moduli.layout import REMOVED, list_registered, refuse_pattern
-from moduli.nn import updates_value
+from moduli.nn import VirtualTensor, updates_value
 
 from . import _arithmetic
 from ._anatomy import read_slots
 from ._config import CONFIG_KEY, is_selected
+from ._edit_list import HistoryAttribute
 from ._editing import edit
 from ._history import begin_here, independent
 from ._operators import InPlaceOperators, Operators
+from ._own_values import follow_by
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import build, record_of, refuse_pinned, refuse_wrapped
 from ._skeleton import PENDING, RECORD, SLOTS
@@ -36,6 +39,8 @@ _MISSING = object()
 
 class ParticleMethods(NytoModuleBase, InPlaceOperators):
     """The methods of a module that is a particle. `NytoModule` and adopted modules have them."""
+
+    history = HistoryAttribute()
 
     # -- shells ------------------------------------------------------------------------------------------------------
 
@@ -63,9 +68,9 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         state[RECORD] = copy.deepcopy(record_of(self))
         return state
 
-    def __del__(self) -> None:
-        # Relatives follow the edits of a particle that is gone.
-        settle_journal(self)
+    def __del__(self, settle: Callable[[nn.Module], None] = settle_journal) -> None:
+        # Relatives follow the edits of a particle that is gone. The name is gone first when the interpreter ends.
+        settle(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.pop(SLOTS, {}).items():
@@ -80,6 +85,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         build(self)
         refuse_pinned(self, fn)
+        record_of(self).watch = None  # it refers to parameters that may be replaced
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -94,6 +100,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
+        record_of(self).watch = None  # it refers to parameters that may be replaced
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         if CONFIG_KEY in local_metadata:
             # Parameters without a configuration of their own get the one that is told for their names.
@@ -109,10 +116,15 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def __setattr__(self, name: str, value: Any) -> None:
         if PENDING in self.__dict__:
             build(self)
-        if "_parameters" in self.__dict__ and self._structural(name, value):
-            self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value), value)
-        else:
+        state = self.__dict__
+        if "_parameters" not in state or not self._structural(name, value):
             super().__setattr__(name, value)
+            return
+        act = partial(super().__setattr__, name, value)
+        if isinstance(state.get(name), VirtualTensor):
+            self._replace_virtual(name, act, value)
+        else:
+            self._edit(name, act, value)
 
     def __delattr__(self, name: str) -> None:
         if PENDING in self.__dict__:
@@ -120,7 +132,11 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         state = self.__dict__
         held = any(name in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
         if not held:
-            super().__delattr__(name)
+            remove = partial(super().__delattr__, name)
+            if isinstance(state.get(name), VirtualTensor):
+                self._replace_virtual(name, remove)
+            else:
+                remove()
             return
         self._edit(name, lambda: super(ParticleMethods, self).__delattr__(name))
         record_of(self).order.pop(name, None)
@@ -153,17 +169,35 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         """
         self._edit(name, lambda: super(ParticleMethods, self).register_buffer(name, tensor, persistent))
 
+    def _edit_together(self, name: str, act: Callable[[], None]) -> None:
+        """Make one edit of all that a function does to this module."""
+        self._edit(name, act)
+
+    def _replace_virtual(self, name: str, act: Callable[[], None], value: Any = None) -> None:
+        """Replace or delete a virtual tensor, with the buffer that it added: one edit, which relatives follow."""
+        reference = self.__dict__[name].attributes.ref
+        stays = isinstance(value, VirtualTensor) and value.attributes.ref == reference
+
+        def replace() -> None:
+            act()
+            if reference in self._buffers and not stays:
+                nn.Module.__delattr__(self, reference)
+
+        self._edit(name, replace)
+
     def _structural(self, name: str, value: Any) -> bool:
         """Whether assigning a value to a name edits the structure, rather than setting a value."""
         if isinstance(value, LabelledTensor):
             return not updates_value(self, name, value)
-        if isinstance(value, nn.Parameter | nn.Module | nn.Buffer):
+        if isinstance(value, nn.Parameter | nn.Module | nn.Buffer | VirtualTensor):
             return True
         state = self.__dict__
         if name in state["_parameters"] or name in state["_modules"] or name in state.get("_labelled", ()):
             return True
         held = state["_buffers"].get(name, _MISSING)
-        return held is not _MISSING and (held is None) != (value is None)
+        if held is _MISSING:
+            return isinstance(state.get(name), VirtualTensor)
+        return (held is None) != (value is None)
 
     def _edit(self, name: str, act: Callable[[], None], value: Any = None) -> None:
         build(self)
@@ -286,8 +320,18 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         made: Self = independent(_arithmetic.rebuild(self))
         return made
 
-    def touch(self) -> Self:
+    def touch(self, on_follow: str | None = None) -> Self:
         """Bring the particle that this module is in to the newest version of its species.
+
+        It receives copies of what edits assigned. Where an edit only changed sizes, it keeps its own values in what the old and
+        the new tensors have in common.
+
+        Args:
+            on_follow: `"copy"` to take all values that edits assigned, `"keep"` for the rule above; by default, what the
+                attribute `on_follow` of the innermost module around a tensor says, and `"keep"` if there is none.
+
+        Raises:
+            ValueError: If there is no such way to follow.
 
         Example:
             >>> from moduli.particles import NytoModule
@@ -297,9 +341,12 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> hasattr(b, "w"), hasattr(b.touch(), "w")
             (False, True)
         """
-        self._open()
-        root = self._particle_root
-        touch(root)
+        root = self._open()
+        if on_follow is None:
+            touch(root)
+        else:
+            with follow_by(on_follow):
+                touch(root)
         if root is not self:
             bring_up(self)
         return self
@@ -350,8 +397,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> net._version_kernel.data.config[0].rate
             0.1
         """
-        self._open()
-        root = self._particle_root
+        root = self._open()
         bring_up(root)
         version, reading = identify(root)
         named = list(self.named_parameters(remove_duplicate=False))
@@ -375,8 +421,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> net.get_param_id(net.bias)
             1
         """
-        self._open()
-        version, reading = identify(self._particle_root)
+        version, reading = identify(self._open())
         for pid, param in zip(version.params, reading.parameters, strict=True):
             if param is target_param:
                 return pid
@@ -384,17 +429,22 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             f"this parameter of shape {tuple(target_param.shape)} is not one of this {type(self).__name__}"
         )
 
-    def _open(self) -> None:
+    def _open(self) -> nn.Module:
+        """Return the module at the top of the particle, or raise StructureError if a `ParticleModule` wraps it."""
+        record = self.__dict__.get(RECORD)
+        if record is not None and record.root is None and not record.wrapped:
+            return self
         build(self)
-        refuse_wrapped(self, self._particle_root)
+        root = self._particle_root
+        refuse_wrapped(self, root)
+        return root
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        spare = (False, False)
         if _arithmetic.may_overwrite(self) or _arithmetic.may_overwrite(other):
-            spare = find_temporaries(self, other, reflected)
-        return _arithmetic.binary(fn, self, other, reflected, spare)
+            return _arithmetic.binary(fn, self, other, reflected, find_temporaries(self, other, reflected))
+        return _arithmetic.binary(fn, self, other, reflected)
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return _arithmetic.unary(fn, self)

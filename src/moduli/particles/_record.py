@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import call, is_
@@ -29,17 +29,27 @@ from moduli._torch import (
     set_grad_enabled,
 )
 from moduli.kernels import pause_collection
-from moduli.layout import Reading, Structure, read
+from moduli.layout import Reading, Structure, TreeWatch, read
 
 from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of, recompute
 from .errors import StructureError
 
 if TYPE_CHECKING:
-    from ._version import Version
+    from ._version import Past, Version
 
 
 class Event(NamedTuple):
     """One edit of a species: which version it made, in words, and the names it added and removed.
+
+    Two events are equal if they say the same, wherever and whenever the edits were made.
+
+    Attributes:
+        number: The version that the edit made.
+        sentence: The edit in words.
+        added: The names of parameters and buffers that it added, or gave another shape.
+        removed: Those that it removed, or gave another shape.
+        where: The names of the attributes that were edited.
+        when: The time, in seconds since 1970; None where that is not known.
 
     Example:
         >>> from moduli.particles import Event
@@ -51,6 +61,22 @@ class Event(NamedTuple):
     sentence: str
     added: frozenset[str]
     removed: frozenset[str]
+    where: tuple[str, ...] = ()
+    when: float | None = None
+
+    @property
+    def what(self) -> str:
+        """The edit in words."""
+        return self.sentence
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and self[:4] == other[:4]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:4])
 
 
 @dataclass(eq=False)
@@ -63,6 +89,7 @@ class Species:
         configured: Whether any parameter has a configuration.
         lock: Edits are made and followed by one thread at a time.
         members: The live particles.
+        depth: How many edits each particle can go back.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -70,6 +97,7 @@ class Species:
     configured: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
     members: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
+    depth: int = 8
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -87,6 +115,9 @@ class ParticleRecord:
     # The module at the top of the particle; None when it is the module itself.
     root: weakref.ref[nn.Module] | None = None
     wrapped: bool = False
+    # A reading that was found to be what it was, and `modules` at that time; it is made at the second look.
+    watch: tuple[TreeWatch, Sequence[weakref.ref[nn.Module]]] | None = None
+    settled: bool = False
     # Whether an edit is under way, so that the steps it consists of are not edits of their own.
     busy: bool = False
     kernel: weakref.ref[Any] | None = None
@@ -97,16 +128,32 @@ class ParticleRecord:
     snapshots: dict[int, tuple[Tensor, Tensor]] | None = None
     # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
     origin: tuple[str, dict[str, Any]] | None = None
+    # What the last edits removed from the particle, the latest last.
+    past: tuple[Past, ...] = ()
+    # The modules below it: what a plain module loses is noticed later, and can come back.
+    below: Sequence[nn.Module] = ()
 
     def saw(self, reading: Reading, states: list[State] | None = None) -> None:
         """Note what the particle looks like at its version."""
         self.states = capture(reading.modules, reading, strict=False) if states is None else states
         self.modules = list(map(weakref.ref, reading.modules))
+        self.below = reading.modules[1:]
         self.structure = reading.structure
+        self.watch = None
 
-    def looks_like(self, reading: Reading) -> bool:
-        """Whether the particle is what it was when it was last seen to be at its version."""
-        return self.structure is reading.structure and all(map(is_, map(call, self.modules), reading.modules))
+    def read(self, module: nn.Module) -> tuple[Reading, bool]:
+        """Read the particle; return also whether it is what it was when it was last seen to be at its version."""
+        watch, modules = self.watch, self.modules
+        if watch is not None and watch[1] is modules:
+            reading = watch[0].read(module)
+            if reading is not None:
+                return reading, True
+        reading = read(module)
+        same = self.structure is reading.structure and all(map(is_, map(call, modules), reading.modules))
+        watched = TreeWatch.of(module, reading) if same and self.settled else None
+        self.watch = None if watched is None else (watched, modules)
+        self.settled = same
+        return reading, same
 
     # Copies of a module are particles of the same species; what was seen of the original does not hold for them.
     def __deepcopy__(self, memo: dict[int, Any]) -> ParticleRecord:
@@ -166,8 +213,7 @@ class Pending:
     @property
     def is_sole(self) -> bool:
         """Whether no other result refers to the tensors, and an operation may write over them."""
-        floating = all(group.dtype.is_floating_point for group in self.structure.layout.groups)
-        return floating and not (self.graph or self.shared or self.is_lent)
+        return facts_of(self.structure).floating and not (self.graph or self.shared or self.is_lent)
 
     def take(self) -> list[Tensor]:
         """Return the values in tensors that nothing else refers to; several threads may ask for them."""
@@ -247,18 +293,43 @@ def build(shell: nn.Module) -> None:
         record = ParticleRecord(pending.version, dict(states[0].get(RECORD, {})))
         # The record comes with the first look, or another thread would give the module one of its own.
         shell.__dict__[RECORD] = record
-        modules = {0: shell}
-        assemble(modules, structure, states, parameters, pending.buffers)
+        modules = assemble(structure, states, parameters, pending.buffers, shell)
         # The modules of ours below know which particle they are in.
         reference = weakref.ref(shell)
         for place in facts_of(structure).particles:
             inner = modules[place].__dict__[RECORD] = ParticleRecord(None, dict(states[place].get(RECORD, {})))
             inner.root = reference
-        ordered = [modules[place] for place in range(len(modules))]
-        record.saw(Reading(structure, parameters, pending.buffers, ordered), states)
+        record.saw(Reading(structure, parameters, pending.buffers, modules), states)
         pending.version.species.members.add(shell)
-        del shell.__dict__[PENDING]
-        recompute(states, ordered)
+        before = shell.__dict__
+        # Torch and its compiler expect a plain dictionary. Others may hold the one before, which is complete by now.
+        object.__setattr__(shell, "__dict__", {key: value for key, value in before.items() if key != PENDING})
+        del before[PENDING]
+        recompute(states, modules)
+
+
+class ShellState(dict[str, Any]):
+    """The attributes of a shell: `vars(2 * net)["_modules"]` builds it.
+
+    Attributes:
+        kind: The class of the shell.
+        shell: The shell.
+    """
+
+    __slots__ = ("kind", "shell")
+
+    kind: type[nn.Module]
+    shell: weakref.ref[nn.Module]
+
+    def __missing__(self, key: str) -> Any:
+        if PENDING not in self:
+            raise KeyError(key)
+        shell = self.shell()
+        if shell is None:  # it went when its attributes had been asked for
+            shell = object.__new__(self.kind)
+            object.__setattr__(shell, "__dict__", self)
+        build(shell)
+        return self[key]
 
 
 def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:
@@ -280,8 +351,11 @@ def _make_parameters(pending: Pending) -> list[Any]:
 
 
 def _turn_into_parameters(pending: Pending) -> None:
-    """Turn fresh tensors into parameters where they are, as torch does with lazy ones; those of an operand stay."""
-    tensors, flags = pending.take(), pending.flags
+    pending.tensors = turn_into_parameters(pending.take(), pending.flags)
+
+
+def turn_into_parameters(tensors: list[Any], flags: Iterable[bool]) -> list[Any]:
+    """Turn fresh tensors into parameters where they are, as torch does with lazy ones; parameters stay what they are."""
     for place, (tensor, flag) in enumerate(zip(tensors, flags, strict=True)):
         if type(tensor) is Tensor:
             tensor.__class__ = nn.Parameter
@@ -289,6 +363,7 @@ def _turn_into_parameters(pending: Pending) -> None:
                 tensor.requires_grad = True
         elif not isinstance(tensor, nn.Parameter):
             tensors[place] = nn.Parameter(tensor.detach(), requires_grad=flag)
+    return tensors
 
 
 keep_from_tracing(build)

@@ -11,7 +11,8 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from operator import itemgetter
+from itertools import chain
+from operator import call, is_, itemgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from moduli.layout import Reading, Structure, read
 
-from ._anatomy import SCALARS, may_refer, read_slots, slot_names
+from ._anatomy import is_atomic, may_refer, read_slots, slot_names
 from ._references import ModelPlace, References, list_places, resolve
 
 RECORD = "_particle"
@@ -64,22 +65,81 @@ def capture(
     Raises:
         StructureError: If an attribute refers to the model in such a way.
     """
-    states = []
+    states: list[State] = []
     links = _Links(places, strict)
+    chosen: list[_Carried] | None = []
     for module in modules:
         own = module.__dict__
         kind: Any = type(module)
         carried = _choose_carried(kind, tuple(own))
         state: State = dict(zip(carried.names, carried.pick(own), strict=True))
         hooked = any(_HOOKS_OF(own))
-        if hooked or carried.slotted or not SCALARS.issuperset(map(type, state.values())):
+        if hooked or carried.slotted or not all(map(is_atomic, state.values())):
             links.add(state, module, hooked)
+            chosen = None
+        if chosen is not None:
+            chosen.append(carried)
         if carried.labels:
             state["_labelled"] = dict(own["_labelled"])
         if carried.record:
             state[RECORD] = dict(own[RECORD].order)
         states.append(state)
+    return states if not chosen or any(each.others for each in chosen) else AtomicStates(states, chosen)
+
+
+def capture_model(reading: Reading, before: Sequence[State] = (), strict: bool = True) -> list[State]:
+    """Return the plain attributes of the modules of a model as they are now, without a copy where they are known.
+
+    Args:
+        reading: The model.
+        before: What was captured of it before.
+        strict: As of `capture`.
+    """
+    notes = reading.structure.notes
+    for states in (before, notes.get("attributes")):
+        if isinstance(states, AtomicStates) and states.hold_for(reading.modules):
+            return states
+    states = capture(reading.modules, reading, strict)
+    if isinstance(states, AtomicStates):
+        notes["attributes"] = states  # most models of one class have the same
     return states
+
+
+class AtomicStates(list[State]):
+    """Captured attributes that are immutable and refer to nothing, so that identity tells whether they changed.
+
+    Args:
+        states: The attributes of every module.
+        carried: Which attributes those are.
+    """
+
+    __slots__ = ("_counts", "_orders", "_picks", "_values", "copies", "plain")
+
+    def __init__(self, states: list[State], carried: list[_Carried]) -> None:
+        super().__init__(states)
+        #: The attributes as modules have them, with places for registries and hooks.
+        self.copies = [{**_BLANK, **{key: each[key] for key in each if key != RECORD}} for each in states]
+        #: Those of the root that can be had without building anything.
+        self.plain = {key: states[0][key] for key in carried[0].names}
+        self._picks = [each.pick for each in carried]
+        self._values = [state[name] for state, each in zip(states, carried, strict=True) for name in each.names]
+        self._counts = [len(_BLANK) - len(_COMMON) + len(state) for state in states]
+        self._orders = [(place, list(state[RECORD])) for place, state in enumerate(states) if RECORD in state]
+
+    def hold_for(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether modules of the structure that these were captured of have the same attributes now, and no hooks."""
+        states = list(map(vars, modules))
+        if list(map(len, states)) != self._counts:
+            return False
+        try:
+            if not all(map(is_, chain.from_iterable(map(call, self._picks, states)), self._values)):
+                return False
+            for place, order in self._orders:
+                if list(states[place][RECORD].order) != order:
+                    return False
+        except KeyError:
+            return False
+        return not any(chain.from_iterable(map(_HOOKS_OF, states)))
 
 
 class _Links:
@@ -126,6 +186,8 @@ class _Carried(NamedTuple):
     slotted: bool
     labels: bool
     record: bool
+    # Whether there are attributes that not every module has and that are not carried over.
+    others: bool
 
 
 @lru_cache(maxsize=4096)
@@ -135,7 +197,8 @@ def _choose_carried(kind: Any, keys: tuple[str, ...]) -> _Carried:
     names = tuple(key for key in keys if key not in _NOT_PLAIN and key not in special and type(key) is str)
     # An `itemgetter` of one name gives no tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda own: tuple(own[name] for name in names)
-    return _Carried(names, pick, bool(slot_names(kind)), "_labelled" in keys, RECORD in keys)
+    others = not _BLANK.keys() | {*names, *special} >= set(keys)
+    return _Carried(names, pick, bool(slot_names(kind)), "_labelled" in keys, RECORD in keys, others)
 
 
 def _drop_wrapper_hooks(hooks: Any) -> Any:
@@ -199,6 +262,16 @@ def restore(state: State, tables: Sequence[Any]) -> State:
     return made
 
 
+def _copy_atomic(state: State) -> State:
+    """Return the attributes for a new module, where all are atomic but for labels."""
+    attributes = state.copy()
+    for key in HOOKS:
+        attributes[key] = OrderedDict()
+    if "_labelled" in state:
+        attributes["_labelled"] = state["_labelled"].copy()
+    return attributes
+
+
 def restore_hooks(hooks: _Linked, tables: Sequence[Any]) -> OrderedDict[int, Any]:
     """Return the dictionary of hooks for a new module."""
     return OrderedDict((key, resolve(hook, tables)) for key, hook in hooks.value.items())
@@ -213,8 +286,11 @@ def restore_slots(module: nn.Module, state: State, tables: Sequence[Any]) -> Non
             object.__setattr__(module, name, value)
 
 
-def select_plain_attributes(state: State) -> tuple[State, list[str]]:
-    """The attributes that can be had without building anything, and the names of the others."""
+def select_plain_attributes(states: Sequence[State]) -> tuple[State, list[str]]:
+    """The attributes of the root that can be had without building anything, and the names of the others."""
+    if isinstance(states, AtomicStates):
+        return states.plain, []
+    state = states[0]
     plain = {key: held for key, held in state.items() if type(held) is not _Linked and key not in _UNSEEN}
     if len(plain) == len(state):
         return plain, []
@@ -225,48 +301,48 @@ _UNSEEN = frozenset((RECORD, SLOTS, "_labelled"))
 
 
 def assemble(
-    modules: dict[int, nn.Module],
     structure: Structure,
     states: Sequence[State],
     parameters: Sequence[Any],
     buffers: Sequence[Any],
-) -> None:
-    """Make modules of a model.
+    root: nn.Module | None = None,
+) -> list[nn.Module]:
+    """Make the modules of a model, and return them in the order of the structure.
 
     Args:
-        modules: The root, an empty object, if there is one already; all that are made are added, by place.
         structure: What the model looks like.
         states: The plain attributes of every module.
         parameters: One per entry of the layout.
         buffers: One per buffer of the layout.
+        root: The root, an empty object, if there is one already.
     """
-    # Nothing is visible in the root before it is in all others, so that other threads may look at it meanwhile.
-    places = range(len(states) - 1, -1, -1)
-    entries, restoring = structure.modules, facts_of(structure).restoring
-    for place in places:
-        if place not in modules:
-            modules[place] = object.__new__(unwrap_kind(entries[place].kind))
+    plan, restoring = facts_of(structure).plan, facts_of(structure).restoring
+    modules: list[nn.Module] = [object.__new__(unwrap_kind(kind)) for kind, *_ in plan]
+    if root is not None:
+        modules[0] = root
     tables: Any = modules, parameters, buffers, {}
     # An empty place is -1.
-    held, kept = [*parameters, None], [*buffers, None]
-    for place in places:
-        entry = entries[place]
-        made = restore(states[place], tables)
-        made["_parameters"] = {name: held[i] for name, i in entry.parameters} if entry.parameters else {}
-        made["_buffers"] = {name: kept[i] for name, i in entry.buffers} if entry.buffers else {}
-        made["_non_persistent_buffers_set"] = set(entry.transient)
-        children = entry.children
-        made["_modules"] = {name: modules[i] if i >= 0 else None for name, i in children} if children else {}
+    params, tensors = [*parameters, None], [*buffers, None]
+    copies = states.copies if isinstance(states, AtomicStates) else None
+    # Nothing is visible in the root before it is in all others, so that other threads may look at it meanwhile.
+    for place in range(len(plan) - 1, -1, -1):
+        kind, own, buffered, transient, children = plan[place]
+        state = restore(states[place], tables) if copies is None else _copy_atomic(copies[place])
+        state["_parameters"] = {name: params[i] for name, i in own} if own else {}
+        state["_buffers"] = {name: tensors[i] for name, i in buffered} if buffered else {}
+        state["_non_persistent_buffers_set"] = set(transient) if transient else set()
+        state["_modules"] = {name: modules[i] if i >= 0 else None for name, i in children} if children else {}
         if place in restoring:
-            twin: Any = object.__new__(unwrap_kind(entry.kind))
-            twin.__setstate__(made)
-            made = twin.__dict__
-        if SLOTS in states[place]:
+            twin: Any = object.__new__(unwrap_kind(kind))
+            twin.__setstate__(state)
+            state = twin.__dict__
+        if copies is None and SLOTS in states[place]:
             restore_slots(modules[place], states[place], tables)
         if place:
-            object.__setattr__(modules[place], "__dict__", made)
+            object.__setattr__(modules[place], "__dict__", state)
         else:
-            modules[place].__dict__.update(made)
+            modules[0].__dict__.update(state)
+    return modules
 
 
 _PRE_HOOKS = "_forward_pre_hooks"
@@ -283,6 +359,8 @@ def _find_computed(hooks: Mapping[int, Any]) -> dict[str, Any]:
 
 def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
     """Compute in new modules the attributes that hooks compute of parameters."""
+    if isinstance(states, AtomicStates):
+        return
     for state, module in zip(states, modules, strict=True):
         if _PRE_HOOKS in state:
             with torch.enable_grad():
@@ -309,10 +387,10 @@ def copy_unwrapped(module: nn.Module) -> Any:
     reading = read(module)
     parameters = [nn.Parameter(held.detach().clone(), held.requires_grad) for held in reading.parameters]
     buffers = [held.detach().clone() for held in reading.buffers]
-    states, made = capture(reading.modules, reading), dict[int, nn.Module]()
-    assemble(made, reading.structure, states, parameters, buffers)
-    recompute(states, [made[place] for place in range(len(made))])
-    return made[0]
+    states = capture(reading.modules, reading)
+    modules = assemble(reading.structure, states, parameters, buffers)
+    recompute(states, modules)
+    return modules[0]
 
 
 class Facts(NamedTuple):
@@ -323,12 +401,16 @@ class Facts(NamedTuple):
         particles: They are particles inside the particle.
         copying: Some class says itself how it is copied.
         wrapped: Some module is wrapped by `fully_shard`.
+        floating: All parameters hold floating numbers.
+        plan: The class of every module, and its parameters, buffers, transient buffers and children.
     """
 
     restoring: frozenset[int]
     particles: tuple[int, ...]
     copying: bool
     wrapped: bool
+    floating: bool
+    plan: tuple[tuple[type[nn.Module], Any, Any, frozenset[str], Any], ...]
 
 
 def facts_of(structure: Structure) -> Facts:
@@ -341,6 +423,8 @@ def facts_of(structure: Structure) -> Facts:
             tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
             any(hasattr(kind, "__deepcopy__") or _overrides(kind, "__getstate__", "__reduce_ex__") for kind in kinds),
             any(unwrap_kind(kind) is not kind for kind in kinds),
+            all(group.dtype.is_floating_point for group in structure.layout.groups),
+            tuple((e.kind, e.parameters, e.buffers, e.transient, e.children) for e in structure.modules),
         )
     return known
 

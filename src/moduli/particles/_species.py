@@ -15,8 +15,9 @@ from torch import nn
 from moduli.layout import REMOVED, Guard, Reading, list_registered, read
 
 from ._compare import LastSeen, compare
+from ._past import Addition, Removal, infer_removal, list_steps, remember, snapshot_removal
 from ._record import Event, ParticleRecord, Species, build, record_of
-from ._skeleton import RECORD, State, capture
+from ._skeleton import PENDING, RECORD, State, capture
 from ._version import Version
 from .base import NytoModuleBase
 from .edits import ParticleEdit, protect_modules
@@ -25,39 +26,53 @@ from .errors import StructureError
 
 def bring_up(module: nn.Module) -> Reading:
     """Read a particle, after noticing its own edits and following those of its species, as far as they are known."""
-    record, reading = _look(module)
+    settled: ParticleRecord | None = module.__dict__.get(RECORD)
+    if settled is not None and settled.watch is not None and settled.version is not None:
+        reading, same = settled.read(module)
+        if same and settled.version.next_version is None:
+            return reading
+    record, reading, same = _look(module)
     version = record.version
-    if version is None or (version.next_version is None and record.looks_like(reading)):
+    if version is None or (same and version.next_version is None):
         return reading
     with version.species.lock:
-        return _settle(module, record, read(module))
+        return _settle(module, record)
 
 
-def _look(module: nn.Module) -> tuple[ParticleRecord, Reading]:
-    """Read a module. A copy of a particle that was not looked at yet is compared with what the original was."""
-    build(module)
-    record, reading = record_of(module), read(module)
+def _look(module: nn.Module) -> tuple[ParticleRecord, Reading, bool]:
+    """Read a module. A copy of a particle that was not looked at yet is compared with what the original was.
+
+    Returns:
+        Its record, the reading, and whether it is what it was when it was last seen to be at its version.
+    """
+    if PENDING in module.__dict__:
+        build(module)
+    record = record_of(module)
+    reading, same = record.read(module)
     version = record.version
-    if version is not None and record.structure is None and compare(version, reading, None) is None:
+    if record.structure is None and version is not None and compare(version, reading, None) is None:
         record.saw(reading)
         version.species.members.add(module)
-    return record, reading
+        same = True
+    return record, reading, same
 
 
-def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Reading:
+def _settle(module: nn.Module, record: ParticleRecord) -> Reading:
     """Bring a particle to the newest version, its own edits included, or raise and leave it as it was."""
+    reading, same = record.read(module)
     version: Any = record.version
     unsettled = version.unsettled
     if record.journal:
         version.unsettled = None
     try:
-        edited = None if record.looks_like(reading) else compare(version, reading, recall(record))
+        before = None if same else recall(record)
+        edited = None if same else compare(version, reading, before)
         if version.next_version is not None:
             edited = _follow(module, record, version, edited)
             reading = read(module)
         if edited is not None:
             version = record.version
-            advance(module, record, *edited, reading)
+            advance(module, record, *edited, reading, infer_removal(version, *edited, reading, before))
             with Guard(deferred=True):
                 join_edits(version)
         else:
@@ -104,8 +119,12 @@ def _follow(
     with Guard(deferred=True) as guard:
         guard.add(partial(setattr, record, "version", first))
         protect_modules(guard, *module.modules())
+        guard.add(partial(setattr, record, "past", record.past))
         while version.next_version is not None:
-            parts = version.particle_update(parts)
+            edit: Any = version.particle_updater
+            removal = snapshot_removal(edit, parts)
+            parts = version.particle_update(parts, record.past)
+            remember(record, version, list_steps(removal, (), edit.start, edit.stop))
             version = version.next_version
         record.version = version
         adopt_children(module)
@@ -114,11 +133,28 @@ def _follow(
     return None
 
 
-def advance(module: nn.Module, record: ParticleRecord, following: Version, own: ParticleEdit, reading: Reading) -> None:
-    """Link the version that an edit leads to, and note that the particle it was made on is there."""
+def advance(
+    module: nn.Module,
+    record: ParticleRecord,
+    following: Version,
+    own: ParticleEdit,
+    reading: Reading,
+    removal: Removal,
+) -> None:
+    """Link the version that an edit leads to, and note that the particle it was made on is there.
+
+    Args:
+        module: The particle.
+        record: Its record.
+        following: The version.
+        own: The edit.
+        reading: The particle after the edit.
+        removal: What the edit removed.
+    """
     version: Any = record.version
     own.settle(record.snapshots)
-    events = _describe(module, record, following, own, version)
+    events, additions = _describe(module, record, following, own, version)
+    steps = list_steps(removal, additions, version.number, following.number)
     adopt_children(module)
     states = capture(reading.modules, reading, strict=False)
     with Guard(deferred=True):  # nothing in it can fail
@@ -127,30 +163,33 @@ def advance(module: nn.Module, record: ParticleRecord, following: Version, own: 
         # Other threads may read meanwhile: what looks new must not be taken for the version before.
         version.link(following, own)
         record.version = following
+        remember(record, following, steps)
         record.saw(reading, states)
 
 
 def _describe(
     module: nn.Module, record: ParticleRecord, following: Version, own: ParticleEdit, before: Version
-) -> list[Event]:
-    """Return the events of an edit: one for each addition in the journal, and one for all else."""
-    whole = following.event(before, own.sentence())
+) -> tuple[list[Event], list[Addition]]:
+    """Return the events of an edit, one for each addition in the journal and one for all else; and those additions."""
+    whole = following.event(before, own.sentence(), tuple(filter(None, own.names)))
     paths = {id(each): f"{path}." if path else "" for path, each in module.named_modules()} if record.journal else {}
     names = [f"{paths.get(id(owner()), '')}{name}" for owner, name in record.journal]
     sentences = dict(zip(own.names, own.text, strict=True))
-    single = [name for name in names if name in sentences]
-    others = [text for name, text in zip(own.names, own.text, strict=True) if name not in single]
+    noted = {name: Addition(*each) for name, each in zip(names, record.journal, strict=True) if name in sentences}
+    single, additions = list(noted), list(noted.values())
+    others = {name: text for name, text in zip(own.names, own.text, strict=True) if name not in noted}
     if len(single) + bool(others) < 2:
-        return [whole]
+        return [whole], additions
     events, added = [], set(whole.added)
     for number, name in enumerate(single, following.number):
         mine = {each for each in added if each == name or each.startswith(f"{name}.")}
         added -= mine
-        events.append(Event(number, sentences[name], frozenset(mine), frozenset()))
+        events.append(Event(number, sentences[name], frozenset(mine), frozenset(), (name,), whole.when))
     if others:
-        events.append(Event(following.number + len(single), "; ".join(others), frozenset(added), whole.removed))
+        last = following.number + len(single), "; ".join(others.values()), frozenset(added)
+        events.append(Event(*last, whole.removed, tuple(others), whole.when))
     following.number += len(events) - 1
-    return events
+    return events, additions
 
 
 def join_edits(later: Version) -> None:
@@ -216,14 +255,14 @@ def give_version(
 
 def version_of(module: nn.Module) -> Version:
     """The version that a particle is at, its own edits included; it does not follow those of others."""
-    record, reading = _look(module)
+    record, reading, same = _look(module)
     version = record.version
     if version is None:
         return give_version(module, record, reading)
-    if not record.looks_like(reading):
+    if not same:
         with version.species.lock:
             # Another thread may have edited it since.
-            _settle(module, record, read(module))
+            _settle(module, record)
     return record.version or version
 
 
@@ -239,13 +278,17 @@ def touch(root: nn.Module) -> None:
     if version is None:
         return
     species: Species = version.species
-    with species.lock:
-        # Members are built: those that are not cannot have been edited.
-        for other in list(species.members):
-            at = record_of(other).version
-            # One that lags has to follow before its own edits count.
-            if other is not root and at is not None and at.next_version is None and at.species is species:
-                bring_up(other)
+    members = species.members
+    if len(members) > 1 or root not in members:
+        with species.lock:
+            # Members are built: those that are not cannot have been edited.
+            for other in list(members):
+                at = record_of(other).version
+                # One that lags has to follow before its own edits count.
+                if other is not root and at is not None and at.next_version is None and at.species is species:
+                    bring_up(other)
+            bring_up(root)
+    else:
         bring_up(root)
 
 

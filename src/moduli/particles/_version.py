@@ -6,18 +6,19 @@ structure, one for each entry of its layout. Links that count point forward only
 
 from __future__ import annotations
 
-import importlib
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from moduli.layout import Reading, Structure
 
 from ._record import Event, Species
 from ._skeleton import RECORD
+from ._views import data_of
 from .errors import StructureError
 from .mtype import ParamConfig
 
@@ -44,6 +45,37 @@ class Parts(NamedTuple):
 
     modules: dict[int, nn.Module]
     params: dict[int, nn.Parameter]
+
+    def find(self, key: Any) -> Any:
+        """Return a parameter by identifier, or a buffer by its module and name; None if it is not there."""
+        if not isinstance(key, tuple):
+            return self.params.get(key)
+        module = self.modules.get(key[0])
+        return None if module is None else module._buffers.get(key[1])
+
+
+class Past(NamedTuple):
+    """What one edit removed from one particle, for `rollback`.
+
+    Attributes:
+        start: The number of the version that the particle was at.
+        stop: The number of the version after the edit.
+        removed: The modules and parameters that are gone.
+        slots: What the names of edited modules referred to.
+    """
+
+    start: int
+    stop: int
+    removed: Parts
+    slots: tuple[Any, ...] = ()
+
+    def find(self, key: Any) -> Any:
+        """Return the parameter with an identifier, or the buffer with a module and a name, that was removed; or None."""
+        for slot in self.slots if isinstance(key, tuple) else ():
+            if slot.key == key[0] and key[1] in slot.registries["_buffers"]:
+                value = slot.registries["_buffers"][key[1]]
+                return value if isinstance(value, Tensor) else None
+        return self.removed.find(key)
 
 
 class Version:
@@ -123,11 +155,16 @@ class Version:
             edit: What brings particles there.
         """
         following.previous = weakref.ref(self)
+        edit.start, edit.stop = self.number, following.number
         # Other threads may read meanwhile: there is no call in between.
         self._next, self.particle_updater = following, edit
 
-    def particle_update(self, parts: Parts) -> Parts:
+    def particle_update(self, parts: Parts, past: Sequence[Past] = ()) -> Parts:
         """Bring a particle from this version to the next, and return what it consists of then.
+
+        Args:
+            parts: What the particle consists of.
+            past: What earlier edits have removed from it.
 
         Raises:
             StructureError: If this is the newest version.
@@ -135,7 +172,7 @@ class Version:
         following = self.next_version
         if following is None or self.particle_updater is None:
             raise StructureError("this is the newest version; there is nothing to update a particle to")
-        return self.particle_updater.run(parts, following)
+        return self.particle_updater.run(parts, following, past)
 
     def locate(self, reading: Reading) -> Parts:
         """Return the parts of a particle that is at this version."""
@@ -178,15 +215,21 @@ class Version:
                     self.configs[names[f"{path}.{name}"]] = config.copy()
                     self.species.configured = True
 
-    def event(self, before: Version, sentence: str) -> Event:
-        """Return the edit that led here from the version before."""
+    def event(self, before: Version, sentence: str, where: tuple[str, ...] = ()) -> Event:
+        """Return the edit that led here from the version before.
+
+        Args:
+            before: The version before.
+            sentence: The edit in words.
+            where: The names of the attributes that were edited.
+        """
         slots: list[set[Any]] = []
         for layout in (self.structure.layout, before.structure.layout):
             slots.append({(name, entry.shape) for entry in layout for name in entry.names})
             slots[-1] |= {(name, None) for entry in layout.buffers for name in (entry.name, *entry.ties)}
         here, there = slots
         added, removed = (frozenset(name for name, _ in each) for each in (here - there, there - here))
-        return Event(self.number, sentence, added, removed)
+        return Event(self.number, sentence, added, removed, where, time.time())
 
     def copy(self, species: Species) -> Version:
         """Return a version of another species with the same structure and configurations, and no successor."""
@@ -197,7 +240,7 @@ class Version:
     @property
     def data(self) -> Any:
         """The metadata of the version by identifier, as nytorch has it."""
-        return importlib.import_module("moduli.compat.nytorch.base").VersionDataImp(self)
+        return data_of(self)
 
     def version_update(self, version_updater: Any, particle_data: Any) -> None:
         """Make an edit of nytorch, starting from a particle at this version.

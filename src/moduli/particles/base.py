@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import weakref
 from typing import Any
 
 import torch  # noqa: F401 - for the examples
@@ -13,6 +11,7 @@ from .._deprecated import move as _move
 from ._record import record_of as record_of
 from ._record import refuse_wrapped
 from ._version import Version
+from ._views import kernel_of as kernel_of
 
 __getattr__ = _move(
     __name__,
@@ -41,10 +40,12 @@ class NytoModuleBase(nn.Module):
     def _particle_root(self) -> nn.Module:
         """The module at the top of the particle that this module is in."""
         record = record_of(self)
-        root = record.root() if record.root is not None else None
+        if record.root is None:
+            return self
+        root = record.root()
         if root is not None and any(module is self for module in root.modules()):
             return root
-        # There is none, it is gone, or this module was taken out of it.
+        # It is gone, or this module was taken out of it.
         record.root = None
         return self
 
@@ -81,13 +82,3 @@ class NytoModuleBase(nn.Module):
         root = self._particle_root
         refuse_wrapped(self, root)
         return version_of(root)
-
-
-def kernel_of(root: nn.Module) -> Any:
-    """Return the kernel of a particle, as nytorch documents it. There is one, as long as something holds it."""
-    record = record_of(root)
-    kernel = None if record.kernel is None else record.kernel()
-    if kernel is None:
-        kernel = importlib.import_module("moduli.compat.nytorch.base").ParticleKernelImp(root)
-        record.kernel = weakref.ref(kernel)
-    return kernel

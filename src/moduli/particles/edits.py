@@ -7,17 +7,20 @@ version says.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import Guard
+from moduli.layout import RESIZED, Guard, UnitMap
+from moduli.nn import VirtualTensor
 
+from ._own_values import OwnValue, join_own_values, keeps_own, write_own
 from ._references import ModelPlace, resolve
 from ._skeleton import HOOKS, RECORD, State, capture, list_referred, refers_to, restore, restore_slots
-from ._version import Parts, Version
+from ._version import Parts, Past, Version
 
 __all__ = ["ParticleEdit", "clone_param", "protect_modules"]
 
@@ -59,8 +62,15 @@ class ParticleEdit:
         attributes: Plain attributes that came with an edit of a plain module; None for those that went.
         hooks: Hooks that came with it; None for those that went.
         labels: The labels of edited modules.
+        resized: The parameters that are resized ones of others: which, and how. Every particle resizes its own values.
+        resized_buffers: Buffers that are resized, by module and name, and how.
         text: The edit in words, a sentence for each attribute.
         names: The dotted names of those attributes.
+        own_params: The parameters in which particles keep their own values.
+        own_buffers: The buffers in which they do, by module and name.
+        reused: Identifiers of parameters that are removed, and used again for others.
+        start: The number of the version that it starts from.
+        stop: The number of the version that it leads to.
     """
 
     remove_modules: set[int] = field(default_factory=set)
@@ -72,8 +82,15 @@ class ParticleEdit:
     attributes: dict[int, State] = field(default_factory=dict)
     hooks: dict[int, dict[str, dict[int, Any]]] = field(default_factory=dict)
     labels: dict[int, dict[str, Any]] = field(default_factory=dict)
+    resized: dict[int, tuple[int, list[UnitMap]]] = field(default_factory=dict)
+    resized_buffers: dict[tuple[int, str], list[UnitMap]] = field(default_factory=dict)
     text: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    own_params: dict[int, OwnValue] = field(default_factory=dict)
+    own_buffers: dict[tuple[int, str], OwnValue] = field(default_factory=dict)
+    reused: set[int] = field(default_factory=set)
+    start: int = 0
+    stop: int = 0
 
     def settle(self, snapshots: Snapshots | None = None) -> None:
         """Keep copies of the values instead of those of the particle that started the edit.
@@ -84,12 +101,13 @@ class ParticleEdit:
         self.add_modules, self.add_params = self._copies(None, snapshots or {})
         self.buffers = {key: _copy_to(held, None) for key, held in self.buffers.items()}
 
-    def run(self, parts: Parts, following: Version) -> Parts:
+    def run(self, parts: Parts, following: Version, past: Sequence[Past] = ()) -> Parts:
         """Bring one particle to the next version, or raise and leave it as it was.
 
         Args:
             parts: What the particle consists of.
             following: The next version.
+            past: What earlier edits have removed from the particle.
 
         Returns:
             What it consists of then.
@@ -97,6 +115,8 @@ class ParticleEdit:
         devices = {param.device for param in parts.params.values()}
         device = devices.pop() if len(devices) == 1 else None
         added, values = self._copies(device, {})
+        self._write_own(self.own_params, values, parts, past)
+        values |= {key: _resize(parts.params[source], maps) for key, (source, maps) in self.resized.items()}
         modules, params = {**parts.modules, **added}, {**parts.params, **values}
         tables: Any = modules, params, {}, {}
         changes: list[tuple[nn.Module, State, State]] = []
@@ -107,12 +127,11 @@ class ParticleEdit:
             registries: State = {
                 "_parameters": {n: None if p is None else params[p] for n, p in names.params.items()},
                 "_modules": {n: None if m is None else modules[m] for n, m in names.modules.items()},
-                "_buffers": {
-                    n: _copy_to(self.buffers[key, n], device) if (key, n) in self.buffers else module._buffers[n]
-                    for n in names.buffers
-                },
+                "_buffers": {n: self._read_buffer(key, module, n, device) for n in names.buffers},
                 "_non_persistent_buffers_set": {n for n, persistent in names.buffers.items() if not persistent},
             }
+            fresh = {(key, n): buffer for n, buffer in registries["_buffers"].items() if (key, n) in self.own_buffers}
+            self._write_own(self.own_buffers, fresh, parts, past)
             if key in self.labels:
                 registries["_labelled"] = dict(self.labels[key])
             changes.append((module, registries, restore(self.attributes.get(key, {}), tables)))
@@ -123,6 +142,9 @@ class ParticleEdit:
                 del state[name]
             state.update((name, value) for name, value in attributes.items() if name not in HOOKS)
             state.update(registries)
+            for name in [name for name, value in state.items() if isinstance(value, VirtualTensor)]:
+                if state[name].attributes.ref not in registries["_buffers"]:
+                    del state[name]  # its reference is gone, and it with it
         for key, hooks in self.hooks.items():
             for name, changed in hooks.items():
                 own = modules[key].__dict__[name]
@@ -133,6 +155,30 @@ class ParticleEdit:
             {key: module for key, module in modules.items() if key not in self.remove_modules},
             {key: param for key, param in params.items() if key not in self.remove_params},
         )
+
+    def _write_own(
+        self, table: Mapping[Any, OwnValue], fresh: Mapping[Any, Tensor], parts: Parts, past: Sequence[Past]
+    ) -> None:
+        """Write into new tensors what a particle keeps of its own."""
+
+        def find(key: Any, since: int | None) -> Any:
+            if since is None:
+                return parts.find(key)
+            for each in reversed(past):
+                if each.start <= since < each.stop and (each.start == since or not isinstance(key, tuple)):
+                    return each.find(key)
+            return None
+
+        for key, own in table.items():
+            target = fresh.get(key)
+            if target is not None and keeps_own(parts.modules, own.owners):
+                write_own(target, own, find)
+
+    def _read_buffer(self, key: int, module: nn.Module, name: str, device: torch.device | None) -> Tensor | None:
+        """Return a buffer as it is after the edit."""
+        if (key, name) in self.buffers:
+            return _copy_to(self.buffers[key, name], device)  # type: ignore[no-any-return]
+        return _resize_all(module._buffers[name], self.resized_buffers.get((key, name), ()))  # type: ignore[no-any-return]
 
     def _copies(self, device: torch.device | None, snapshots: Snapshots) -> tuple[dict[int, nn.Module], dict[int, Any]]:
         """Copies of what is new."""
@@ -185,16 +231,22 @@ class ParticleEdit:
         modules.update(later.add_modules)
         params = {k: p for k, p in self.add_params.items() if k not in later.remove_params} | later.add_params
         joint = ParticleEdit(add_modules=modules, add_params=params)
+        self._join_resized(joint, later)
+        if any(key in self.add_modules for key, _ in later.resized_buffers):
+            return None  # the module was recorded with the buffers that it had
         # What was added by the one and removed by the other was never there.
         joint.remove_modules = (self.remove_modules | later.remove_modules - self.add_modules.keys()) - modules.keys()
-        joint.remove_params = (self.remove_params | later.remove_params - self.add_params.keys()) - params.keys()
+        here = self.add_params.keys() | self.resized.keys()
+        joint.remove_params = (self.remove_params | later.remove_params - here) - params.keys() - joint.resized.keys()
         joint.touched = (self.touched - later.remove_modules | later.touched) & set(following.modules)
         entries = dict(zip(following.modules, following.structure.modules, strict=True))
         joint.buffers = {
             (key, name): value
             for (key, name), value in self.buffers.items()
             if key not in later.remove_modules and name in dict(entries[key].buffers)
-        } | later.buffers
+        }
+        self._join_resized_buffers(joint, later)
+        joint.buffers |= later.buffers
         for key, state in later.attributes.items():
             attributes[key] = attributes.get(key, {}) | state
         joint.attributes = attributes
@@ -205,7 +257,35 @@ class ParticleEdit:
         joint.labels = {k: v for k, v in self.labels.items() if k not in later.remove_modules} | later.labels
         sentences = dict(zip((*self.text, *later.text), (*self.names, *later.names), strict=True))
         joint.text, joint.names = list(sentences), list(sentences.values())
+        joint.start, joint.stop = self.start, later.stop
+        joint.reused = (
+            self.reused | later.reused | self.remove_params & (later.add_params.keys() | later.resized.keys())
+        )
+        join_own_values(self, later, joint)
         return joint
+
+    def _join_resized(self, joint: ParticleEdit, later: ParticleEdit) -> None:
+        """Join what is resized here and later: maps follow each other, and values that are added here are resized at once."""
+        resized = {k: entry for k, entry in self.resized.items() if k not in later.remove_params}
+        for key, (source, maps) in later.resized.items():
+            if source in self.resized:
+                origin, earlier = self.resized[source]
+                resized[key] = origin, [*earlier, *maps]
+            elif source in self.add_params:
+                joint.add_params[key] = _resize(self.add_params[source], maps)
+            else:
+                resized[key] = source, maps
+        joint.resized = resized
+
+    def _join_resized_buffers(self, joint: ParticleEdit, later: ParticleEdit) -> None:
+        """Join buffers that are resized here and later."""
+        buffers = {k: maps for k, maps in self.resized_buffers.items() if k[0] not in later.remove_modules}
+        for place, maps in later.resized_buffers.items():
+            if place in joint.buffers:
+                joint.buffers[place] = _resize_all(joint.buffers[place], maps)
+            else:
+                buffers[place] = [*buffers.get(place, ()), *maps]
+        joint.resized_buffers = buffers
 
     def sentence(self) -> str:
         """The edit in words."""
@@ -223,3 +303,16 @@ def _copy_to(value: Any, device: torch.device | None, snapshots: Snapshots | Non
     if source is not value:
         made = value.detach().to(value.device if device is None else device, copy=True)
     return nn.Parameter(made, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else made
+
+
+def _resize(param: nn.Parameter, maps: Sequence[UnitMap]) -> nn.Parameter:
+    """Return a parameter of resized values, and note what it was made from."""
+    resized = nn.Parameter(_resize_all(param, maps), requires_grad=param.requires_grad)
+    RESIZED.record(param, resized, maps)
+    return resized
+
+
+def _resize_all(value: Any, maps: Sequence[UnitMap]) -> Any:
+    for each in maps if value is not None else ():
+        value = each.resize(value)
+    return value

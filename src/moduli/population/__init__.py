@@ -19,7 +19,10 @@ A `Population` is many particles of one structure, stacked. Its nouns:
 * a **seed** belongs to a member: `pop.seeds(generator)` gives (N,) of them to `mutate`, `crossover`, `rand` and `randn`,
   whose numbers depend on a member's seed and the place in it alone, whatever the chunking.
 
+* an **ensemble**: `pop.predict(x)` says what members return together, with error bars; `pop.best(losses)`, `pop.to_modules()` and
+  `pop.to_ensemble()` are modules for use elsewhere;
 * a **shard**: `pop.shard(mesh)` spreads the members over processes; each holds its rows (`pop.sharding` says which);
+* **around** a model: `Population.around(net, n, sigma=, rank=)` is a population that is never stored, a mean and low-rank noise;
 * a **host**: `pop.host(executor)` puts the members on the workers of a Ray cluster, where they are evaluated and trained.
 
 `state_dict` and `load_state_dict` work by the template's names with stacked tensors; `to`, `train`, `eval`, `clone`,
@@ -39,8 +42,21 @@ Example:
 """
 
 from . import selection
+from ._around import PopulationAround
+from ._ensemble import EnsembleModule, EnsemblePrediction
 from ._hosted import HostedPopulation
+from ._low_rank import FunctionOfMember, call_low_rank
 from ._population import Population
 from ._shard import Shard
 
-__all__ = ["HostedPopulation", "Population", "Shard", "selection"]
+__all__ = [
+    "EnsembleModule",
+    "EnsemblePrediction",
+    "FunctionOfMember",
+    "HostedPopulation",
+    "Population",
+    "PopulationAround",
+    "Shard",
+    "call_low_rank",
+    "selection",
+]

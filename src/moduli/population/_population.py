@@ -13,17 +13,19 @@ from torch import nn
 from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError, adopt
 
-from ._calls import Calls
+from ._around import PopulationAround
+from ._ensemble import Ensembles
 from ._hosted import HostedPopulation
 from ._members import copy_model
 from ._noise import normal, seeds
+from ._resizing import Resizing
 from ._state import State
 from ._statistics import Statistics
 from ._variation import Variation
 
 
 @final
-class Population(State, Calls, Variation, Statistics):
+class Population(State, Ensembles, Variation, Statistics, Resizing):
     """N models of one structure, stored as one N x P matrix for each dtype and device, called and changed as one.
 
     Made by `Population.of` and `Population.from_modules`. `pop[i]` is a module whose parameters are views of row i.
@@ -139,6 +141,44 @@ class Population(State, Calls, Variation, Statistics):
             except StructureError as error:
                 raise StructureError(f"members 0 and {index} cannot be stacked: {error}") from error
         return pop
+
+    @staticmethod
+    def around(
+        net: nn.Module, n: int, *, sigma: float, rank: int = 1, seed: int = 0, antithetic: bool = False
+    ) -> PopulationAround:
+        """Return members that are a model plus low-rank noise, of which only the model and a seed are stored.
+
+        Members of a large network are bounded by memory: each is made, evaluated and forgotten. With noise of low rank, a
+        product with all members' weights is one product with the model's, and thin ones for each member.
+
+        Args:
+            net: The model, which is copied.
+            n: How many members.
+            sigma: The standard deviation of the noise of each number.
+            rank: The rank of the noise of parameters with two axes or more; vectors have full noise.
+            seed: What the noise is drawn from.
+            antithetic: Whether members 2k and 2k + 1 are opposite to each other.
+
+        Raises:
+            ValueError: If a number is not above zero, or antithetic members are odd in number.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> x, y = torch.randn(20, 3), torch.randn(20, 1)
+            >>> pop = mo.Population.around(torch.nn.Linear(3, 1), 200, sigma=0.05, seed=1)
+            >>> def step():
+            ...     losses = pop.losses(lambda net, x, y: (net(x) - y).square().mean(), x, y)
+            ...     pop.update(-0.05 / pop.sigma * (losses - losses.mean()) / len(pop))
+            ...     return losses.mean()
+            >>> first = step()
+            >>> all_losses = [step() for _ in range(20)]
+            >>> bool(all_losses[-1] < first)
+            True
+
+        Reference:
+            B. Sarkar et al., "Evolution strategies at the hyperscale", 2025, arXiv:2511.16652.
+        """
+        return PopulationAround(net, n, sigma=sigma, rank=rank, seed=seed, antithetic=antithetic)
 
     def host(self, executor: Any, optimizer: Callable[[Population], Any] | None = None) -> HostedPopulation:
         """Put the members on the workers of a Ray cluster, for models whose evaluation is the cost.

@@ -55,6 +55,7 @@ class Prodigy(BufferTransform):
         K. Mishchenko, A. Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", ICML 2024, Algorithm 4.
     """
 
+    points = ("start",)
     members = "batched"
     across = Across.SUMS
 

@@ -298,6 +298,7 @@ class Online(Module):
         2007.
     """
 
+    points = ("previous",)
     needs = frozenset({Need.GRADIENT, Need.CLOSURE})
 
     def __init__(self, module: Chainable) -> None:
@@ -349,6 +350,7 @@ class SaveBest(Module):
         tensor([1.])
     """
 
+    points = ("best",)
     decides_on_host = True
 
     needs = frozenset({Need.GRADIENT, Need.LOSS})

@@ -36,6 +36,7 @@ class HpuEstimate(Module):
         ('update = [[0.0]]', 'update = [[-')
     """
 
+    points = ("point",)
     shared_settings = True
 
     def update(self, objective: Objective) -> None:

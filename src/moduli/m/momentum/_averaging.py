@@ -149,6 +149,7 @@ class Lookahead(BufferTransform):
         Algorithm 1.
     """
 
+    points = ("slow",)
     elementwise = True
     counts = True
     static = ("k",)
@@ -202,6 +203,7 @@ class ScheduleFree(BufferTransform):
         A. Defazio et al., "The road less scheduled", NeurIPS 2024, Algorithm 1.
     """
 
+    points = ("z",)
     elementwise = True
     counts = True
 

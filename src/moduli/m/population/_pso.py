@@ -78,6 +78,7 @@ class PSO(DeclaredLink):
         R. Mendes, J. Kennedy, J. Neves, "The fully informed particle swarm", IEEE TEC 8 (2004).
     """
 
+    points = ("place",)
     needs = frozenset({Need.LOSS, Need.MEMBERS})
     members = "matrix"
     over_processes = True

@@ -53,6 +53,7 @@ class _StepScale(DeclaredLink, Transform):
 class _DifferenceStep(_StepScale):
     """A step size found from $s = x - x_-$ and $y = g - g_-$; the first step has a given size."""
 
+    points = ("previous",)
     ranges = {check.positive: ("alpha_0",)}
 
     @abstractmethod

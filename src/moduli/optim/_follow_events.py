@@ -1,0 +1,60 @@
+"""What an optimizer has taken over from an edited module, as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import Optimizer
+    from ._following import Change
+
+_SHOWN_NAMES = 4
+
+
+def describe_change(
+    optimizer: Optimizer,
+    change: Change,
+    fresh: set[str],
+    resized: Mapping[str, Sequence[str]],
+    restarted: Sequence[str],
+) -> str:
+    """Return what was taken over.
+
+    Args:
+        optimizer: The optimizer.
+        change: What has become of the parameters.
+        fresh: The names of parameters with another shape.
+        resized: Those of them that were resized, with the links that restart for them.
+        restarted: Links that restart for all parameters.
+    """
+    same = [name for name, _, _ in change.replaced if name not in fresh]
+    others = sorted(fresh - resized.keys())
+    parts = [
+        _count(change.left, "left"),
+        _count(change.joined, "joined"),
+        _count([(name, None) for name in same], "replaced, with their state"),
+        _count([(name, None) for name in resized], "resized, with the state of units that stay"),
+        _count([(name, None) for name in others], "replaced by others of another shape, without state"),
+    ]
+    afresh = dict[str, list[str]]()
+    for name, links in resized.items():
+        for link in links:
+            afresh.setdefault(link, []).append(name)
+    parts += [f"the state of {link} restarted for {list_some(names)}" for link, names in afresh.items()]
+    text = "; ".join(part for part in parts if part) or "parameters were renamed"
+    if restarted:
+        text += f"; {' and '.join(dict.fromkeys(restarted))} restarted"
+    return f"at step {optimizer.current_step} the module was edited: {text}"
+
+
+def _count(named: Sequence[tuple[str, Any]], what: str) -> str:
+    count = len(named)
+    plural = "" if count == 1 else "s"
+    return f"{count} parameter{plural} {what} ({list_some([name for name, _ in named])})" if named else ""
+
+
+def list_some(names: Sequence[str]) -> str:
+    """Return the first few names, and how many there are beside them."""
+    rest = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")

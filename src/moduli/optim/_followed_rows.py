@@ -1,0 +1,70 @@
+"""The rows of links for a parameter that left, was resized, or has another precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..layout import RESIZED, UnitMap, map_tensors
+from ._resized_state import resize_row
+from ._saved import cast_value
+
+if TYPE_CHECKING:
+    from . import Module, Optimizer
+
+
+def drop_rows(optimizer: Optimizer, links: Sequence[Module], slot: int) -> None:
+    """Remove the state of a parameter, and of tensors that links have made of it."""
+    slots = optimizer.binding.slots
+    for link in links:
+        own = [each for each in link.rows if slots.find_source(each) == slot]
+        for each in own:
+            del link.rows[each]
+        if own:
+            link.row_writes.add()
+
+
+def resize_rows(
+    optimizer: Optimizer, links: Sequence[Module], slot: int, maps: Sequence[UnitMap], after: Tensor
+) -> list[str]:
+    """Resize the state of a parameter that got more units or fewer; return the links that restart for it."""
+    slots, lead, restarted = optimizer.binding.slots, int(optimizer.binding.members is not None), list[str]()
+    inner = {link for link in links if any(each != slot and slots.find_source(each) == slot for each in link.rows)}
+    for link in links:
+        row = link.rows.get(slot)
+        # A link that works on tensors made of the parameter (a projection) restarts together with what makes them.
+        makes = bool(inner) and any(child in inner for _, child in link.links())
+        if row is None and not makes:
+            continue
+        resized = None if makes or row is None else resize_row(link, row, maps, after, lead)
+        before_rows = [each for each in link.rows if slots.find_source(each) == slot]
+        for each in before_rows:
+            del link.rows[each]
+        if resized is not None:
+            link.rows[slot] = link.make_row(resized)
+        elif before_rows:
+            restarted.append(type(link).__name__)
+        link.row_writes.add()
+    return restarted
+
+
+def convert_rows(links: Sequence[Module], slot: int, before: Tensor, after: Tensor) -> None:
+    """Convert the state of a parameter to the precision and the device of the one that replaces it."""
+    for link in links:
+        row = link.rows.get(slot)
+        if row is not None:
+            value = cast_value(dict(row), str(before.dtype), after, getattr(link, "elementwise", False))
+            moved = map_tensors(value, lambda t: t.to(after.device) if t.device == before.device else t)
+            link.rows[slot] = link.make_row(moved)
+            link.row_writes.add()
+
+
+def find_sizes(replaced: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, int]:
+    """Return the numbers of units that axes of the model have got, by name."""
+    sizes: dict[str, int] = {}
+    for _, before, after in replaced:
+        for each in RESIZED.find(before, after) or ():
+            sizes |= each.sizes
+    return sizes

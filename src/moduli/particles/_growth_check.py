@@ -1,0 +1,228 @@
+"""Whether a resized model runs, and computes what it did."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._torch import pytree
+from ..axes import INDEXED, ModelAxes
+from ._module_sizes import NORMALISATIONS
+from ._unit_plan import AxisResize
+from .errors import StructureError
+
+
+class GrowthError(StructureError):
+    """A model can't be resized so: it does not run, or computes something else. It was left as it was.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 1))
+        >>> mo.particles.grow(net, {"0.out": 6}, example=torch.randn(3, 2))
+        Traceback (most recent call last):
+        ...
+        moduli.particles._growth_check.GrowthError: grow: with '0.out' of 6 units ...
+    """
+
+
+class FunctionCheck:
+    """Compares the outputs of a model with those that it had.
+
+    Args:
+        net: The model, as it was before.
+        resizes: The axes that change.
+        axes: The axes of the model.
+        arguments: The arguments of a forward; without any nothing is run.
+        kwargs: Keyword arguments of a forward.
+        verb: What is done, for errors.
+        tolerance: The largest difference, relative to the largest output; None to see only that the model runs.
+
+    Attributes:
+        active: Whether outputs are compared.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        resizes: Sequence[AxisResize],
+        axes: ModelAxes,
+        arguments: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        verb: str,
+        tolerance: float | None,
+    ) -> None:
+        self.net, self.resizes, self.verb, self.tolerance = net, resizes, verb, tolerance
+        self._axes, self._arguments, self._kwargs = axes, arguments, kwargs
+        self._runs = bool(arguments or kwargs) and all(self._fits_example(each) for each in resizes)
+        self.active = self._runs and tolerance is not None
+        self._expected = self._run() if self.active else []
+        self._failures: list[_Difference] = []
+
+    def _fits_example(self, resize: AxisResize) -> bool:
+        """Whether the example means after the change what it meant before: not where inputs or indices are others."""
+        reasons, count = self._axes[resize.name].reasons, min(resize.before, resize.after)
+        same = bool((resize.source[:count] == torch.arange(count)).all()) and resize.after >= resize.before
+        return self._axes[resize.name].growth != "input" and (same or INDEXED not in reasons)
+
+    def __call__(self) -> None:
+        """Raise if the model does not run, or computes something else."""
+        if not self._runs:
+            return
+        try:
+            outputs = self._run()
+        except Exception as error:
+            raise _Difference(f"the forward fails then, with {type(error).__name__}: {error}", float("inf")) from error
+        difference = self._compare(outputs) if self.tolerance is not None else 0.0
+        if self.tolerance is not None and not difference <= self.tolerance:
+            raise _Difference(f"the output differs by {difference:.1e}, relative to its size", difference)
+
+    def attempt(self, apply: Callable[[], None]) -> bool:
+        """Return whether a change passes this check; otherwise remember why not."""
+        try:
+            apply()
+        except _Difference as failure:
+            self._failures.append(failure)
+            return False
+        return True
+
+    def refuse_normalised(self) -> None:
+        """Raise if a normalisation takes statistics over units that are not all copied equally often; that needs no forward.
+
+        Raises:
+            GrowthError: If one does.
+        """
+        norms = self._list_norms()
+        if norms:
+            what = ", ".join(f"{each.name!r} of {each.after} units" for each in self.resizes)
+            raise GrowthError(
+                f"{self.verb}: with {what} the function changes. Nothing was changed.{_explain_norm(norms[0])}"
+            )
+
+    def find_cause(self) -> BaseException | None:
+        """Return the error of the forward that came nearest, if it failed."""
+        return min(self._failures, key=lambda each: each.size).__cause__
+
+    def explain(self, sizes: Mapping[str, Any]) -> str:
+        """Return why no attempt has passed.
+
+        Args:
+            sizes: Plain attributes of the model that have the size of an axis.
+        """
+        failure = min(self._failures, key=lambda each: each.size)
+        what = ", ".join(f"{each.name!r} of {each.after} units" for each in self.resizes)
+        text = f"{self.verb}: with {what} {failure}. Nothing was changed."
+        norms = self._list_norms()
+        hint = ""
+        if sizes:
+            shown = ", ".join(f"{name!r} is {value}" for name, value in list(sizes.items())[:4])
+            hint = f" These have the old size: {shown}; pass attributes={{name: new size}} where they have to change"
+        if failure.size == float("inf"):
+            text += (
+                " Sizes that the model's own code holds, and axes that have to stay equal, must change with it." + hint
+            )
+        elif norms:
+            text += _explain_norm(norms[0])
+        else:
+            text += (
+                " An operation combines these units in another way than by a product with weights: a softmax, a top-k, a sum, or "
+                f"the scale of attention.{hint}"
+            )
+        return text
+
+    def _list_norms(self) -> list[str]:
+        names = {each.name for each in self.resizes if not (each.uniform and each.mode == "copy")}
+        return [
+            path
+            for path, module in self.net.named_modules()
+            if isinstance(module, NORMALISATIONS) and module.weight is not None
+            if names & set(self._axes.of(f"{path}.weight".lstrip(".")).sizes)
+        ]
+
+    def _run(self) -> list[Tensor]:
+        with evaluate(self.net), torch.no_grad():
+            result = self.net(*self._arguments, **self._kwargs)
+        return [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+    def _compare(self, outputs: Sequence[Tensor]) -> float:
+        """Return the largest difference of the outputs, as far as they were there before."""
+        worst = 0.0 if len(outputs) == len(self._expected) else float("inf")
+        for before, after in zip(self._expected, outputs, strict=False):
+            for axis, (old, new) in enumerate(zip(before.shape, after.shape, strict=False)):
+                resize = next((r for r in self.resizes if (r.before, r.after) == (old, new) and r.mode != "copy"), None)
+                if old != new and resize is not None:
+                    is_old = torch.ones(new, dtype=torch.bool)
+                    is_old[resize.fresh] = False
+                    places = is_old.nonzero().flatten().to(after.device)
+                    after = after.index_select(axis, places)
+                    before = before.index_select(axis, resize.source.to(before.device)[places])
+            if before.shape != after.shape:
+                return float("inf")
+            worst = max(worst, _measure(before, after))
+        return worst
+
+
+def _explain_norm(path: str) -> str:
+    return (
+        f" {path!r} takes statistics over these units, which stay the same only if every unit is copied equally often: use "
+        "how='split' and a multiple of the size"
+    )
+
+
+class _Difference(Exception):
+    """A resized model that must not be: the reason, and how far its outputs are from those before."""
+
+    def __init__(self, reason: str, size: float) -> None:
+        super().__init__(reason)
+        self.size = size
+
+
+def measure_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """Return the largest difference of two lists of tensors, relative to the largest entry of each tensor (at least 1)."""
+    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
+        return float("inf")
+    return max(map(_measure, before, after), default=0.0)
+
+
+def _measure(before: Tensor, after: Tensor) -> float:
+    """Return the largest difference of two tensors, relative to the largest entry (at least 1)."""
+    if not before.numel():
+        return 0.0
+    if before.is_complex():
+        before, after = torch.view_as_real(before), torch.view_as_real(after)
+    before, after = before.double(), after.double()
+    difference = torch.where(before == after, 0.0, (before - after).abs()).max()
+    return float((difference / before.abs().nan_to_num().max().clamp(min=1)).nan_to_num(nan=float("inf")))
+
+
+@contextlib.contextmanager
+def evaluate(net: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, with one state of torch's random numbers, for the length of a block."""
+    flags = [(module, module.training) for module in net.modules()]
+    try:
+        for module, _ in flags:
+            module.__dict__["training"] = False
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        for module, flag in flags:
+            module.__dict__["training"] = flag
+
+
+def list_held_sizes(net: nn.Module, axes: ModelAxes, resizes: Sequence[AxisResize]) -> dict[str, Any]:
+    """Return the plain integers that modules hold and that equal the size of an axis that is resized, or of one that it is in."""
+    sizes: set[int] = set()
+    for resize in resizes:
+        sizes.add(resize.before)
+        sizes |= {axes.of(place).shape[axis] for place, axis in axes[resize.name].places}
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in net.named_modules()
+        for name, value in module.__dict__.items()
+        if type(value) is int and value in sizes and value > 1 and not name.startswith("_")
+        if type(module).__module__.partition(".")[0] != "torch"
+    }

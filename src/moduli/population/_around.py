@@ -1,0 +1,365 @@
+r"""`Population.around`: members that are a mean and low-rank noise drawn from seeds, and are never stored.
+
+A member is $W + \sigma\,A_i B_i^T/\sqrt{r}$ for every parameter with two axes or more (the axes after the first are one), and
+$w + \sigma\,\varepsilon_i$ for vectors. A product with such a matrix is one product with W for all members, and thin ones for
+each.
+
+Reference:
+    B. Sarkar et al., "Evolution strategies at the hyperscale", 2025, arXiv:2511.16652.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moduli.labels import Tensor as LabelledTensor
+from moduli.particles import StructureError
+
+from ._low_rank import FunctionOfMember, call_low_rank
+
+BLOCK = 64
+"""So many members are drawn at once, from a generator of their own."""
+
+
+class PopulationAround:
+    """Members around a mean, of which only the mean, a seed and a counter are stored.
+
+    Made by `Population.around`. `pop[i]` is member i as a module of its own; `update` moves the mean, after which there are new
+    members.
+
+    Attributes:
+        mean: The module that members are drawn around.
+        sigma: The standard deviation of the noise of each number.
+        rank: The rank of the noise of matrices.
+        seed: What the noise is drawn from.
+        generation: How often the mean was updated; every generation has new members.
+        antithetic: Whether members 2k and 2k + 1 are opposite to each other.
+    """
+
+    def __init__(
+        self, net: nn.Module, n: int, *, sigma: float, rank: int = 1, seed: int = 0, antithetic: bool = False
+    ) -> None:
+        n, rank, seed = operator.index(n), operator.index(rank), operator.index(seed)
+        if n < 1 or rank < 1 or not (sigma > 0 and math.isfinite(sigma)):
+            raise ValueError(
+                f"a population around a mean has n, rank and sigma above zero, not {n}, {rank} and {sigma}"
+            )
+        if antithetic and n % 2:
+            raise ValueError(f"antithetic members come in pairs, and {n} is odd")
+        self.mean = copy.deepcopy(net)
+        self.sigma, self.rank, self.seed, self.antithetic = float(sigma), rank, seed, antithetic
+        self.generation, self._count = 0, n
+        self._caller = FunctionOfMember(self.mean)
+        wrong = next((name for name, each in self._list_moving() if not each.is_floating_point()), None)
+        if wrong is not None:
+            raise StructureError(f"{wrong!r} is not real: members around a mean have real parameters")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        numbers = sum(each.numel() for each in self.mean.parameters())
+        what = f"{self._count} x {type(self.mean).__name__}, {numbers} parameters each"
+        return f"PopulationAround({what}, sigma={self.sigma}, rank={self.rank}, generation={self.generation})"
+
+    # -- noise ---------------------------------------------------------------------------------------------------------
+
+    def _list_moving(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, each) for name, each in self.mean.named_parameters() if each.requires_grad]
+
+    def _draw(self, name: str, shape: tuple[int, ...], rows: range, like: Tensor) -> Tensor:
+        """Return normal numbers of members, the same whatever others are drawn with them."""
+        step = 2 if self.antithetic else 1
+        first, last = rows.start // step, (rows.stop - 1) // step + 1
+        begin, end = first // BLOCK, (last - 1) // BLOCK + 1
+        # Whole blocks, so that a member does not depend on which others are drawn.
+        blocks = torch.empty(end - begin, BLOCK, math.prod(shape), dtype=_noise_dtype(like))
+        for at in range(begin, end):
+            text = f"{self.seed} {self.generation} {name} {at}"
+            number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+            blocks[at - begin].normal_(generator=torch.Generator().manual_seed(number))
+        drawn = blocks.flatten(0, 1)[first - begin * BLOCK : last - begin * BLOCK]
+        if self.antithetic:
+            drawn = drawn.repeat_interleave(2, 0)[rows.start % 2 :][: len(rows)]
+        return drawn.reshape(len(rows), *shape).to(like.device, like.dtype)
+
+    def _draw_signs(self, rows: range, like: Tensor) -> Tensor:
+        signs = torch.ones(len(rows), dtype=like.dtype, device=like.device)
+        if self.antithetic:
+            signs[(1 - rows.start % 2) :: 2] = -1.0
+        return signs
+
+    def _draw_factors(self, name: str, like: Tensor, rows: range) -> tuple[Tensor, Tensor]:
+        """Return A and B of members for a matrix; A with the scale and the sign."""
+        scale = self._draw_signs(rows, like) / math.sqrt(self.rank)
+        a = self._draw(f"{name} A", (like.shape[0], self.rank), rows, like)
+        b = self._draw(f"{name} B", (math.prod(like.shape[1:]), self.rank), rows, like)
+        return a.mul_(scale[:, None, None]), b
+
+    def _draw_vectors(self, name: str, like: Tensor, rows: range) -> Tensor:
+        noise = self._draw(name, tuple(like.shape), rows, like)
+        return noise.mul_(self._draw_signs(rows, like).view(-1, *[1] * like.dim()))
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: int) -> nn.Module:
+        """Return one member, as a module of its own.
+
+        Raises:
+            IndexError: If there is none.
+        """
+        index = operator.index(index)
+        if not -self._count <= index < self._count:
+            raise IndexError(f"there is no member {index} of {self._count}")
+        at = index % self._count
+        member, rows = copy.deepcopy(self.mean), range(at, at + 1)
+        with torch.no_grad():
+            for (name, mean), own in zip(self._list_moving(), _list_trained(member), strict=True):
+                if mean.dim() < 2:
+                    own.add_(self._draw_vectors(name, mean, rows)[0], alpha=self.sigma)
+                else:
+                    a, b = self._draw_factors(name, mean, rows)
+                    own.add_((a[0] @ b[0].mT).reshape(mean.shape), alpha=self.sigma)
+        return member
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (self[index] for index in range(self._count))
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self, *args: Any, in_dims: Any = None, chunk_size: int | None = None, randomness: str = "different"
+    ) -> Any:
+        """Call every member and stack what they return along a new first axis.
+
+        Args:
+            *args: Arguments of the model, the same for all members unless `in_dims` says otherwise.
+            in_dims: The axis of an argument along which each member has its own slice; a tuple for several arguments, None in
+                it for those that are shared.
+            chunk_size: At most how many members at a time, to bound memory.
+            randomness: Whether layers such as dropout draw "different" numbers for each member, the "same", or raise an "error".
+
+        Raises:
+            ValueError: If an argument does not have one slice for each member.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> pop = mo.Population.around(torch.nn.Linear(3, 2), 5, sigma=0.1)
+            >>> pop(torch.ones(4, 3)).shape, pop(torch.ones(5, 4, 3), in_dims=0).shape
+            (torch.Size([5, 4, 2]), torch.Size([5, 4, 2]))
+        """
+        return self._evaluate(_call_member, args, in_dims, chunk_size, randomness)
+
+    def losses(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        in_dims: Any = None,
+        chunk_size: int | None = None,
+        randomness: str = "different",
+    ) -> Tensor:
+        """Return the loss of every member, `fn(member, *args)`, as a tensor of shape (N,).
+
+        Args:
+            fn: A function of a model and the arguments that returns one number.
+            *args: Arguments, as in a call.
+            in_dims: As in a call.
+            chunk_size: As in a call.
+            randomness: As in a call.
+
+        Raises:
+            ValueError: If the function returns anything but one number for each member.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> pop = mo.Population.around(torch.nn.Linear(3, 2), 5, sigma=0.1)
+            >>> pop.losses(lambda net: net(torch.ones(4, 3)).square().mean()).shape
+            torch.Size([5])
+        """
+        values = self._evaluate(fn, args, in_dims, chunk_size, randomness)
+        values = values.data if isinstance(values, LabelledTensor) else values
+        if not isinstance(values, Tensor) or values.shape != (self._count,):
+            shape = tuple(values.shape[1:]) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"a loss is one number for each member; the function returned {shape}: end it with .mean()"
+            )
+        return values
+
+    @torch.no_grad()
+    def _evaluate(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], in_dims: Any, chunk: int | None, randomness: str
+    ) -> Any:
+        dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
+        if len(dims) != len(args):
+            raise ValueError(f"in_dims has {len(dims)} entries for {len(args)} arguments")
+        for at, (each, dim) in enumerate(zip(args, dims, strict=True)):
+            if dim is not None and (not isinstance(each, Tensor) or each.shape[dim] != self._count):
+                raise ValueError(
+                    f"argument {at} does not have one slice for each of {self._count} members along axis {dim}"
+                )
+        report: dict[str, set[str]] = {}
+        block = min(chunk or self._choose_chunk(), self._count)
+        parts = []
+        for start in range(0, self._count, block):
+            rows = range(start, min(start + block, self._count))
+            own = [
+                each if dim is None else each.narrow(dim, start, len(rows))
+                for each, dim in zip(args, dims, strict=True)
+            ]
+            parts.append(self._evaluate_rows(fn, own, dims, rows, randomness, report))
+        return _join(parts)
+
+    def _choose_chunk(self) -> int:
+        """Return how many members have together as much noise as the model has parameters."""
+        model = noise = 0
+        for _, mean in self._list_moving():
+            model += mean.numel()
+            noise += mean.numel() if mean.dim() < 2 else self.rank * (len(mean) + mean[0].numel())
+        return max(1, model // max(noise, 1) // BLOCK) * BLOCK
+
+    def _evaluate_rows(
+        self,
+        fn: Callable[..., Any],
+        args: list[Any],
+        dims: tuple[Any, ...],
+        rows: range,
+        randomness: str,
+        report: dict[str, set[str]],
+    ) -> Any:
+        factors, vectors = {}, {}
+        for name, mean in self._list_moving():
+            if mean.dim() < 2:
+                vectors[name] = self._draw_vectors(name, mean, rows).mul_(self.sigma).add_(mean.detach())
+            else:
+                a, b = self._draw_factors(name, mean, rows)
+                factors[name] = (a.mul_(self.sigma), b)
+        means = {name: mean.detach() for name, mean in self._list_moving()}
+        return call_low_rank(
+            self._caller, fn, args, dims, means, factors, vectors, report=report, randomness=randomness
+        )
+
+    def explain(self, *args: Any) -> str:
+        """Say which parameters are evaluated by one product for all members, and which are made for each of them.
+
+        Args:
+            *args: Arguments of the model, the same for all members.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> pop = mo.Population.around(torch.nn.Linear(3, 2), 100, sigma=0.1)
+            >>> print(pop.explain(torch.ones(4, 3)))
+            weight: one product for all members, and thin ones of rank 1 for each
+            bias: a vector for each member
+        """
+        report: dict[str, set[str]] = {}
+        with torch.no_grad():
+            self._evaluate_rows(_call_member, list(args), (None,) * len(args), range(1), "different", report)
+        lines = []
+        for name, mean in self._list_moving():
+            used = report.get(name, set())
+            if mean.dim() < 2:
+                told = "a vector for each member"
+            elif "materialised" in used:
+                told = "made for each member: an operation with it does not come apart"
+            elif used:
+                told = f"one product for all members, and thin ones of rank {self.rank} for each"
+            else:
+                told = "not used with these arguments"
+            lines.append(f"{name}: {told}")
+        return "\n".join(lines)
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def update(self, weights: Any) -> None:
+        r"""Move the mean by $\sum_i w_i \varepsilon_i$, where member i is the mean plus $\sigma \varepsilon_i$; new members follow.
+
+        It takes products of the factors, and the memory of one model.
+
+        Args:
+            weights: One number for each member.
+
+        Raises:
+            ValueError: If there are more or fewer, or they are not finite. Nothing is changed then.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> pop = mo.Population.around(torch.nn.Linear(3, 1), 64, sigma=0.1)
+            >>> losses = pop.losses(lambda net: net(torch.ones(3)).square().sum())
+            >>> pop.update(-0.1 * (losses - losses.mean()) / losses.std() / len(pop))
+            >>> pop.generation
+            1
+        """
+        weights = torch.as_tensor(weights).detach()
+        if weights.shape != (self._count,) or not bool(weights.isfinite().all()):
+            raise ValueError(f"update takes one finite number for each of {self._count} members")
+        block = min(4 * BLOCK, self._choose_chunk())
+        for start in range(0, self._count, block):
+            rows = range(start, min(start + block, self._count))
+            for name, mean in self._list_moving():
+                own = weights[rows.start : rows.stop].to(mean.device, mean.dtype)
+                if mean.dim() < 2:
+                    mean.add_(torch.tensordot(own, self._draw_vectors(name, mean, rows), 1))
+                else:
+                    a, b = self._draw_factors(name, mean, rows)
+                    # Over members and ranks at once: one product of the size of the parameter.
+                    a, b = (a * own[:, None, None]).transpose(0, 1).flatten(1), b.transpose(0, 1).flatten(1)
+                    mean.view(mean.shape[0], -1).addmm_(a, b.T)
+        self.generation += 1
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what makes these members again: the mean, and the numbers that noise is drawn from."""
+        numbers = {"count": self._count, "sigma": self.sigma, "rank": self.rank, "seed": self.seed}
+        return {
+            "mean": {name: each.detach().clone() for name, each in self.mean.state_dict().items()},
+            "noise": {**numbers, "generation": self.generation, "antithetic": self.antithetic},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the population that `state_dict` was taken of.
+
+        Raises:
+            ValueError: If it is the state of something else.
+            RuntimeError: If the mean does not fit. Nothing is changed then.
+        """
+        noise = state.get("noise")
+        if not isinstance(noise, Mapping) or set(noise) != set(self.state_dict()["noise"]):
+            raise ValueError("this is not the state of a population around a mean: it has no noise with a seed")
+        self.mean.load_state_dict(state["mean"])
+        self._count, self.sigma, self.rank, self.seed = (noise[key] for key in ("count", "sigma", "rank", "seed"))
+        self.generation, self.antithetic = noise["generation"], noise["antithetic"]
+
+
+def _call_member(member: nn.Module, *args: Any) -> Any:
+    return member(*args)
+
+
+def _list_trained(net: nn.Module) -> list[nn.Parameter]:
+    return [each for each in net.parameters() if each.requires_grad]
+
+
+def _noise_dtype(like: Tensor) -> torch.dtype:
+    return torch.float64 if like.dtype is torch.float64 else torch.float32
+
+
+def _join(parts: list[Any]) -> Any:
+    """Return results of chunks as one: tensors, or tuples, lists and dictionaries of them."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {key: _join([part[key] for part in parts]) for key in first}
+    if isinstance(first, list | tuple):
+        joined = [_join(list(each)) for each in zip(*parts, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    return torch.cat(parts)

@@ -1,0 +1,216 @@
+"""A population as an ensemble: what its members say together, how far they agree, and modules to use elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._calls import Calls
+
+
+@dataclass(frozen=True, eq=False)
+class EnsemblePrediction:
+    """What the members of an ensemble return for the same inputs.
+
+    Attributes:
+        outputs: One output for each member, along the first axis.
+        classes: Whether the last axis holds scores of classes (logits).
+
+    Example:
+        >>> import torch
+        >>> from moduli.population import EnsemblePrediction
+        >>> told = EnsemblePrediction(torch.tensor([[1.0], [3.0]]))
+        >>> told.mean, told.std
+        (tensor([2.]), tensor([1.4142]))
+    """
+
+    outputs: Tensor
+    classes: bool = False
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over members; for classifiers, of the probabilities of classes."""
+        return self.outputs.softmax(-1).mean(0) if self.classes else self.outputs.mean(0)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance over members, with n - 1; for classifiers, of the probabilities."""
+        return (self.outputs.softmax(-1) if self.classes else self.outputs).var(0)
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation over members: an error bar."""
+        return self.variance.sqrt()
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """Return quantiles over members; several of them along a new first axis.
+
+        Args:
+            q: A number from 0 to 1, or several.
+        """
+        at = torch.as_tensor(q, dtype=self.outputs.dtype, device=self.outputs.device)
+        return torch.quantile(self.outputs, at, dim=0)
+
+    @property
+    def votes(self) -> Tensor:
+        """Which part of the members chooses each class, where outputs are scores of classes."""
+        self._require_classes("votes")
+        chosen = nn.functional.one_hot(self.outputs.argmax(-1), self.outputs.shape[-1])
+        return chosen.to(self.outputs.dtype).mean(0)
+
+    @property
+    def disagreement(self) -> Tensor:
+        """How far members differ: for classifiers the mutual information of class and member in nats, else the deviation.
+
+        It is the entropy of the mean probabilities minus the mean entropy of each member's.
+        """
+        if not self.classes:
+            return self.std
+        each = self.outputs.log_softmax(-1)
+        mean = self.mean
+        whole = -(mean * mean.clamp(min=torch.finfo(mean.dtype).tiny).log()).sum(-1)
+        return (whole + (each.exp() * each).sum(-1).mean(0)).clamp(min=0)
+
+    def find_calibration(self, labels: Tensor, bins: int = 10) -> Tensor:
+        """Return how far confidence is from accuracy: a row (confidence, accuracy, part of all) for each bin that is used.
+
+        The mean of |confidence - accuracy|, weighted by the third column, is the expected calibration error.
+
+        Args:
+            labels: The right class of each input.
+            bins: How many intervals of confidence.
+
+        Raises:
+            ValueError: If outputs are no scores of classes, or the labels do not fit.
+        """
+        self._require_classes("a calibration")
+        confidence, chosen = self.mean.max(-1)
+        if labels.shape != chosen.shape:
+            raise ValueError(
+                f"there are labels of shape {tuple(labels.shape)} for outputs of {tuple(chosen.shape)} classes"
+            )
+        confidence, right = confidence.reshape(-1), (chosen == labels).reshape(-1).to(confidence.dtype)
+        place = (confidence * bins).long().clamp(max=bins - 1)
+        rows = [
+            torch.stack([confidence[inside].mean(), right[inside].mean(), inside.to(right.dtype).mean()])
+            for inside in (place == at for at in range(bins))
+            if bool(inside.any())
+        ]
+        return torch.stack(rows)
+
+    def _require_classes(self, what: str) -> None:
+        if not self.classes:
+            raise ValueError(
+                f"{what} are of classifiers: pop.predict(x, classes=True) says that outputs are scores of classes"
+            )
+
+
+class EnsembleModule(nn.Module):
+    """Several models as one module, which any tool that takes modules can export.
+
+    Args:
+        members: The models.
+        mean: Whether to return the mean of what they return, instead of all of it along a new first axis.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], mean: bool = False) -> None:
+        super().__init__()
+        self.members, self.mean = nn.ModuleList(members), mean
+
+    def forward(self, *args: Any) -> Tensor:
+        """Call every model, and stack or average what they return."""
+        outputs = torch.stack([member(*args) for member in self.members])
+        return outputs.mean(0) if self.mean else outputs
+
+
+class Ensembles(Calls):
+    """What members say together."""
+
+    def predict(self, *args: Any, classes: bool = False, **how: Any) -> EnsemblePrediction:
+        """Call every member without gradients, and say what they return together: mean, spread, votes.
+
+        Layers such as dropout and batch normalisation do what the members' mode says: call `pop.eval()` before.
+
+        Args:
+            *args: Arguments of the model.
+            classes: Whether outputs are scores of classes (logits) along their last axis.
+            **how: `in_dims`, `vectorize`, `chunk_size` and `randomness`, as in a call.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from moduli.population import Population
+            >>> told = Population.of(nn.Linear, 8, 3, 2).predict(torch.ones(5, 3))
+            >>> told.mean.shape, told.std.shape, told.quantile([0.05, 0.95]).shape
+            (torch.Size([5, 2]), torch.Size([5, 2]), torch.Size([2, 5, 2]))
+        """
+        with torch.no_grad():
+            outputs = self(*args, **how)
+        if not isinstance(outputs, Tensor):
+            raise TypeError(f"members return a {type(outputs).__name__}; predict takes models that return one tensor")
+        return EnsemblePrediction(outputs, classes)
+
+    def best(self, losses: Tensor) -> nn.Module:
+        """Return a copy of the member with the lowest loss, as a module of its own.
+
+        Args:
+            losses: One number for each member; NaN counts as the worst.
+
+        Raises:
+            ValueError: If there is not one number for each member, or none is a number.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 3, 2, 1)
+            >>> torch.equal(pop.best(torch.tensor([2.0, 1.0, float("nan")])).weight, pop[1].weight)
+            True
+        """
+        if losses.shape != (self._count,) or bool(losses.isnan().all()):
+            raise ValueError(
+                f"best takes one number for each of {self._count} members, of shape {tuple(losses.shape)} here"
+            )
+        return self.to_module(int(losses.detach().nan_to_num(nan=torch.inf).argmin()))
+
+    def to_module(self, member: int) -> nn.Module:
+        """Return a copy of one member, as a module of its own.
+
+        Args:
+            member: Which.
+        """
+        made: nn.Module = copy.deepcopy(self[member])  # type: ignore[index]
+        return made
+
+    def to_modules(self) -> list[nn.Module]:
+        """Return copies of all members, as modules of their own.
+
+        Example:
+            >>> from torch import nn
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 3, 2, 1)
+            >>> Population.from_modules(pop.to_modules()).distance(pop)
+            tensor([0., 0., 0.])
+        """
+        return [self.to_module(at) for at in range(self._count)]
+
+    def to_ensemble(self, mean: bool = False) -> EnsembleModule:
+        """Return all members as one module, to be exported by `torch.export` or to ONNX.
+
+        Args:
+            mean: Whether it returns the mean of the members, instead of what each returns along a new first axis.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from moduli.population import Population
+            >>> pop, x = Population.of(nn.Linear, 3, 2, 1), torch.ones(4, 2)
+            >>> torch.allclose(torch.export.export(pop.to_ensemble(), (x,)).module()(x), pop(x))
+            True
+        """
+        return EnsembleModule(self.to_modules(), mean)

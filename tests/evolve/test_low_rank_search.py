@@ -1,0 +1,79 @@
+"""Searches with noise of low rank evaluate members without making them, and find what they would find otherwise."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from moduli.evolve import EvaluationWarning, OpenES, search
+from moduli.evolve._distribution import Distribution
+
+X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.tanh(X[:, :1] - X[:, 1:2])
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 1))
+
+
+def _fitness(net):
+    return (net(X) - Y).square().mean()
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("method", ["openes", "ars"])
+def test_members_that_are_not_made_have_the_fitness_of_those_that_are(method, rank, monkeypatch):
+    options = {"method": method, "budget": 160, "population": 40, "rank": rank, "seed": 3}
+    shared = search(_net(), _fitness, **options)
+    monkeypatch.setattr(Distribution, "shares_products", lambda self: False)
+    made = search(_net(), _fitness, **options)
+    torch.testing.assert_close(torch.tensor(shared.history), torch.tensor(made.history), rtol=1e-4, atol=1e-6)
+    for name in made.x:
+        torch.testing.assert_close(shared.x[name], made.x[name], rtol=1e-3, atol=1e-4)
+
+
+def test_factors_are_the_noise_of_members():
+    shapes = [(5, 4), (5,), (3, 2, 4), (1, 3)]
+    size = sum(torch.Size(shape).numel() for shape in shapes)
+    for antithetic in (True, False):
+        es = OpenES(torch.zeros(size), population=10, sigma=0.3, rank=1, shapes=shapes, antithetic=antithetic)
+        rows, members = es.ask(), [7, 2, 3]
+        parts = [(left @ right.mT if right is not None else left).reshape(3, -1) for left, right in es.factors(members)]
+        torch.testing.assert_close(torch.cat(parts, 1), rows[members])
+
+
+def test_sums_of_many_directions_are_products():
+    shapes = [(300, 200), (300,), (40, 30)]
+    size = sum(torch.Size(shape).numel() for shape in shapes)
+    es = OpenES(torch.zeros(size), population=40, sigma=1.0, rank=2, shapes=shapes, antithetic=False)
+    assert not es._noise.kept
+    weights = torch.randn(40, generator=torch.Generator().manual_seed(1))
+    expected = weights @ torch.cat([es.rows(at, at + 1) for at in range(40)])
+    linear, _ = es._noise.sum_weighted(es.state["seed"], es.state["counter"], weights)
+    torch.testing.assert_close(linear, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_methods_with_a_deviation_for_each_number_make_their_members():
+    result = search(_net(), _fitness, method="snes", budget=60, population=20, rank=1)
+    assert not result.search.shares_products()
+    bounded = search(_net(), _fitness, method="openes", budget=40, population=20, rank=1, bounds=(-2.0, 2.0))
+    assert not bounded.search.shares_products()
+
+
+def test_a_fitness_that_torch_can_not_vectorise_is_evaluated_one_by_one():
+    net = _net()
+    with pytest.warns(EvaluationWarning, match="one by one"):
+        one_by_one = search(
+            copy.deepcopy(net), lambda net: float(_fitness(net)), method="openes", budget=40, population=20, rank=1
+        )
+    shared = search(copy.deepcopy(net), _fitness, method="openes", budget=40, population=20, rank=1)
+    assert one_by_one.value == pytest.approx(shared.value, rel=1e-5)
+
+
+def test_a_part_of_the_model_is_searched():
+    net = _net()
+    before = net[2].weight.detach().clone()
+    search(net, _fitness, "0.*", method="openes", budget=40, population=20, rank=1)
+    assert torch.equal(net[2].weight, before)
