@@ -6,7 +6,9 @@ before. Neither peer waits for the disk, so `fsync=False` is compared with them;
 itself. 100M parameters are 16 layers of 2500 x 2500; 1000 tensors are 500 layers of 16 x 16.
 
 Merging two sharded bfloat16 checkpoints (0.5 GB each; `python benchmarks/io.py 5` for 5 GB) is compared with reading both and
-writing one of them, with fsync; its peak memory is that of a process of its own.
+writing one of them, with fsync: by plain reads and writes, and by safetensors (every tensor of both is read, shard by shard).
+Its peak memory is that of a process of its own. A merge computes in one thread and writes in another, so wall-clock ratios need
+two idle cores; the row of processor time counts both threads.
 """
 
 import json
@@ -99,10 +101,26 @@ MERGE = """
 import sys, time
 import moduli.io as io
 began = time.perf_counter()
+spent = time.process_time()
 io.merge_files("lerp", sys.argv[1:3], sys.argv[3], shard_size=10**9, t=0.3)
+spent = time.process_time() - spent
 # Not ru_maxrss, which begins with what the process that started this one had.
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(time.perf_counter() - began, int(peak.split()[1]) * 1024)
+print(time.perf_counter() - began, int(peak.split()[1]) * 1024, spent)
+"""
+SAFETENSORS = """
+import os, sys, time
+from pathlib import Path
+from safetensors.torch import load_file, save_file
+began, spent, out = time.perf_counter(), time.process_time(), Path(sys.argv[3])
+out.mkdir()
+for file in sorted(Path(sys.argv[1]).glob("*.safetensors")):
+    # Tensors are views of a mapped file: a copy reads them.
+    first, _ = ({name: value.clone() for name, value in load_file(each).items()} for each in (file, Path(sys.argv[2], file.name)))
+    save_file(first, out / file.name)
+    with open(out / file.name, "rb") as written:
+        os.fsync(written.fileno())
+print(time.perf_counter() - began, time.process_time() - spent)
 """
 COPY = """
 import os, sys, time
@@ -124,17 +142,22 @@ def merged(directory, gigabytes, rounds=3):
     places = [directory / name for name in ("first", "second", "out")]
     for seed, place in enumerate(places[:2]):
         write_checkpoint(place, gigabytes, seed)
-    ratios, peaks = [], []
+    ratios, peers, spent, peaks = [], [], [], []
     for _ in range(rounds):
         (copying,) = timed(COPY, places)
-        merging, peak = timed(MERGE, places)
+        merging, peak, ours = timed(MERGE, places)
+        peer, theirs = timed(SAFETENSORS, places)
         ratios.append(merging / copying)
+        peers.append(merging / peer)
+        spent.append(ours / theirs)
         peaks.append(peak / 1e9)
     for place in places[:2]:
         shutil.rmtree(place)
     name = f"merging two checkpoints of {gigabytes:g} GB"
     return [
         row(f"{name}: time / reading and writing the bytes", statistics.median(ratios), 1.3),
+        row(f"{name}: time / reading both and writing one by safetensors", statistics.median(peers), 1.5),
+        row(f"{name}: processor time / that of safetensors", statistics.median(spent), None),
         row(f"{name}: peak memory", max(peaks), 1.0, "GB"),
     ]
 
@@ -162,5 +185,5 @@ def timed(program, places):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="moduli-bench-") as folder:
-        for each in merged(Path(folder), float(sys.argv[1]) if len(sys.argv) > 1 else 0.5, rounds=1):
+        for each in merged(Path(folder), float(sys.argv[1]) if len(sys.argv) > 1 else 0.5, rounds=3):
             print(f"{each['name']}: {each['value']:.2f} {each['unit']} (bar {each['bar']})")

@@ -36,6 +36,11 @@ CALLS = {
     "della": ({"density": 0.5, "generator": 3}, lambda models, o: merge.della(models[0], models[1:], **o)),
     "sce": ({"density": 0.5}, lambda models, o: merge.sce(models[0], models[1:], **o)),
     "karcher": ({"weights": [2, 1, 1]}, lambda models, o: merge.karcher(models, **o)),
+    "nuslerp": ({"weights": [2, 1], "axis": -1, "tasks": True}, lambda models, o: merge.nuslerp(models, **o)),
+    "multislerp": ({"weights": [2, 1, 1]}, lambda models, o: merge.multislerp(models, **o)),
+    "nearswap": ({"t": 0.2}, lambda models, o: merge.nearswap(*models, **o)),
+    "arcee_fusion": ({}, lambda models, o: merge.arcee_fusion(*models)),
+    "ram": ({"threshold": 0.5, "r": 0.1}, lambda models, o: merge.ram(models[0], models[1:], **o)),
 }
 
 
@@ -44,7 +49,7 @@ CALLS = {
 def test_files_merge_as_what_is_in_them_does(recipe, foreign, tmp_path):
     assert set(CALLS) == set(mio.RECIPES)
     options, call = CALLS[recipe]
-    count = 2 if recipe in ("lerp", "slerp", "task_vector") else 3
+    count = 2 if recipe in ("lerp", "slerp", "task_vector", "nearswap", "arcee_fusion") else 3
     models, paths = [net(seed) for seed in range(count)], [tmp_path / f"{at}.safetensors" for at in range(count)]
     states = [model.state_dict() for model in models]
     if foreign:  # the library has no ties

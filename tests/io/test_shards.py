@@ -306,8 +306,19 @@ def test_recipes_of_mergekit(tmp_path):
         write(tmp_path / name, model)
     (tmp_path / "ties.yml").write_text(TIES)
     mio.merge_recipe(tmp_path / "ties.yml", tmp_path / "out", shard_size=400)
-    grows = {f"*.layers.<{at}-{at}>.*": 0.2 + 0.6 * at / 3 for at in range(4)} | {"*": 0.2}
-    expected = merge.ties(base, [math, code], density=[0.6, grows], weights=[0.5, 1.0])
+
+    def truncate(share):
+        # mergekit keeps int(density * size) entries.
+        def find(name):
+            layer = int(name.split(".")[2]) if ".layers." in name else 0
+            return (
+                int((share if isinstance(share, float) else 0.2 + 0.6 * (layer / 3)) * base[name].numel())
+                / base[name].numel()
+            )
+
+        return find
+
+    expected = merge.ties(base, [math, code], density=[truncate(0.6), truncate(None)], weights=[0.5, 1.0])
     same(loaded(tmp_path / "out"), {name: value.half() for name, value in expected.items()})
     slerp = """
 merge_method: slerp
@@ -361,7 +372,7 @@ HALF = "      density: 0.5"
 @pytest.mark.parametrize(
     ("method", "more", "shared", "expected"),
     [
-        # What mergekit leaves out of a recipe: sums are not averaged but in ties and della, and densities are 1.
+        # What mergekit leaves out of a recipe: sums are averaged in ties and della only, densities are 1, gamma 0.01 rounded down.
         ("dare_linear", HALF, "", lambda *m: merge.dare(*m, 0.5, generator=0, normalize=False, **W)),
         ("dare_linear", "", "", lambda *m: merge.task_arithmetic(*m, [1.0, 0.5])),
         ("dare_ties", HALF, "", lambda *m: merge.dare(*m, 0.5, generator=0, normalize=False, then="ties", **W)),
@@ -371,9 +382,9 @@ HALF = "      density: 0.5"
             "  rescale: false\n  normalize: true",
             lambda *m: merge.dare(*m, 0.5, generator=0, rescale=False, then="ties", **W),
         ),
-        ("breadcrumbs", HALF, "", lambda *m: merge.breadcrumbs(*m, 0.5, **W)),
+        ("breadcrumbs", HALF, "", lambda *m: merge.breadcrumbs(*m, 0.5, gamma=0.0, **W)),
         ("breadcrumbs", f"{HALF}\n      gamma: 0.2", "", lambda *m: merge.breadcrumbs(*m, 0.5, gamma=0.2, **W)),
-        ("breadcrumbs_ties", HALF, "", lambda *m: merge.breadcrumbs(*m, 0.5, then="ties", normalize=False, **W)),
+        ("breadcrumbs_ties", HALF, "", lambda *m: merge.breadcrumbs(*m, 0.5, gamma=0.0, then="ties", normalize=False, **W)),
         # Its epsilon is how far probabilities go up and down; ours, as the paper's, is from the least to the greatest.
         ("della", HALF, "  epsilon: 0.2", lambda *m: merge.della(*m, 0.5, epsilon=0.4, generator=0, **W)),
         ("della", HALF, "", lambda *m: merge.della(*m, 0.5, epsilon=0.3, generator=0, **W)),
@@ -426,9 +437,11 @@ SLERP = "merge_method: slerp\nbase_model: base\nmodels:\n  - model: base/model.s
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("merge_method: passthrough\nmodels: []", "method 'passthrough' is not here"),
+        ("merge_method: passthrough\nmodels: []", "no models to merge"),
+        ("merge_method: evolve\nmodels: []", "method 'evolve' is not here"),
         ("merge_method: linear\nmodels: []", "no models to merge"),
-        ("merge_method: ties\nslices:\n  - x: 1", "'slices', which is not merged here"),
+        ("merge_method: ties\nslices:\n  - x: 1", "a source has a model and a layer_range"),
+        ("merge_method: ties\nmodules: {}", "'modules', which is not merged here"),
         ("merge_method: ties\nmodels:\n  - model: base", "needs a base_model"),
         ("merge_method: linear\nmodels:\n  - model: someone/else", "download it first"),
         (
@@ -503,6 +516,49 @@ def test_a_search_finds_coefficients_on_live_models():
         merge.search("stock", [base, a, b], score)
     layered = merge.search("lerp", [base, a], score, 20, start={"t": {"weight": 0.5, "bias": 0.5}})
     assert set(layered.options["t"]) == {"weight", "bias"}
+
+
+def test_a_search_over_groups_of_layers_alone_and_in_a_population():
+    torch.manual_seed(0)
+    nets = [torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)) for _ in range(2)]
+    target, x = merge.lerp(*nets, {"0.*": 0.8, "*": 0.1}), torch.randn(40, 3)
+
+    def score(model):
+        return (model(x) - target(x).detach()).square().mean()
+
+    def score_all(members):
+        assert type(members) is mo.Population
+        return members.losses(score)
+
+    alone = merge.search("lerp", nets, score, 120, groups="layers")
+    assert alone.options["t"] == pytest.approx({"0.*": 0.8, "2.*": 0.1}, abs=0.02)
+    together = merge.search("lerp", nets, score_all, 120, groups="layers", vectorised=True)
+    # The same search: the members are those that are made one at a time, up to the order of a sum.
+    assert together.options["t"] == pytest.approx(alone.options["t"], abs=1e-3)
+    assert together.evaluations == alone.evaluations
+    assert together.score == pytest.approx(float(score(together.model).detach()), rel=1e-2, abs=1e-9)
+    by_pattern = merge.search("linear", nets, score, 60, groups=["*.bias", "*"])
+    assert [set(each) for each in by_pattern.options["weights"]] == [{"*.bias", "*"}] * 2
+    mixed = merge.search("task_arithmetic", nets, score, 40, groups=["0.*", "*"], start={"scale": [0.5]})
+    assert set(mixed.options["scale"][0]) == {"0.*", "*"}
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"groups": ["0.*"]}, "no pattern for '1.weight'"),
+        ({"groups": ["layers.*", "*"]}, "'layers.\\*' of groups matches none"),
+        ({"recipe": "slerp", "vectorised": True}, "a weighted sum of modules"),
+        ({"vectorised": True, "score": lambda members: [1.0, 2.0]}, "2 numbers for 1 members"),
+        ({"models": [{"w": torch.ones(2)}, {"w": torch.zeros(2)}], "groups": "layers"}, "no name has the number"),
+        ({"models": [{"w": torch.ones(2)}, {"w": torch.zeros(2)}], "vectorised": True}, "a weighted sum of modules"),
+    ],
+)
+def test_searches_that_do_not_fit_are_refused(options, match):
+    nets = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)) for _ in range(2)]
+    arguments = {"recipe": "lerp", "models": nets, "score": lambda model: 0.0, **options}
+    with pytest.raises(merge.MergeError, match=match):
+        merge.search(**arguments)
 
 
 def test_newer_recipes_by_their_formulas():

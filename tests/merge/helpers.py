@@ -78,6 +78,12 @@ RECIPES = {
     "greedy soup": lambda models, **how: merge.greedy_soup(models, lambda model: 0.0, **how),
     "fisher": lambda models, **how: merge.fisher(models, [{} for _ in models], **how),
     "stock": lambda models, **how: merge.stock(models[0], models[1:], **how),
+    "nuslerp": lambda models, **how: merge.nuslerp(models[:2], [3, 1], **how),
+    "nuslerp of tasks": lambda models, **how: merge.nuslerp(models[:3], tasks=True, axis=0, **how),
+    "multislerp": lambda models, **how: merge.multislerp(models, **how),
+    "nearswap": lambda models, **how: merge.nearswap(models[0], models[1], 0.2, **how),
+    "arcee fusion": lambda models, **how: merge.arcee_fusion(models[0], models[1], **how),
+    "ram": lambda models, **how: merge.ram(models[0], models[1:], threshold=0.3, r=0.1, **how),
 }
 
 

@@ -11,7 +11,7 @@ from ._console import exit_with_usage, note, out, print_json
 # Said here, so that the help needs no torch.
 RECIPES = (
     "linear", "soup", "lerp", "slerp", "task_vector", "task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce",
-    "karcher",
+    "karcher", "nuslerp", "multislerp", "nearswap", "arcee_fusion", "ram",
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ The nouns, and what is built from them:
   what is in it, and `diff` what is different in two.
 * A `Checkpointer` writes them in a training loop, keeps the newest, and resumes.
 * A `TensorFile` is a file as a mapping of tensors that are read when they are asked for, `TensorFiles` are the shards of a
-  directory, and `merge_files` merges checkpoints with the recipes of `moduli.merge`, one tensor at a time.
+  directory, and `merge_files` merges checkpoints with the recipes of `moduli.merge`, one tensor at a time. `merge_slices` and
+  `merge_experts` put layers together, and `merge_recipe` does what a recipe of mergekit says.
 
 What holds for all of them:
 
@@ -30,6 +31,7 @@ from ._basics import CheckpointError as CheckpointError
 from ._basics import DamagedFileError as DamagedFileError
 from ._checkpointer import Checkpointer as Checkpointer
 from ._diff import diff as diff
+from ._experts import merge_experts as merge_experts
 from ._files import TensorFiles as TensorFiles
 from ._files import parse_size as parse_size
 from ._inspect import Description as Description
@@ -50,6 +52,8 @@ from ._read import TensorFile as TensorFile
 from ._replace import make_directory as make_directory
 from ._replace import write_bytes as write_bytes
 from ._save import save as save
+from ._slices import MergeSlice as MergeSlice
+from ._slices import merge_slices as merge_slices
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -169,6 +169,7 @@ def write_directory(
     *,
     shard_size: int | None,
     fsync: bool,
+    texts: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a checkpoint as a directory, all of it or nothing: shards, their index, and side files.
 
@@ -179,6 +180,7 @@ def write_directory(
         copied: Files to copy.
         shard_size: How many bytes of tensors a file has at most, unless one tensor alone has more; None for one file.
         fsync: Whether to wait for the disk.
+        texts: Files to write, by name, also in the place of some that would be copied.
 
     Raises:
         CheckpointError: If it cannot be written, or there is something already.
@@ -199,7 +201,10 @@ def write_directory(
             text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
             write_bytes(folder / INDEX, text.encode() + b"\n", fsync=fsync)
         for each in copied:
-            copy_file(each, folder / each.name)
+            if each.name not in (texts or {}):
+                copy_file(each, folder / each.name)
+        for file, content in (texts or {}).items():
+            write_bytes(folder / file, content, fsync=fsync)
 
     replace_directory(out, fill, fsync)
 

@@ -15,6 +15,7 @@ from .._texts import shorten
 from ..axes import ModelAxes
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
+from ._ahead import run_ahead
 from ._basics import CheckpointError, PathLike, parse_json
 from ._files import TensorFiles, side_files, write_directory
 from ._open import read_bytes
@@ -25,6 +26,9 @@ from ._save import describe_content
 RECIPES: Final = tuple(_RECIPES)
 """The recipes that merge files, by name."""
 
+# So many entries are merged at once: fewer than torch divides among its threads. One thread merges while another writes, and
+# threads of torch that wait for a busy core made merging ten times slower.
+PIECE: Final = (1 << 15) - 64
 _CONFIG: Final = "adapter_config.json"
 _PAIRS: Final = (["lora_A", "lora_B"], ["lora_embedding_A", "lora_embedding_B"])
 _UNKNOWN: Final = ("use_dora", "use_qalora", "alpha_pattern")
@@ -91,21 +95,22 @@ def merge_files(
     made_recipe = make_recipe(recipe, len(paths), options)
     if dtype is not None and (not dtype.is_floating_point or dtype not in CODES):
         raise MergeError(f"dtype is {dtype}; it must be a floating dtype that safetensors files have")
-    first, models, ties = _open_models([Path(path) for path in paths], None if base is None else Path(base), checksums)
+    first, models, ties = open_models([Path(path) for path in paths], None if base is None else Path(base), checksums)
     if align is not None:
         models[1:] = [_Permuted(each, align, merge.match_units(each, models[0], align)) for each in models[1:]]
     labels = [repr(str(path)) for path in paths]
     # What can be found out without reading values is found out before a file is begun.
-    values = merge.stream(made_recipe, models, labels, buffers=buffers, integers=integers)
-    merged: Iterator[tuple[str, Tensor]] = ((name, _convert(value, dtype)) for names, value in values for name in names)
+    values = merge.stream(made_recipe, models, labels, buffers=buffers, integers=integers, piece=PIECE)
+    merged: Iterator[tuple[str, Tensor]] = ((name, convert(value, dtype)) for names, value in values for name in names)
     named = os.fspath(out).endswith(os.sep) or Path(out).is_dir()
     whole = not named and not shard_size and (not first.path.is_dir() or Path(out).suffix == ".safetensors")
     saved, single = first.files[0], len(first.files) == 1
     ours = whole and single and saved.ours
-    like = [_describe_stored(name, models[0].meta(name), dtype, pairs=ours) for name in models[0]]
+    like = [announce(name, models[0].meta(name), dtype, pairs=ours) for name in models[0]]
     if not whole:
         copied = side_files(first.directory) if first.path.is_dir() or shard_size else []
-        write_directory(Path(out), merged, like, copied, shard_size=shard_size, fsync=fsync)
+        with run_ahead(merged) as ready:
+            write_directory(Path(out), ready, like, copied, shard_size=shard_size, fsync=fsync)
         return
     metadata = saved.header.metadata if single else {"format": "pt"}
     if ours:  # what it says beside its tensors, and the tensors of that
@@ -116,14 +121,24 @@ def merge_files(
         metadata = describe_content({"module": {**saved.part, "ties": ties}, "views": kept})
         like += [(name, *describe_stored(saved[name], name)) for name in saved.carried]
         merged = chain(merged, ((name, saved[name]) for name in saved.carried))
-    write_tensors(out, merged, like, metadata, checksums=checksums and ours, fsync=fsync)
+    with run_ahead(merged) as ready:
+        write_tensors(out, ready, like, metadata, checksums=checksums and ours, fsync=fsync)
 
 
-def _convert(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+def convert(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a tensor in a dtype, if there is one and it has a floating dtype."""
     return value.to(dtype) if dtype is not None and value.is_floating_point() else value
 
 
-def _describe_stored(name: str, meta: Tensor, dtype: torch.dtype | None, pairs: bool) -> tuple[str, str, list[int]]:
+def announce(name: str, meta: Tensor, dtype: torch.dtype | None, pairs: bool) -> tuple[str, str, list[int]]:
+    """Return a name with the code and the shape under which its merged tensor is stored.
+
+    Args:
+        name: The name.
+        meta: A tensor of the shape and dtype of the first model's.
+        dtype: The floating dtype of the result, or None for that of the first model.
+        pairs: Whether complex numbers are written as pairs, which the file says.
+    """
     wanted = meta.dtype if dtype is None or not meta.is_floating_point() else dtype
     if wanted is torch.complex64 and not pairs:
         return name, "C64", list(meta.shape)  # in files that do not say what is a pair
@@ -131,9 +146,7 @@ def _describe_stored(name: str, meta: Tensor, dtype: torch.dtype | None, pairs: 
     return name, code, [*meta.shape, *shape]
 
 
-def _open_models(
-    paths: list[Path], base: Path | None, checksums: bool
-) -> tuple[TensorFiles, list[Any], dict[str, str]]:
+def open_models(paths: list[Path], base: Path | None, checksums: bool) -> tuple[TensorFiles, list[Any], dict[str, str]]:
     """The files of the first checkpoint, the models that all are or are made into, and the ties that all of them have."""
     root = paths[0] if base is None else base
     if _is_adapter(root):
@@ -146,7 +159,7 @@ def _open_models(
     for each in opened.values():
         each.leave_out(ties)  # a tied name is not read twice
     models: list[Any] = [_Adapted(opened[root], p) if _is_adapter(p) else opened[p] for p in paths]
-    ours, *others = (_read_vocabulary(each.directory) if each.path.is_dir() else None for each in files)
+    ours, *others = (read_vocabulary(each.directory) if each.path.is_dir() else None for each in files)
     for at, theirs in enumerate(others, 1):
         models[at] = _align(models[0], models[at], (str(paths[0]), str(paths[at])), ours, theirs)
     return files[0], models, ties
@@ -260,7 +273,7 @@ class _Adapted(TensorMapping):
         return "lora_embedding_A" in self._deltas[name] or bool(self._config.get("fan_in_fan_out"))
 
 
-def _read_vocabulary(directory: Path) -> dict[str, int] | None:
+def read_vocabulary(directory: Path) -> dict[str, int] | None:
     """The tokens of a `tokenizer.json` with their numbers, those that were added included; None if there is no such file.
 
     Raises:

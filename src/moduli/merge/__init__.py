@@ -9,7 +9,8 @@ gives a new module, or takes state dicts and gives a new state dict:
 * of models fine-tuned from one base, by their task vectors: `task_vector`, `task_arithmetic` (add and subtract them), `ties`
   (trim, elect signs, average what agrees), `dare` (drop at random, rescale), `della` (the small ones more often), `breadcrumbs`
   (without the smallest and the largest), `sce` (where they differ most), `stock` (how far to go, by their angles);
-* on the sphere of directions: `karcher`;
+* on the sphere of directions: `karcher`, `multislerp`, `nuslerp`;
+* entry by entry from one or the other: `nearswap`, `arcee_fusion`, `ram`;
 * of strangers, trained from different starts: `align` first (or `align=` of any recipe) puts the units of one model into the order
   of the other's, `repair` restores the statistics of units after the merge, and `path` measures the loss between two models.
 
@@ -49,6 +50,8 @@ from ._align import align_all as align_all
 from ._align import match_units as match_units
 from ._align import permute_units as permute_units
 from ._angles import karcher as karcher
+from ._angles import multislerp as multislerp
+from ._angles import nuslerp as nuslerp
 from ._angles import slerp as slerp
 from ._angles import stock as stock
 from ._averages import greedy_ingredients as greedy_ingredients
@@ -59,9 +62,10 @@ from ._averages import soup as soup
 from ._averages import task_arithmetic as task_arithmetic
 from ._averages import task_vector as task_vector
 from ._call import RECIPES as RECIPES
-from ._call import MergeSearch as MergeSearch
 from ._call import make_recipe as make_recipe
-from ._call import search as search
+from ._choice import arcee_fusion as arcee_fusion
+from ._choice import nearswap as nearswap
+from ._choice import ram as ram
 from ._coefficients import Coefficient as Coefficient
 from ._coefficients import layered as layered
 from ._data import fisher as fisher
@@ -78,6 +82,9 @@ from ._models import Model as Model
 from ._path import LossPath as LossPath
 from ._path import path as path
 from ._repair import repair as repair
+from ._search import Groups as Groups
+from ._search import MergeSearch as MergeSearch
+from ._search import search as search
 from ._sparse import breadcrumbs as breadcrumbs
 from ._sparse import dare as dare
 from ._sparse import della as della

@@ -19,7 +19,7 @@ References:
     Jang, Yun and Han, "Model Stock: all we need is just a few fine-tuned models", ECCV 2024, arXiv:2403.19522.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import acos, atan2, cos, sin, sqrt
 from typing import Literal, cast
@@ -81,27 +81,162 @@ def slerp(
     place = Coefficients(t, "t")
     check_choice("angle", angle, "tensor", "model")
 
-    def multiply(row: Row) -> tuple[float, ...]:
-        # Of complex tensors the real parts, as if they were real pairs.
-        pairs = ((row[0], row[0]), (row[0], row[1]), (row[1], row[1]))
-        return tuple(torch.vdot(x.reshape(-1), y.reshape(-1)).real.item() for x, y in pairs)
+    def multiply(row: Row) -> tuple[float, float, float]:
+        return _multiply(row[0], row[1])
 
-    def follow(products: Iterable[float], name: str, row: Row) -> Tensor:
-        aa, ab, bb = products
-        t = place(name)
-        omega = acos(min(max(ab / sqrt(aa * bb), -1.0), 1.0)) if aa * bb > 0 else 0.0
-        sine = sin(omega)
-        if sine < _FLAT:
-            return weighted_sum(row, (1.0 - t, t))
-        return weighted_sum(row, (sin((1.0 - t) * omega) / sine, sin(t * omega) / sine))
+    def follow(products: tuple[float, float, float], name: str, row: Row) -> Tensor:
+        return weighted_sum(row, _find_factors(*products, place(name)))
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
-        return partial(follow, tuple(map(sum, zip(*(multiply(row) for _, row in rows), strict=True))))
+        products = [multiply(row) for _, row in rows]
+        aa, ab, bb = (sum(each[place] for each in products) for place in range(3))
+        return partial(follow, (aa, ab, bb))
 
     def kernel(name: str, row: Row) -> Tensor:
         return follow(multiply(row), name, row)
 
     return cast(ModelT, Recipe(kernel, (place,), survey=survey if angle == "model" else None))
+
+
+def _multiply(x: Tensor, y: Tensor) -> tuple[float, float, float]:
+    """Return ⟨x, x⟩, ⟨x, y⟩ and ⟨y, y⟩; of complex tensors the real parts, as if they were real pairs."""
+    aa, ab, bb = (torch.vdot(p.reshape(-1), q.reshape(-1)).real.item() for p, q in ((x, x), (x, y), (y, y)))
+    return aa, ab, bb
+
+
+def _find_factors(aa: float, ab: float, bb: float, t: float) -> tuple[float, float]:
+    """Return the factors of two vectors on the arc between them, from their products; on the line, where there is no arc."""
+    omega = acos(min(max(ab / sqrt(aa * bb), -1.0), 1.0)) if aa * bb > 0 else 0.0
+    sine = sin(omega)
+    return (1.0 - t, t) if sine < _FLAT else (sin((1.0 - t) * omega) / sine, sin(t * omega) / sine)
+
+
+@recipe
+def nuslerp(
+    models: Sequence[ModelT],
+    weights: Sequence[Coefficient] | None = None,
+    *,
+    tasks: bool = False,
+    axis: int | None = None,
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Interpolate between two models along arcs: of whole tensors, of their rows or columns, or of task vectors.
+
+    With t = w_2 / (w_1 + w_2) it is `slerp` from the first model to the second, or, with `tasks`, the base plus the same of the
+    task vectors. With an axis every vector along it has an angle of its own.
+
+    Args:
+        models: Two modules or state dicts; with `tasks`, the base before them. The first decides form, structure and dtypes.
+        weights: One coefficient for each of the two. Equal by default.
+        tasks: Whether the first of three models is a base, from which task vectors are computed.
+        axis: The axis along which vectors lie, in tensors of two or more axes: -1 for rows, 0 for columns; None for whole tensors.
+        buffers: Whether floating buffers are those of the first model or merged too.
+        integers: Whether tensors of integers must be equal; they are those of the first in any case.
+
+    Raises:
+        MergeError: If there are more or fewer models, weights add up to 0, structures differ, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> base, a, b = ({"w": torch.tensor(w)} for w in ([1.0, 1.0], [3.0, 1.0], [1.0, 3.0]))
+        >>> merge.nuslerp([base, a, b], [1, 1], tasks=True)
+        {'w': tensor([2.4142, 2.4142])}
+
+    Reference:
+        The method of this name in mergekit, from its documentation.
+    """
+    if len(models) != 2 + tasks:
+        raise MergeError(f"models holds {len(models)}; this needs two models{' after the base' * tasks}")
+    each_weight = per_model(weights, 2, "weights")
+
+    def kernel(name: str, row: Row) -> Tensor:
+        t = share_out([weight(name) for weight in each_weight], name)[1]
+        if axis is None or row.like.ndim < 2:
+            x, y = (row[1] - row[0], row[2] - row[0]) if tasks else (row[0], row[1])
+            factors = _find_factors(*_multiply(x, y), t)
+            return weighted_sum(row, add_base(factors) if tasks else factors)
+        x, y = (row[1] - row[0], row[2] - row[0]) if tasks else (row[0], row[1])
+        result = _follow_vectors(x, y, t, axis)
+        return result.add_(row[0]) if tasks else result
+
+    return cast(ModelT, Recipe(kernel, each_weight))
+
+
+def _follow_vectors(x: Tensor, y: Tensor, t: float, axis: int) -> Tensor:
+    """Interpolate between the vectors along an axis, each pair on its arc."""
+    aa, ab, bb = (torch.sum((p.conj() * q).real, axis, keepdim=True) for p, q in ((x, x), (x, y), (y, y)))
+    omega = torch.acos((ab / (aa * bb).sqrt()).nan_to_num(1.0).clamp(-1.0, 1.0))
+    sine = torch.sin(omega)
+    flat = sine < _FLAT
+    left = torch.where(flat, 1.0 - t, torch.sin((1.0 - t) * omega) / sine)
+    return (left * x).add_(torch.where(flat, t, torch.sin(t * omega) / sine) * y)
+
+
+@recipe
+def multislerp(
+    models: Sequence[ModelT],
+    weights: Sequence[Coefficient] | None = None,
+    *,
+    tasks: bool = False,
+    normalize: bool = True,
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Average directions and norms of models apart, tensor by tensor: one step of `karcher`, which is closed.
+
+    With x_t = ‖x_t‖ u_t the result is Σ_t w_t ‖x_t‖ times the direction of Σ_t w_t u_t. That is the weighted mean in the tangent
+    space at this direction, in which the projections of the u_t cancel.
+
+    Args:
+        models: Modules or state dicts; with `tasks`, the base first. The first decides form, structure and dtypes.
+        weights: One coefficient for each, not for the base. Equal by default.
+        tasks: Whether the first model is a base, and task vectors are averaged and added to it.
+        normalize: Whether to divide the weights by their sum.
+        buffers: Whether floating buffers are those of the first model or merged too.
+        integers: Whether tensors of integers must be equal; they are those of the first in any case.
+
+    Raises:
+        MergeError: If structures or weights do not fit, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> a, b = {"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 4.0])}
+        >>> merge.multislerp([a, b])
+        {'w': tensor([2.1213, 2.1213])}
+
+    Reference:
+        The method of this name in mergekit, from its documentation.
+    """
+    count = len(models) - tasks
+    if count < 1:
+        raise MergeError("models holds a base and no model; give at least one more")
+    each_weight = per_model(weights, count, "weights")
+
+    def kernel(name: str, row: Row) -> Tensor:
+        shares = share_out([weight(name) for weight in each_weight], name, normalize)
+
+        def take(place: int) -> Tensor:
+            return row[place + 1] - row[0] if tasks else row[place]
+
+        norms = [float(torch.linalg.vector_norm(take(place))) for place in range(count)]
+        direction = torch.zeros_like(row[0])
+        for place, norm in enumerate(norms):
+            if norm > 0 and shares[place] != 0:
+                direction.add_(take(place), alpha=shares[place] / norm)
+        length = float(torch.linalg.vector_norm(direction))
+        # Opposite directions cancel but for rounding, and have no mean.
+        scale = sum(share * norm for share, norm in zip(shares, norms, strict=True))
+        direction.mul_(scale / length if length > _FLAT * sum(map(abs, shares)) else 0.0)
+        return direction.add_(row[0]) if tasks else direction
+
+    def keeps(name: str) -> bool:
+        # Models that agree give what they agree on, unless they are scaled; task vectors of 0 give the base in any case.
+        return normalize or tasks or abs(sum(weight(name) for weight in each_weight) - 1.0) < 1e-12
+
+    return cast(ModelT, Recipe(kernel, each_weight, keeps))
 
 
 @recipe

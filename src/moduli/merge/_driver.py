@@ -49,16 +49,19 @@ class Row:
 
     Attributes:
         place: The piece, of the tensors as vectors. They are then read once for all pieces.
+        dtype: The dtype of the accumulation.
+        checks: Whether values that are NaN or infinite are refused when a tensor is read.
     """
 
     def __init__(self, views: list[View], name: str) -> None:
         self._views, self._name = views, name
         self.place: slice | None = None
+        self.checks = True
         self._held: dict[int, Tensor] = {}
         self.like = views[0].look(name)
         self.device = torch.device("cpu") if self.like.is_meta else self.like.device
         kind = torch.complex64 if self.like.is_complex() else torch.float32
-        self._dtype = self.like.dtype if self.like.dtype in (torch.float64, torch.complex128) else kind
+        self.dtype = self.like.dtype if self.like.dtype in (torch.float64, torch.complex128) else kind
 
     def __len__(self) -> int:
         return len(self._views)
@@ -80,8 +83,8 @@ class Row:
         if self.place is not None:
             self._held[index] = found.contiguous()
             found = self._held[index].view(-1)[self.place]
-        tensor = found.to(device=self.device, dtype=self._dtype)
-        if not _is_finite(tensor):
+        tensor = found.to(device=self.device, dtype=self.dtype)
+        if self.checks and not _is_finite(tensor):
             told = (
                 "has values that are NaN or infinite; repair it, or take the first's of a buffer with buffers='first'"
             )
@@ -157,6 +160,7 @@ def stream(
     *,
     buffers: Buffers = "first",
     integers: Integers = "equal",
+    piece: int | None = None,
 ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """Merge mappings name by name, without ever holding a whole result: for writing it to a file.
 
@@ -167,6 +171,7 @@ def stream(
         labels: As for `run`.
         buffers: As for `run`.
         integers: As for `run`.
+        piece: How many entries of a tensor are merged at once, where the recipe allows it. The values do not depend on it.
 
     Returns:
         An iterator over the names of one tensor, several if it is tied, and its merged value.
@@ -192,18 +197,19 @@ def stream(
             recipe = replace(recipe, kernel=recipe.survey([(name, Row(views, name)) for name in merged]))
     # Only the counters of batch normalisation are expected to differ.
     equal = {name for name in names if integers == "equal" and name.rpartition(".")[2] != COUNTER} - set(floating)
-    return ((group, _take(recipe, views, group[0], group[0] in averaged, group[0] in equal)) for group in groups)
+    size = _PIECE if piece is None else piece
+    return ((group, _take(recipe, views, group[0], group[0] in averaged, group[0] in equal, size)) for group in groups)
 
 
 @torch.no_grad()
-def _take(recipe: Recipe, views: list[View], name: str, averaged: bool, equal: bool) -> Tensor:
+def _take(recipe: Recipe, views: list[View], name: str, averaged: bool, equal: bool, piece: int) -> Tensor:
     """The tensor of a name in the result: merged, or the first's where the models agree or it is not merged."""
     other = _find_other(views, name) if equal else None
     if other is not None:
         told = f"differs between {views[0].label} and {other.label}; take the first's with integers='first'"
         raise MergeError(f"{shorten(name)} ({views[0].look(name).dtype}) {told}")
     if averaged and not _is_copied(recipe, views, name):
-        return _merge(recipe, views, name)
+        return _merge(recipe, views, name, piece)
     return views[0].read(name).clone()
 
 
@@ -222,16 +228,16 @@ def _find_other(views: list[View], name: str) -> View | None:
     return None
 
 
-def _merge(recipe: Recipe, views: list[View], name: str) -> Tensor:
+def _merge(recipe: Recipe, views: list[View], name: str, piece: int) -> Tensor:
     """The merged tensor of a name, as the first model would hold it."""
     row = Row(views, name)
-    if not recipe.elementwise or row.like.numel() < 2 * _PIECE:
-        merged = _narrow(name, recipe.kernel(name, row), row.like.dtype)
+    if not recipe.elementwise or row.like.numel() < 2 * piece:
+        merged = _compute(recipe, name, row, None)
     else:
         merged = torch.empty(row.like.shape, dtype=row.like.dtype, device=row.device)
-        for start in range(0, row.like.numel(), _PIECE):
-            row.place = slice(start, start + _PIECE)
-            merged.view(-1)[row.place] = _narrow(name, recipe.kernel(name, row), row.like.dtype)
+        for start in range(0, row.like.numel(), piece):
+            row.place = slice(start, start + piece)
+            _compute(recipe, name, row, merged.view(-1)[row.place])
     if name in views[0].buffers and name.rpartition(".")[2] == "running_var" and bool((merged < 0).any()):
         raise MergeError(
             f"the merged {shorten(name)} has negative variances; use buffers='first', then reestimate_batch_norm"
@@ -239,22 +245,30 @@ def _merge(recipe: Recipe, views: list[View], name: str) -> Tensor:
     return cast(Tensor, cut_like(merged, row.like))
 
 
-def _narrow(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A merged value in the dtype of the first model.
+def _compute(recipe: Recipe, name: str, row: Row, out: Tensor | None) -> Tensor:
+    """The merged value of a row, or of a piece of it, in the dtype of the first model; written into `out` if there is one.
 
     Raises:
-        MergeError: If it does not fit.
+        MergeError: If a value is NaN or infinite, or the merged one does not fit the dtype.
     """
-    result = value.to(dtype)
-    if not _is_finite(result.to(value.dtype)):
-        told = f"its largest magnitude is {value.abs().max().item():g}; use smaller coefficients, or a wider dtype"
-        raise MergeError(f"the merged {shorten(name)} does not fit {dtype}: {told}")
-    return result
+    # A weighted sum is finite only if every term is: what is read is looked at only if the sum is not.
+    row.checks = recipe.weights is None
+    value = recipe.kernel(name, row)
+    result = value.to(row.like.dtype) if out is None else out.copy_(value)
+    if _is_finite(result):
+        return result
+    row.checks = True
+    value = recipe.kernel(name, row)
+    told = f"its largest magnitude is {value.abs().max().item():g}; use smaller coefficients, or a wider dtype"
+    raise MergeError(f"the merged {shorten(name)} does not fit {row.like.dtype}: {told}")
 
 
 def _is_finite(tensor: Tensor) -> bool:
     # A sum is one pass without a second tensor, and finite only if every term is; sums may overflow by themselves.
-    return cmath.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+    if tensor.dtype.itemsize == 1 or tensor.dtype is torch.complex32:  # these have no sums
+        tensor = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
+    wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+    return cmath.isfinite(tensor.sum(dtype=wide).item()) or bool(torch.isfinite(tensor).all())
 
 
 def _buffers_to_keep(policy: Buffers, first: View, floating: list[str]) -> set[str]:
