@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from moduli.layout import Reading
+from moduli.layout import SWAPS, Reading
 from moduli.nn import VirtualTensor
 
 from ._compare import LastSeen
@@ -361,6 +361,7 @@ class Plan:
                     state[name] = value
             state.update(slot.registries)
             state.update(slot.others)
+        SWAPS.add()
 
 
 def find_keys(parts: Parts, modules: Iterable[nn.Module]) -> list[int | None]:
