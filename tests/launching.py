@@ -43,7 +43,7 @@ def launch(worker, count, arguments):
     try:
         for process in processes:
             _, errors = process.communicate(timeout=3600)
-            assert process.returncode == 0, errors
+            assert process.returncode == 0, f"{worker} ended with {process.returncode}: {errors}"
     finally:
         for process in processes:
             process.kill()

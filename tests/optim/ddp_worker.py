@@ -54,7 +54,7 @@ def main(rank, store, out, kinds):
     (w,) = total.param_groups[0]["params"]
     found["sum"] = float(total.step(mo.closure(lambda: (w * (1 + rank)).sum())))
     torch.save(found, out)
-    dist.destroy_process_group()
+    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
 
 
 if __name__ == "__main__":

@@ -362,7 +362,7 @@ def main(rank, count, store, out):
         except Exception:  # noqa: BLE001 - it is reported
             found[function.__name__] = [traceback.format_exc()]
     Path(out).write_text(repr(found))
-    dist.destroy_process_group()
+    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def main(rank, count, store, out, kind, *names):
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(count), timeout=timedelta(seconds=300)
     )
     check(kind, names, out)
-    dist.destroy_process_group()
+    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
 
 
 if __name__ == "__main__":

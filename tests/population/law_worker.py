@@ -96,7 +96,7 @@ def main(rank, store, out, every):
         else:
             found["failed"][name] = str(gap)[:300]
     Path(out).write_text(json.dumps(found))
-    dist.destroy_process_group()
+    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def main(rank, size, store, out, saved):
     part.load_state_dict({name: value.flip(0) for name, value in part.state_dict().items()})
     results["numbers"] = part.state_dict()["number"]
     torch.save(results, out)
-    dist.destroy_process_group()
+    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
 
 
 if __name__ == "__main__":
