@@ -227,3 +227,38 @@ def test_populations_that_cannot_grow_say_why():
     with pytest.raises(GrowthError, match="takes statistics"):
         grow(normed, {"0.out": 6}, example=X)
     assert torch.equal(normed.matrix, before)
+
+
+@pytest.mark.parametrize("link", ["Adam", "Adafactor", "Shampoo", "LBFGS"])
+def test_state_follows_units_that_only_change_their_order(link):
+    """As when a model is aligned to another: `particles.shrink(net, merge.match_units(net, to, ax), axes=ax)`."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    other = copy.deepcopy(net)
+    x, y = torch.randn(16, 4).double(), torch.randn(16, 3).double()
+    order = torch.randperm(8)
+
+    def step(model, opt):
+        def closure(backward=True):
+            loss = (model(x) - y).square().mean()
+            if backward:
+                opt.zero_grad()
+                loss.backward()
+            return loss
+
+        opt.step(closure)
+
+    models = [(each, mo.Optimizer(each, getattr(m, link)(), m.LR(1e-2))) for each in (net, other)]
+    for model, opt in models * 3:
+        step(model, opt)
+    before = net(x)
+    shrink(net, {"0.out": order.tolist()}, axes=mo.axes.trace(net, x), example=x)
+    torch.testing.assert_close(net(x), before)
+    for model, opt in models * 2:
+        step(model, opt)
+    restarts = link == "LBFGS"  # its pairs are of all numbers together
+    assert ("restart" in str(models[0][1].explain())) == restarts
+    if restarts:
+        return
+    torch.testing.assert_close(net[0].weight, other[0].weight[order], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(net[2].weight, other[2].weight[:, order], rtol=1e-7, atol=1e-9)

@@ -232,12 +232,17 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
             "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
         )
     _protect(optimizer, links, guard)
-    fresh = {name for name, before, after in change.replaced if before.shape != after.shape}
+    # Units that only changed their order leave the shapes as they were.
+    fresh = {
+        name
+        for name, before, after in change.replaced
+        if before.shape != after.shape or RESIZED.find(before, after) is not None
+    }
     restarted = _restart(optimizer, links, change, fresh)
     resized = dict[str, list[str]]()
     for name, before, after in change.replaced:
         slot = slots.replace(before, after)
-        maps = RESIZED.find(before, after) if name in fresh else None
+        maps = RESIZED.find(before, after)
         if maps is not None:
             resized[name] = resize_rows(optimizer, links, slot, maps, after)
         elif name in fresh:
