@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .._texts import shorten
 from ..merge import MergeError
-from ._ahead import run_ahead
 from ._basics import PathLike, parse_json
 from ._files import TensorFiles, side_files, write_directory
 from ._merge import announce, convert
@@ -96,8 +95,8 @@ def merge_experts(
             )
     values = _compute(first, others, layers, seed)
     texts = {_CONFIG: json.dumps(config, indent=2).encode() + b"\n"}
-    with run_ahead((name, convert(value, dtype)) for name, value in values) as ready:
-        write_directory(Path(out), ready, like, side_files(home), shard_size=shard_size, fsync=fsync, texts=texts)
+    merged = ((name, convert(value, dtype)) for name, value in values)
+    write_directory(Path(out), merged, like, side_files(home), shard_size=shard_size, fsync=fsync, texts=texts)
 
 
 def _make_config(home: Path, count: int, experts_per_token: int) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from .._texts import shorten
 from ..axes import ModelAxes
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
-from ._ahead import run_ahead
 from ._basics import CheckpointError, PathLike, parse_json
 from ._files import TensorFiles, side_files, write_directory
 from ._open import read_bytes
@@ -109,8 +108,7 @@ def merge_files(
     like = [announce(name, models[0].meta(name), dtype, pairs=ours) for name in models[0]]
     if not whole:
         copied = side_files(first.directory) if first.path.is_dir() or shard_size else []
-        with run_ahead(merged) as ready:
-            write_directory(Path(out), ready, like, copied, shard_size=shard_size, fsync=fsync)
+        write_directory(Path(out), merged, like, copied, shard_size=shard_size, fsync=fsync)
         return
     metadata = saved.header.metadata if single else {"format": "pt"}
     if ours:  # what it says beside its tensors, and the tensors of that
@@ -121,8 +119,7 @@ def merge_files(
         metadata = describe_content({"module": {**saved.part, "ties": ties}, "views": kept})
         like += [(name, *describe_stored(saved[name], name)) for name in saved.carried]
         merged = chain(merged, ((name, saved[name]) for name in saved.carried))
-    with run_ahead(merged) as ready:
-        write_tensors(out, ready, like, metadata, checksums=checksums and ours, fsync=fsync)
+    write_tensors(out, merged, like, metadata, checksums=checksums and ours, fsync=fsync)
 
 
 def convert(value: Tensor, dtype: torch.dtype | None) -> Tensor:

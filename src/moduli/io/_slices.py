@@ -14,7 +14,6 @@ from torch import Tensor
 from .. import merge
 from .._texts import shorten
 from ..merge import MergeError, make_recipe
-from ._ahead import run_ahead
 from ._basics import PathLike, parse_json
 from ._files import side_files, write_directory
 from ._merge import PIECE, announce, convert, open_models
@@ -118,8 +117,7 @@ def merge_slices(
     merged = ((name, convert(value, dtype)) for names, value in chain(*values) for name in names)
     home = slices[0].paths[0]
     copied, texts = (side_files(home), _edit_texts(home, slices, template)) if home.is_dir() else ([], {})
-    with run_ahead(merged) as ready:
-        write_directory(Path(out), ready, like, copied, shard_size=shard_size, fsync=fsync, texts=texts)
+    write_directory(Path(out), merged, like, copied, shard_size=shard_size, fsync=fsync, texts=texts)
 
 
 class RenamedTensors(TensorMapping):

@@ -1,7 +1,5 @@
 """Proximal gradients; a penalty this small leaves the optimum where it is, up to the tolerance."""
 
-import torch
-
 from laws.registry import Row, formula
 from moduli import m
 
@@ -34,7 +32,7 @@ ROWS = [
     Row("FISTA", lambda: [m.FISTA(m.prox.L1Penalty(PENALTY), lr=0.1)], reference=formula(_fista)),
     Row(
         "ProximalGradient, box",
-        lambda: [m.ProximalGradient(m.prox.BoxSet(-100.0, 100.0), lr=torch.tensor(0.1))],
+        lambda: [m.ProximalGradient(m.prox.BoxSet(-100.0, 100.0), lr=0.1)],
         complex=False,
     ),
 ]
