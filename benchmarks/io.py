@@ -7,8 +7,7 @@ itself. 100M parameters are 16 layers of 2500 x 2500; 1000 tensors are 500 layer
 
 Merging two sharded bfloat16 checkpoints (0.5 GB each; `python benchmarks/io.py 5` for 5 GB) is compared with reading both and
 writing one of them, with fsync: by plain reads and writes, and by safetensors (every tensor of both is read, shard by shard).
-Its peak memory is that of a process of its own. A merge computes in one thread and writes in another, so wall-clock ratios need
-two idle cores; the row of processor time counts both threads.
+Its peak memory is that of a process of its own.
 """
 
 import json

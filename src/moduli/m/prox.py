@@ -148,6 +148,8 @@ class BoxSet:
             raise ValueError(f"BoxSet: lower is {self.lower} and upper is {self.upper}; no point is between them")
 
     def __call__(self, x: Tensor, step: Any) -> Tensor:
+        if isinstance(self.lower, int | float) and isinstance(self.upper, int | float):
+            return x.clamp(self.lower, self.upper)  # without a tensor that would have to be copied to the device
         lower, upper = (torch.as_tensor(end, dtype=x.dtype, device=x.device) for end in (self.lower, self.upper))
         return torch.minimum(torch.maximum(x, lower), upper)
 
