@@ -1,6 +1,9 @@
 """Members that are never stored are those that `pop[i]` makes: called, drawn, moved and saved."""
 
+import copy
 import math
+import pickle
+import threading
 
 import pytest
 import torch
@@ -207,6 +210,28 @@ def test_losses_take_data_of_each_member_and_randomness():
     expected = torch.stack([F.mse_loss(member(each), y) for member, each in zip(pop, x, strict=True)])
     torch.testing.assert_close(pop.losses(lambda net, x, y: F.mse_loss(net(x), y), x, y, in_dims=(0, None)), expected)
     assert pop.mean.training is False
+
+
+def test_threads_may_call_one_population():
+    pop, x = (
+        Population.around(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), 40, sigma=0.1),
+        torch.randn(5, 4),
+    )
+    expected, outputs = pop(x), []
+
+    def work():
+        outputs.extend(pop(x) if at % 2 else pop[3](x).detach() for at in range(6))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outputs) == 24
+    for output in outputs:
+        torch.testing.assert_close(output, expected if output.dim() == 3 else expected[3], rtol=1e-5, atol=1e-6)
+    assert torch.equal(copy.deepcopy(pop)(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(pop))(x), expected)
 
 
 def test_what_does_not_fit_is_refused():

@@ -14,6 +14,7 @@ import copy
 import hashlib
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -58,6 +59,8 @@ class PopulationAround:
         self.sigma, self.rank, self.seed, self.antithetic = float(sigma), rank, seed, antithetic
         self.generation, self._count = 0, n
         self._caller = FunctionOfMember(self.mean)
+        # While members are called, the module has their parameters in place of its own.
+        self._lock = threading.RLock()
         wrong = next((name for name, each in self._list_moving() if not each.is_floating_point()), None)
         if wrong is not None:
             raise StructureError(f"{wrong!r} is not real: members around a mean have real parameters")
@@ -120,8 +123,9 @@ class PopulationAround:
         if not -self._count <= index < self._count:
             raise IndexError(f"there is no member {index} of {self._count}")
         at = index % self._count
-        member, rows = copy.deepcopy(self.mean), range(at, at + 1)
-        with torch.no_grad():
+        rows = range(at, at + 1)
+        with torch.no_grad(), self._lock:
+            member = copy.deepcopy(self.mean)
             for (name, mean), own in zip(self._list_moving(), _list_trained(member), strict=True):
                 if mean.dim() < 2:
                     own.add_(self._draw_vectors(name, mean, rows)[0], alpha=self.sigma)
@@ -206,6 +210,18 @@ class PopulationAround:
                     f"argument {at} does not have one slice for each of {self._count} members along axis {dim}"
                 )
         report: dict[str, set[str]] = {}
+        with self._lock:
+            return self._evaluate_chunks(fn, args, dims, chunk, randomness, report)
+
+    def _evaluate_chunks(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        dims: tuple[Any, ...],
+        chunk: int | None,
+        randomness: str,
+        report: dict[str, set[str]],
+    ) -> Any:
         block = min(chunk or self._choose_chunk(), self._count)
         parts = []
         for start in range(0, self._count, block):
@@ -260,7 +276,7 @@ class PopulationAround:
             bias: a vector for each member
         """
         report: dict[str, set[str]] = {}
-        with torch.no_grad():
+        with torch.no_grad(), self._lock:
             self._evaluate_rows(_call_member, list(args), (None,) * len(args), range(1), "different", report)
         lines = []
         for name, mean in self._list_moving():
@@ -301,6 +317,11 @@ class PopulationAround:
         weights = torch.as_tensor(weights).detach()
         if weights.shape != (self._count,) or not bool(weights.isfinite().all()):
             raise ValueError(f"update takes one finite number for each of {self._count} members")
+        with self._lock:
+            self._move_mean(weights)
+            self.generation += 1
+
+    def _move_mean(self, weights: Tensor) -> None:
         block = min(4 * BLOCK, self._choose_chunk())
         for start in range(0, self._count, block):
             rows = range(start, min(start + block, self._count))
@@ -313,7 +334,12 @@ class PopulationAround:
                     # Over members and ranks at once: one product of the size of the parameter.
                     a, b = (a * own[:, None, None]).transpose(0, 1).flatten(1), b.transpose(0, 1).flatten(1)
                     mean.view(mean.shape[0], -1).addmm_(a, b.T)
-        self.generation += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
