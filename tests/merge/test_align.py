@@ -96,6 +96,22 @@ def test_double_precision_complex_and_ties_follow():
     assert torch.equal(merge.align(other, waves, ax, x).a, waves.a)
 
 
+def test_half_precision_is_compared_as_it_rounds():
+    torch.manual_seed(0)
+    nets = [
+        nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+        for _ in range(2)
+    ]
+    a, b = (net.bfloat16() for net in nets)
+    x = torch.randn(8, 64).bfloat16()
+    aligned = merge.align(b, a, example=x)
+    assert aligned[0].weight.dtype is torch.bfloat16
+    assert not torch.equal(aligned[0].weight, b[0].weight)
+    torch.testing.assert_close(aligned(x), b(x), rtol=0.05, atol=0.05)
+    with pytest.raises(merge.MergeError, match="does not compute"):
+        merge.permute_units(a, mo.axes.trace(a, x), {"4.out": torch.tensor([1, 2, 3, 0])}, x)
+
+
 @pytest.mark.parametrize("by", ["weights", "activations"])
 def test_the_function_stays_and_the_distance_falls(by):
     a, b, x = _mlp(0), _mlp(1), torch.randn(64, 4)
