@@ -42,7 +42,7 @@ OPERATIONS = {
     "clamp": lambda a: a.clamp(0.0, 1.0), "clamp by a tensor": lambda a: a.clamp(B), "lerp": lambda a: a.lerp(B, 0.5),
     "isclose": lambda a: a.isclose(B), "isclose to a number": lambda a: a.isclose(0.5),
     "real": lambda a: a.real, "floor": lambda a: 7 // (a * a + 1),
-    "outer join": lambda a: mo.add(a, B.relabel(row=list("bcd")), join="outer"), "join scope": joined,
+    "outer join": lambda a: mo.add(a, B.relabel(row=list("bcd")), join="outer", fill=0.0), "join scope": joined,
     "inner join": lambda a: mo.add(a, B.relabel(row=list("bcd")), join="inner"), "F.gelu": F.gelu,
     "loss": lambda a: F.mse_loss(a, B), "linear": lambda a: F.linear(a, P.T),
     # reductions

@@ -80,7 +80,7 @@ def test_join_of_three_operands(how, data):
     tensors = data.draw(overlapping(count=3))
     tensors[0] = tensors[0] > 2
     dims, meaning = oracle(lambda c, x, y: x if c else y, tensors, how, 0.0)
-    with mo.join(how):
+    with mo.join(how, fill=0.0):
         got = mo.where(*tensors)
     assert got.dims == tuple(dims)
     assert as_mapping(got) == meaning
@@ -89,7 +89,7 @@ def test_join_of_three_operands(how, data):
 @given(data=st.data())
 def test_order_of_operands_labels_only_orders_the_result(data):
     a, b = data.draw(overlapping())
-    with mo.join("outer"):
+    with mo.join("outer", fill=0.0):
         expected = as_mapping(a + b)
         assert as_mapping(data.draw(reordered(a)) + data.draw(reordered(b))) == expected
         assert as_mapping(b + a) == expected
@@ -115,27 +115,54 @@ def test_exact_refuses_what_differs_and_policies_agree_where_nothing_does(data):
 def test_integers_stay_exact_and_odd_fills_promote():
     a = mo.tensor([1, 2**53 + 1], x=["a", "b"])
     b = mo.tensor([10, 20], x=["b", "c"])
-    check(mo.add(a, b, join="outer"), torch.tensor([1, 2**53 + 11, 20]), [mo.Space(["a", "b", "c"], "x")])
+    check(mo.add(a, b, join="outer", fill=0), torch.tensor([1, 2**53 + 11, 20]), [mo.Space(["a", "b", "c"], "x")])
     half = mo.add(a, b, join="outer", fill=0.5)
     assert half.dtype.is_floating_point
     assert half.sel(x="c").item() == 20.5
     assert mo.add(a, b, join="outer", fill=float("nan")).isnan().tolist() == [True, False, True]
-    truth = mo.logical_or(a > 1, b > 10, join="outer")
+    truth = mo.logical_or(a > 1, b > 10, join="outer", fill=0)
     assert truth.dtype is torch.bool
     assert truth.tolist() == [False, True, True]
     empty = mo.add(a[:1], b[:0], join="outer", fill=0.5)
     assert empty.tolist() == [1.5]
 
 
+@pytest.mark.parametrize("how", HOWS)
+@given(data=st.data())
+def test_what_is_missing_is_nan_by_default_as_in_xarray(how, data):
+    xr = pytest.importorskip("xarray")
+    a, b = data.draw(overlapping())
+    with xr.set_options(arithmetic_join=how), mo.join(how):
+        for function in (operator.add, operator.mul, operator.truediv):
+            theirs = function(a.to_xarray(), b.to_xarray())
+            ours = mo.from_xarray(theirs)
+            assert function(a, b).align_to(ours.dims).allclose(ours, equal_nan=True)
+
+
+def test_integers_have_no_nan_to_be_missing():
+    a, b = mo.tensor([1, 2], x=["a", "b"]), mo.tensor([10, 20], x=["b", "c"])
+    for how in ("outer", "left"):
+        with mo.join(how):
+            for function in (operator.add, mo.dot, lambda a, b: a.to(torch.bool) | b.to(torch.bool)):
+                with pytest.raises(TypeError, match=r"no NaN to put there: say what to take.*fill=0"):
+                    function(a, b)
+            assert (a + b.relabel(x=["b", "a"])).tolist() == [21, 12]
+    with mo.join("inner"):
+        assert (a + b).tolist() == [12]
+    half = mo.add(a.half(), b.half(), join="outer")
+    assert half.dtype is torch.float16
+    assert half.isnan().tolist() == [True, False, True]
+
+
 def test_scopes_nest_and_end():
     a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([10.0, 20.0], x=["b", "c"])
     outer, inner, left = [1.0, 12.0, 20.0], [12.0], [1.0, 12.0]
-    scope = mo.join("outer")
+    scope = mo.join("outer", fill=0.0)
     with scope:
         assert (a + b).tolist() == outer
         with mo.join("inner"):
             assert (a + b).tolist() == inner
-            with mo.join("left"):
+            with mo.join("left", fill=0.0):
                 assert (a + b).tolist() == left
                 with scope, mo.join("exact"), pytest.raises(ValueError, match="differ"):
                     a + b
@@ -162,7 +189,7 @@ def test_the_policy_belongs_to_the_thread():
             except ValueError:
                 return True
             return False
-        with mo.join(how):
+        with mo.join(how, fill=0.0):
             ready.wait()
             return all((a + b).tolist() == expected[how] for _ in range(200))
 

@@ -276,7 +276,7 @@ def test_operations_that_look_at_labels_work_inside_vmap():
         "space": lambda x: x[mo.Space(["c", "a"])],
         "list": lambda x: x[[-1, 0]],
         "one_hot": lambda x: x.argmax("z", keepdim=True).one_hot(3, name="k"),
-        "join": lambda x: mo.add(x, mo.ones(z=["a", "q"], dtype=F64), join="outer"),
+        "join": lambda x: mo.add(x, mo.ones(z=["a", "q"], dtype=F64), join="outer", fill=0.0),
         "cat": lambda x: mo.cat([x, x.relabel(z=list("xyz"))], "z"),
         "sort": lambda x: x.sort("z").values,
         "diag": lambda x: x.diag_embed("w").diagonal(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import subprocess
 import sys
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moduli.labels import BROADCAST, Space, Tensor
 from moduli.labels._factories import tensor, zeros
-from moduli.labels._xarray import from_xarray, to_xarray
+from moduli.labels._xarray import from_xarray, open_dataset, to_xarray
 
 xr = pytest.importorskip("xarray")
 
@@ -97,7 +97,7 @@ def test_what_comes_in_is_checked() -> None:
 def test_times_and_scalars() -> None:
     when = np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[ns]")
     t = from_xarray(xr.DataArray([1.0, 2.0], dims="time", coords={"time": when}))
-    assert t.dims[0].labels == (datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 2))
+    assert t.dims[0].labels == (np.datetime64("2024-01-01"), np.datetime64("2024-01-02"))
     fine = np.array([1, 2], dtype="datetime64[ns]")
     assert len(from_xarray(xr.DataArray([1.0, 2.0], dims="time", coords={"time": fine})).dims[0]) == 2
     assert from_xarray(xr.DataArray(2.5)).dims == ()
@@ -205,3 +205,37 @@ def test_what_a_module_exports_is_a_dataset() -> None:
     assert dataset["w"].sel(channel="g") == 2.0
     net.w = from_xarray(xr.DataArray([1.0], dims="x", name="told"))
     assert net.w._axes.told is None
+
+
+@pytest.mark.parametrize("order", ["moduli, xarray", "xarray, moduli"])
+def test_the_accessor_is_there_in_either_order(order: str) -> None:
+    program = f"""
+import subprocess
+import sys
+import {order}
+array = xarray.DataArray([1.0, 2.0], dims="x", coords={{"x": ["a", "b"]}}, name="y")
+assert array.moduli.tensor.dims == (moduli.Space(["a", "b"], "x"),)
+assert list(array.to_dataset().moduli.tensor) == ["y"]
+assert sum(type(finder).__module__ == "moduli._accessor" for finder in sys.meta_path) == 1
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_are_read_by_xarray() -> None:
+    with pytest.raises(TypeError, match="use xarray, then from_xarray"):
+        open_dataset("rain.nc", engine="netcdf4")
+
+
+def test_coordinates_and_units_follow() -> None:
+    t = from_xarray(rich()).assign_coords(region=("site", ["n", "s", "n"]))
+    part = t.sel(site=["c", "a"]).sel(time="2024-01-02").to_xarray()
+    assert part.altitude.values.tolist() == [3.0, 1.0]
+    assert part.altitude.attrs == {"unit": "m"}
+    assert part.region.values.tolist() == ["n", "n"]
+    assert t.coords["region"].tolist() == ["n", "s", "n"]
+    for wrong in ({"region": ("site", ["n"])}, {"region": ("moon", ["n"])}):
+        with pytest.raises(ValueError):
+            t.assign_coords(wrong)
+    with pytest.raises(TypeError, match="needs an axis"):
+        t.assign_coords(region=["n", "s", "n"])

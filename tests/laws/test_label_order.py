@@ -31,11 +31,13 @@ class Net(mo.Module):
 
 TARGET = mo.tensor(torch.arange(12, dtype=D).view(3, 4).cos(), row=FIRST[0], column=FIRST[1])
 SCALE = mo.tensor(torch.tensor([0.5, 1.0, 2.0], dtype=D), row=FIRST[0])
+# Each entry has a curvature of its own: with three curvatures in all, projections end after three pairs, and follow rounding then.
+WEIGHT = SCALE * mo.tensor(torch.tensor([1.0, 1.3, 0.7, 1.6], dtype=D), column=FIRST[1])
 
 
 def train(net, opt, steps):
     def loss():
-        far = (net.w - TARGET) * SCALE
+        far = (net.w - TARGET) * WEIGHT
         return ((far * far).sum() + ((net.v - 0.1) ** 2 * SCALE).sum()).data
 
     for _ in range(steps):

@@ -41,6 +41,17 @@ from ._factories import rand as rand
 from ._factories import randn as randn
 from ._factories import tensor as tensor
 from ._factories import zeros as zeros
+from ._gaps import bfill as bfill
+from ._gaps import count as count
+from ._gaps import dropna as dropna
+from ._gaps import ffill as ffill
+from ._gaps import fillna as fillna
+from ._gaps import interpolate_na as interpolate_na
+from ._gaps import isnull as isnull
+from ._gaps import notnull as notnull
+from ._gaps import quantile as quantile
+from ._groupby import groupby as groupby
+from ._groups import Groups as Groups
 from ._join import join as join
 from ._like import arange as arange
 from ._like import empty_like as empty_like
@@ -61,6 +72,7 @@ from ._linalg import eigvalsh as eigvalsh
 from ._linalg import qr as qr
 from ._linalg import svd as svd
 from ._linalg import svdvals as svdvals
+from ._loc import Loc as Loc
 from ._maths import abs as abs
 from ._maths import acos as acos
 from ._maths import acosh as acosh
@@ -121,6 +133,10 @@ from ._maths import tan as tan
 from ._maths import tanh as tanh
 from ._maths import trunc as trunc
 from ._maths import where as where
+from ._pandas import from_pandas as from_pandas
+from ._pandas import to_dataframe as to_dataframe
+from ._pandas import to_pandas as to_pandas
+from ._plot import plot as plot
 from ._products import dot as dot
 from ._products import einsum as einsum
 from ._products import matmul as matmul
@@ -153,8 +169,12 @@ from ._reduce import prod as prod
 from ._reduce import std as std
 from ._reduce import sum as sum
 from ._reduce import var as var
-from ._select import Groups as Groups
-from ._select import groupby as groupby
+from ._reindex import align as align
+from ._reindex import assign_coords as assign_coords
+from ._reindex import reindex as reindex
+from ._reindex import reindex_like as reindex_like
+from ._reindex import unstack as unstack
+from ._resample import resample as resample
 from ._select import interp as interp
 from ._select import isel as isel
 from ._select import sel as sel
@@ -185,7 +205,12 @@ from ._tensor import Tensor as Tensor
 from ._tensor import wrap as wrap
 from ._tensor import wrap_like as wrap_like
 from ._transforms import vmap as vmap
+from ._windows import Rolling as Rolling
+from ._windows import diff as diff
+from ._windows import rolling as rolling
+from ._windows import shift as shift
 from ._xarray import from_xarray as from_xarray
+from ._xarray import open_dataset as open_dataset
 from ._xarray import to_xarray as to_xarray
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public

@@ -18,14 +18,23 @@ from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wr
 
 def _setitem(self: Tensor, key: Any, value: Any) -> None:
     """``t[key] = value``: the value's axes and labels are aligned to those of ``t[key]`` first."""
-    shape = self._data.shape
-    count = self._data.numel()
-    # Where every entry of t[key] lives, found by indexing the numbers 0, 1, 2, ... in its place.
-    numbers = torch.arange(count, device=self._data.device).reshape(shape)
-    target = get(wrap(numbers, self._axes), key)
-    target = as_tensor(target)  # inside a function transform, a target without axes is plain
+    write_into(self, lambda numbers: get(numbers, key), value)
+
+
+def write_into(t: Tensor, choose: Callable[[Tensor], Tensor], value: Any) -> None:
+    """Write a value, aligned by axis and label, into the entries that a selection of the tensor has; gradients go to both.
+
+    Args:
+        t: The tensor.
+        choose: The selection; it is called with a tensor of the same axes.
+        value: A number, a tensor or an array.
+    """
+    shape = t._data.shape
+    # Where every selected entry lives, found by selecting from the numbers 0, 1, 2, ... in place of the data.
+    numbers = torch.arange(t._data.numel(), device=t._data.device).reshape(shape)
+    target = as_tensor(choose(wrap(numbers, t._axes)))  # inside a function transform, one without axes is plain
     aligned = _fit_value(value, target)
-    self._data[torch.unravel_index(target._data, tuple(shape))] = aligned
+    t._data[torch.unravel_index(target._data, tuple(shape))] = aligned
 
 
 def _fit_value(value: Any, target: Tensor) -> Any:

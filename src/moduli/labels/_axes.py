@@ -12,10 +12,11 @@ import functools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, final
 
 from ._constant import constant
+from ._coords import AxisCoordinates
 from ._errors import UnknownLabelError
 from ._space import Space, check_name
 
@@ -51,8 +52,8 @@ class Axes:
     """Whether the sizes of all axes follow from the labels: then equal axes are equal sizes."""
     rest: Axes | None
     """All axes but the first."""
-    told: Hashable
-    """What another library said of the tensor beside its axes; kept by operations that keep the axes. None mostly.
+    told: AxisCoordinates | None
+    """Further coordinates, and what another library said of the tensor beside its axes. None mostly.
 
     Not called "meta", which compilers take for the notes of a node on anything that has it.
     """
@@ -158,7 +159,8 @@ class Axes:
 
     def take(self, order: Iterable[int]) -> Axes:
         """The axes at these positions, in this order."""
-        return intern_pairs((self.names[at], self.spaces[at]) for at in order)
+        order = tuple(order)
+        return self.carry(intern_pairs((self.names[at], self.spaces[at]) for at in order))
 
     def drop(self, *gone: int) -> Axes:
         """The axes without those at some positions."""
@@ -168,7 +170,8 @@ class Axes:
         """The axes with others in place of one of them."""
         pairs = self.pairs()
         pairs[at : at + 1] = new
-        return intern_pairs(pairs)
+        made = intern_pairs(pairs)
+        return made if self.told is None else made.mark(self.told.keep({*self.names[:at], *self.names[at + 1 :]}))
 
     def insert(self, dim: int, new: Pair) -> tuple[int, Axes]:
         """The axes with a new one among them, and its position."""
@@ -176,7 +179,35 @@ class Axes:
             raise IndexError(f"there is no place {dim} for a new axis among {self.ndim}; {self.listing()}")
         at, pairs = dim % (self.ndim + 1), self.pairs()
         pairs.insert(at, new)
-        return at, intern_pairs(pairs)
+        return at, self.carry(intern_pairs(pairs))
+
+    # -- further coordinates ---------------------------------------------------------------------------------------
+
+    def carry(self, made: Axes, picks: Mapping[str, slice | Sequence[int]] | None = None) -> Axes:
+        """Other axes made of these, with the further coordinates that still hold.
+
+        Args:
+            made: The other axes. Those of the same name have the same entries, or those that were picked.
+            picks: The entries that were picked, by the name of their axis.
+        """
+        told = self.told
+        if told is None or (not picks and (made.names, made.spaces) == (self.names, self.spaces)):
+            return made.mark(told)
+        picked = told.pick(picks) if picks else told
+        return made.mark(None if picked is None else picked.keep(made.names))
+
+    def mark(self, told: AxisCoordinates | None) -> Axes:
+        """The same axes with other further coordinates."""
+        return self if told is self.told else intern(self.names, self.spaces, told)
+
+    def find_coordinate(self, name: str) -> tuple[int, Sequence[Hashable]] | None:
+        """The axis and the values of a further coordinate along one axis; None if there is none of this name."""
+        coordinate = None if self.told is None else self.told.find(name)
+        return None if coordinate is None else (self.names.index(coordinate[0]), coordinate[1])
+
+    def coordinate_names(self) -> list[str]:
+        """The names of the further coordinates along one axis."""
+        return [] if self.told is None else [name for name in self.told.entries if self.told.find(name) is not None]
 
     def dims(self, shape: Sequence[int]) -> tuple[Space, ...]:
         """The Spaces, now that the sizes are known."""
@@ -190,7 +221,7 @@ _table: weakref.WeakValueDictionary[Hashable, Axes] = weakref.WeakValueDictionar
 _lock: Final = threading.RLock()  # a garbage collection inside may come back here
 
 
-def intern(names: Sequence[str | None], spaces: Sequence[Space | None], told: Hashable = None) -> Axes:
+def intern(names: Sequence[str | None], spaces: Sequence[Space | None], told: AxisCoordinates | None = None) -> Axes:
     """The one Axes object with these names and spaces, and with what else is known of the tensor.
 
     Raises:

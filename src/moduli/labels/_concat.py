@@ -49,7 +49,9 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
 
 
 @cache_by_axes
-def _join_axes(axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str, fill: complex) -> tuple[int, PairingPlan]:
+def _join_axes(
+    axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str, fill: complex | None
+) -> tuple[int, PairingPlan]:
     at = axes.axis(dim)
     operands = (axes, *others)
     by_name = all(operand.named for operand in operands)

@@ -30,7 +30,7 @@ Randomness: TypeAlias = torch.Generator | None
 
 def tensor(
     data: Any,
-    names: str | Sequence[str | None] | None = None,
+    names: str | Space | Sequence[str | Space | None] | None = None,
     /,
     *,
     requires_grad: bool = False,
@@ -48,7 +48,8 @@ def tensor(
 
     Args:
         data: A torch tensor, a NumPy array, a number, or nested lists of numbers.
-        names: The names of all axes, in one string (``"batch channel"``) or a sequence, where None is no name.
+        names: The names of all axes, in one string (``"batch channel"``) or a sequence, where None is no name; or Spaces,
+            such as the ``dims`` of another tensor.
         requires_grad: Make the data a leaf whose gradient is recorded. A torch tensor that is such a leaf already is
             kept; another one is copied, so that the caller's own does not change.
         dtype: The dtype of the result, by default that of the data.
@@ -69,6 +70,8 @@ def tensor(
         Tensor(channel: r=1., g=2., b=3.)
         >>> mo.tensor([[1.0, 2.0]], "batch channel", channel=["r", "g"]).dims
         (Space(1, name='batch'), Space(['r', 'g'], name='channel'))
+        >>> mo.tensor([3.0, 4.0], mo.zeros(channel=["r", "g"]).dims)
+        Tensor(channel: r=3., g=4.)
     """
     values = _values(data, dtype, _place(device))
     if requires_grad and not (values.requires_grad and values.is_leaf):
@@ -81,7 +84,9 @@ def tensor(
         values = fresh.requires_grad_()
     if names is None and not spaces:
         return finish(values, make_unnamed(values.ndim))
-    named = names if names is None or isinstance(names, str) else tuple(names)
+    named: Any = (
+        names if names is None or isinstance(names, str) else (names,) if isinstance(names, Space) else tuple(names)
+    )
     axes, sizes = _label_axes(SCALAR, named, values.ndim, tuple(spaces), *[_freeze(dim) for dim in spaces.values()])
     for axis, size in enumerate(sizes):
         if size >= 0 and values.shape[axis] != size:
@@ -108,14 +113,15 @@ def _values(data: Any, dtype: torch.dtype | None, device: torch.device | None) -
 
 @cache_by_axes
 def _label_axes(
-    anchor: Axes, names: str | tuple[str | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
+    anchor: Axes, names: str | tuple[str | Space | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
 ) -> tuple[Axes, tuple[int, ...]]:
     """The axes, and for each its size, -1 where any will do; remembered on the anchor."""
     order: list[str | None]
     if names is None:
         order = list(keys)
     else:
-        order = list(split_names(names)) if isinstance(names, str) else list(names)
+        given = split_names(names) if isinstance(names, str) else names
+        order = [each.name if isinstance(each, Space) else each for each in given]
         strange = [key for key in keys if key not in order]
         if strange:
             raise ValueError(f"labels are given for {strange}, but the names of the axes are {order}")
@@ -123,7 +129,13 @@ def _label_axes(
         hint = "" if names is not None else "; name the positional ones too, as in batch=None"
         raise ValueError(f"the data has {ndim} axes, but {len(order)} are named: {order}{hint}")
     known: dict[str | None, Any] = dict(zip(keys, dims, strict=True))
-    return _layout(anchor, tuple(order), *(known.get(name) for name in order))
+    layout = [known.get(name) for name in order]
+    for axis, each in enumerate(given if names is not None else ()):
+        if isinstance(each, Space):
+            if each.name in known:
+                raise ValueError(f"axis {each.name!r} is given twice, by a Space and by a keyword")
+            layout[axis] = each
+    return _layout(anchor, tuple(order), *layout)
 
 
 def _place(device: Place) -> torch.device | None:
@@ -175,7 +187,7 @@ def _are_dims(dims: Any) -> bool:
 
 
 def _is_size(dim: Any) -> bool:
-    return isinstance(dim, (int, torch.SymInt, np.integer)) and not isinstance(dim, bool)
+    return isinstance(dim, (int, torch.SymInt, np.integer)) and not isinstance(dim, (bool, np.timedelta64))
 
 
 def _size(dim: Any) -> int:

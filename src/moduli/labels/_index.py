@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +40,8 @@ def get(t: Tensor, key: Any) -> Tensor:
 
 
 def _get(t: Tensor, key: Any) -> Tensor:
+    if isinstance(key, Mapping):
+        key = place_keys(t, key)
     tokens, advanced = _parse(t, key)
     moves, gathers, limits, axes = t._axes.run(_plan_basic, tokens)
     data = t._data
@@ -56,6 +58,14 @@ def _get(t: Tensor, key: Any) -> Tensor:
     elif advanced:
         data, axes = _index_together(data, axes, advanced)
     return finish(data, axes)
+
+
+def place_keys(t: Tensor, keys: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Return the indices of named axes as one key, in the order of the axes."""
+    key: list[Any] = [slice(None)] * t._data.ndim
+    for which, index in keys.items():
+        key[t._axes.axis(which)] = index
+    return tuple(key)
 
 
 # -- taking a key apart ------------------------------------------------------------------------------------------------
@@ -121,7 +131,8 @@ def _convert_key(key: Any) -> Any:
 
 
 def _position(key: Any) -> int:
-    if not isinstance(key, (str, bytes, bool)) and hasattr(key, "__index__"):
+    # A duration is an integer to NumPy only.
+    if not isinstance(key, (str, bytes, bool, np.timedelta64)) and hasattr(key, "__index__"):
         return operator.index(key)
     raise TypeError(
         f"an index is a position, slice, list, mask, Space, None or '...', not {key!r}; "
@@ -154,6 +165,7 @@ def _plan_basic(
     moves: list[_Token] = []
     gathers: list[tuple[int, Gather]] = []
     pairs: list[Pair] = []
+    picks: dict[str, slice | Sequence[int]] = {}
     axis = 0
     for token in tokens:
         if token[0] == "new":
@@ -163,6 +175,8 @@ def _plan_basic(
         name, space = axes.names[axis], axes.spaces[axis]
         moves.append(token if token[0] in ("at", "slice") else _ALL)
         if token[0] == "slice":
+            if name is not None and token != _ALL:
+                picks[name] = slice(*token[1:])
             if space is not None and token != _ALL:
                 space = as_pair(space[slice(*token[1:])])[1]
             pairs.append((name, space))
@@ -177,12 +191,14 @@ def _plan_basic(
                 plan = Gather(positions)
                 gathers.append((len(pairs), plan))
                 limits.append((axis, plan.highest + 1, False))
+                if name is not None:
+                    picks[name] = positions
             elif space is None:
                 limits.append((axis, len(token[1]), True))
             pairs.append((name, chosen))
         axis += 1
     nothing = all(move == _ALL for move in moves)
-    return None if nothing else tuple(moves), tuple(gathers), tuple(limits), intern_pairs(pairs)
+    return None if nothing else tuple(moves), tuple(gathers), tuple(limits), axes.carry(intern_pairs(pairs), picks)
 
 
 def _pick_labels(space: Space, positions: Sequence[int], called: str) -> Space | None:
@@ -222,14 +238,15 @@ def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[str | None,
 
 @cache_by_axes
 def _pick_axes(axes: Axes, at: int, positions: tuple[int, ...]) -> Axes:
-    space = axes.spaces[at]
-    return axes if space is None else axes.put(at, (axes.names[at], _pick_labels(space, positions, axes.describe(at))))
+    name, space = axes.names[at], axes.spaces[at]
+    picked = None if space is None else _pick_labels(space, positions, axes.describe(at))
+    return axes.carry(axes.put(at, (name, picked)), {} if name is None else {name: positions})
 
 
 def _index_by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> tuple[torch.Tensor, Axes]:
     """A plain vector of positions, or a mask, along one axis: the labels are picked as the entries are."""
     result = data[(slice(None),) * at + (index,)]
-    if axes.spaces[at] is None:
+    if axes.spaces[at] is None and axes.told is None:
         return result, axes
     positions = index.nonzero().flatten() if index.dtype is torch.bool else index
     return result, _pick_axes(axes, at, tuple(positions.tolist()))

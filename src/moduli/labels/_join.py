@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Final
 
@@ -13,8 +14,8 @@ class _Policy(threading.local):
 
     def __init__(self) -> None:
         self.how: str = "exact"
-        self.fill: complex = 0.0
-        self.before: list[tuple[str, complex]] = []
+        self.fill: complex | None = None
+        self.before: list[tuple[str, complex | None]] = []
 
 
 policy: Final = _Policy()
@@ -35,10 +36,12 @@ class join:
 
     Args:
         how: The policy.
-        fill: The number that stands for a missing entry.
+        fill: The number that stands for a missing entry. By default it is NaN in floating and complex tensors; integers and
+            booleans have none, and a missing entry of theirs is refused.
 
     Raises:
         ValueError: If the policy is not one of the four.
+        TypeError: If fill is not a number; within the scope, if an entry of integers is missing and there is no fill.
 
     Example:
         >>> import moduli as mo
@@ -48,18 +51,22 @@ class join:
         ...     c = a + b
         >>> c.dims[0].labels, c.data.tolist()
         (('a', 'b', 'c'), [1.0, 12.0, 20.0])
+        >>> with mo.join("outer"):
+        ...     print((a * b).data.tolist())
+        [nan, 20.0, nan]
         >>> with mo.join("inner"):
         ...     print((a + b).data.tolist())
         [12.0]
     """
 
-    def __init__(self, how: str, fill: complex = 0.0) -> None:
+    def __init__(self, how: str, fill: complex | None = None) -> None:
         if how not in POLICIES:
             raise ValueError(f"a join policy is one of {', '.join(map(repr, POLICIES))}, not {how!r}")
-        if isinstance(fill, bool) or not isinstance(fill, (int, float, complex)):
+        if fill is not None and (isinstance(fill, bool) or not isinstance(fill, (int, float, complex))):
             raise TypeError(f"fill is a number, not {fill!r}")
         self.how = how
-        self.fill = fill
+        # Plans are remembered by their fill, and of all NaNs only one object is found again.
+        self.fill = math.nan if fill != fill else fill
 
     def __enter__(self) -> join:
         policy.before.append((policy.how, policy.fill))

@@ -55,7 +55,7 @@ def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, Gat
     row, column = Space(space), Space(other)
     axes = axes_of([row, column])
     axes.refuse_broadcast((0, 1), "", ", which stands for any size, so it can't be a row or column of an identity")
-    by_label = row.labelled and column.labelled and row.labels != column.labels
+    by_label = row.labelled and column.labelled and row._labels != column._labels
     return axes, len(row), len(column), Gather(column.locate(row)) if by_label else None
 
 

@@ -24,7 +24,7 @@ class Unary(Protocol):
 class Binary(Protocol):
     """A function of two tensors or numbers, with a join policy for this call."""
 
-    def __call__(self, a: Any, b: Any, *, join: str | None = None, fill: complex = 0.0) -> Tensor: ...
+    def __call__(self, a: Any, b: Any, *, join: str | None = None, fill: complex | None = None) -> Tensor: ...
 
 
 def _unary(name: str, what: str) -> Unary:
@@ -52,7 +52,7 @@ def _unary(name: str, what: str) -> Unary:
 def _binary(name: str, what: str) -> Binary:
     function: Callable[..., torch.Tensor] = getattr(torch, name)
 
-    def apply(a: Any, b: Any, *, join: str | None = None, fill: complex = 0.0) -> Tensor:
+    def apply(a: Any, b: Any, *, join: str | None = None, fill: complex | None = None) -> Tensor:
         if name in _ARITHMETIC and any_axes(a) != any_axes(b):
             return elementwise(function, a, b)
         with contextlib.nullcontext() if join is None else scope(join, fill):
@@ -65,7 +65,7 @@ def _binary(name: str, what: str) -> Binary:
         a: A tensor or a number.
         b: Another.
         join: A policy for labels that occur on one side only, for this call: see `moduli.join`.
-        fill: What stands for a missing entry under that policy.
+        fill: What stands for a missing entry under that policy; NaN by default, integers need one.
 
     Raises:
         ValueError: If names, labels or sizes can't be paired.
@@ -185,7 +185,6 @@ Tensor.real = property(real, doc=real.__doc__)  # type: ignore[attr-defined,meth
 Tensor.imag = property(imag, doc=imag.__doc__)  # type: ignore[attr-defined,method-assign,assignment,unused-ignore]
 
 
-@method
 def where(t: Any, a: Any, b: Any) -> Tensor:
     """Elements of ``a`` where the condition holds, of ``b`` elsewhere, all three paired by axis and label.
 

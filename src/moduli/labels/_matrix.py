@@ -64,7 +64,7 @@ def check_matrix(axes: Axes, what: str) -> None:
 def order_of(axes: Axes, at0: int, at1: int, what: str) -> Gather | None:
     """How the labels of the second of two axes get the order of the first; None if they have it."""
     left, right = axes.spaces[at0], axes.spaces[at1]
-    if left is None or right is None or left.labels == right.labels:
+    if left is None or right is None or left._labels == right._labels:
         return None
     if not right.has_labels_of(left):
         what = f"{what} the same labels on both axes ({axes.listing()}), in any order, but they have"

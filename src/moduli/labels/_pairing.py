@@ -7,6 +7,7 @@ axes of size one, rearrange labels. Nothing here looks at a value.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, final
 
@@ -15,11 +16,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._torch import mark_constant, run_outside
-from ._axes import Axes, Pair, cache_by_axes, intern, intern_pairs
+from ._axes import Axes, Pair, cache_by_axes, intern_pairs
 from ._constant import constant
+from ._coords import AxisCoordinates, merge
 from ._errors import OwnTransposeError, UnknownLabelError
 from ._join import policy
-from ._space import Space, show_labels
+from ._label_sequences import show_labels
+from ._space import Space
 
 Moves = tuple[tuple[int, "Gather"], ...]
 """How labels are rearranged along axes of one operand."""
@@ -40,7 +43,7 @@ class PairingPlan(NamedTuple):
     axes: Axes
     steps: tuple[Step | None, ...]
     checks: tuple[Check, ...]
-    fill: complex
+    fill: complex | None
     transposes: bool
     """Whether two axes that have the same labels come in another order in one operand than in another."""
     reorder: tuple[int, Gather] | None
@@ -72,7 +75,7 @@ def _pair_exactly(axes: Axes, other: Axes) -> PairingPlan:
 
 
 @cache_by_axes
-def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> PairingPlan:
+def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex | None) -> PairingPlan:
     """Pair the axes of several operands, then the labels of each axis."""
     operands = (axes, *others)
     meetings = pair_axes(operands)
@@ -84,14 +87,18 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Pairi
         if not more and not plan.missing and axes.ndim == others[0].ndim:
             reorder = (axis, plan)
     made = intern_pairs(pairs)
-    told = {each.told: each for each in operands if each.told is not None}
-    if len(told) == 1:
-        # What was told of one operand holds of the result, if it has the same axes and no other operand disagrees.
-        ((what, source),) = told.items()
-        if (made.names, made.spaces) == (source.names, source.spaces):
-            made = intern(made.names, made.spaces, what)
+    made = made.mark(merge([kept for each in operands if (kept := _keep_coordinates(each, made)) is not None]))
     transposes = any(step is not None and step[1] is not None for step in steps) and _transposes(operands, meetings)
     return PairingPlan(made, steps, checks, fill, transposes, reorder)
+
+
+def _keep_coordinates(operand: Axes, made: Axes) -> AxisCoordinates | None:
+    """The further coordinates of an operand that hold of the result: those along axes that have the same labels there."""
+    told = operand.told
+    if told is None or (operand.names, operand.spaces) == (made.names, made.spaces):
+        return told
+    spaces = dict(made.pairs())
+    return told.keep(name for name, space in operand.pairs() if name in spaces and spaces[name] == space)
 
 
 def _transposes(operands: Sequence[Axes], meetings: Sequence[Meeting]) -> bool:
@@ -182,7 +189,7 @@ def _pair_spaces(
     result = labelled[0]
     for space in labelled[1:] if how in ("inner", "outer") else ():
         left, right = result.rename(None), space.rename(None)
-        if left.labels != right.labels:
+        if left._labels != right._labels:
             result = left & right if how == "inner" and not left.has_labels_of(right) else left | right
     if how != "exact" and None in firm and any(len(space) != len(result) for space in labelled):
         raise ValueError(
@@ -192,7 +199,7 @@ def _pair_spaces(
     plans: list[Gather | None] = []
     for each in spaces:
         plan = None
-        if each is not None and not each.broadcast and each.labels != result.labels:
+        if each is not None and not each.broadcast and each._labels != result._labels:
             plan = Gather(each.locate(result))
             if how == "exact" and (plan.missing or len(each) != len(result)):
                 policies = ", or choose a policy: with mo.join('inner'), mo.join('left') or mo.join('outer', fill=0.0)"
@@ -250,7 +257,7 @@ def align_to_fixed(axes: Axes, its: Axes, value: torch.Tensor, what: str, like: 
     return value if step is None else apply_step(value, step, plan.fill)
 
 
-def apply_step(data: torch.Tensor, step: Step, fill: complex) -> torch.Tensor:
+def apply_step(data: torch.Tensor, step: Step, fill: complex | None) -> torch.Tensor:
     """Bring one operand to the axes of the result."""
     moves, permute, insert = step
     for axis, plan in moves:
@@ -308,6 +315,11 @@ class Gather:
         """The number of wanted labels."""
         return len(self._positions)
 
+    @property
+    def positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The positions, not to be written to."""
+        return self._positions
+
     def reader(self, what: str) -> Callable[[torch.device], torch.Tensor]:
         """The function that compiled code calls, while it is traced, for the index or the mask.
 
@@ -350,10 +362,12 @@ def index_of(gather: Gather, data: torch.Tensor) -> torch.Tensor:
     return gather.build(data.device, "index")
 
 
-def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tensor:
-    """The data with one axis rearranged; what is missing becomes `fill`."""
+def gather(data: torch.Tensor, axis: int, plan: Gather, fill: complex | None) -> torch.Tensor:
+    """The data with one axis rearranged; what is missing becomes `fill`, or NaN if that is None."""
     if not plan.missing:
         return data.index_select(axis, index_of(plan, data))
+    if fill is None:
+        fill = _default_fill(data)
     mask = plan.reader("mask")(data.device) if is_dynamo_compiling() else plan.build(data.device, "mask")
     mask = lay_along(mask, axis, data.ndim)
     # 0.0 in integers is 0: a float that is a whole number must not turn integers into floats and round them.
@@ -364,6 +378,16 @@ def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tens
         wanted[axis] = plan.size
         return torch.where(mask, data.new_zeros(wanted), fill)
     return torch.where(mask, data.index_select(axis, index_of(plan, data)), fill)
+
+
+def _default_fill(data: torch.Tensor) -> float:
+    """NaN, or a refusal where there is none."""
+    if data.is_floating_point() or data.is_complex():
+        return math.nan
+    raise TypeError(
+        f"labels are missing in a tensor of {data.dtype}, which has no NaN to put there: say what to take, as in "
+        "mo.join('outer', fill=0), or convert it first with t.float()"
+    )
 
 
 def lay_along(vector: torch.Tensor, axis: int, ndim: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from ._axes import SCALAR, Axes, DimLike, DimsLike, as_key, cache_by_axes, intern
+from ._fold import has_nan
 from ._reduce import amax, amin, reduce_axes
 from ._space import Space
 from ._tensor import Tensor, finish, method, wrap
@@ -110,13 +112,14 @@ def _arg(function: Any, t: Tensor, dim: DimLike | None, keepdim: bool, labels: b
 
 
 @method
-def max(t: Tensor, dim: DimLike | None = None, keepdim: bool = False) -> Any:
+def max(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, skipna: bool = False) -> Any:
     """The largest element, or along an axis the largest elements and their positions.
 
     Args:
         t: The tensor.
         dim: The axis, by name or position; the whole tensor by default.
         keepdim: Keep the axis as a BROADCAST axis of the same name.
+        skipna: Leave out NaN; NaN where nothing is left.
 
     Returns:
         A Tensor without axes, or a `Ranked` pair of values and indices as in torch.
@@ -126,17 +129,18 @@ def max(t: Tensor, dim: DimLike | None = None, keepdim: bool = False) -> Any:
         >>> mo.tensor([3.0, 1.0], "x").max().item()
         3.0
     """
-    return amax(t) if dim is None else _extreme(torch.max, t, dim, keepdim)
+    return amax(t, skipna=skipna) if dim is None else _extreme(torch.max, t, dim, keepdim, skipna)
 
 
 @method
-def min(t: Tensor, dim: DimLike | None = None, keepdim: bool = False) -> Any:
+def min(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, skipna: bool = False) -> Any:
     """The smallest element, or along an axis the smallest elements and their positions.
 
     Args:
         t: The tensor.
         dim: The axis, by name or position; the whole tensor by default.
         keepdim: Keep the axis as a BROADCAST axis of the same name.
+        skipna: Leave out NaN; NaN where nothing is left.
 
     Returns:
         A Tensor without axes, or a `Ranked` pair of values and indices as in torch.
@@ -146,12 +150,18 @@ def min(t: Tensor, dim: DimLike | None = None, keepdim: bool = False) -> Any:
         >>> mo.tensor([[3.0, 1.0]], "y x").min("x").indices
         Tensor(y: [1])
     """
-    return amin(t) if dim is None else _extreme(torch.min, t, dim, keepdim)
+    return amin(t, skipna=skipna) if dim is None else _extreme(torch.min, t, dim, keepdim, skipna)
 
 
-def _extreme(function: Any, t: Tensor, dim: DimLike, keepdim: bool) -> Ranked:
+def _extreme(function: Any, t: Tensor, dim: DimLike, keepdim: bool, skipna: bool) -> Ranked:
     at, axes = _reduce_one(t._axes, dim, keepdim)
-    values, indices = function(t._data, at, keepdim)
+    data = t._data
+    if not skipna or not has_nan(data):
+        values, indices = function(data, at, keepdim)
+        return Ranked(finish(values, axes), finish(indices, axes))
+    valid = ~data.isnan()
+    values, indices = function(torch.where(valid, data, math.inf if function is torch.min else -math.inf), at, keepdim)
+    values = torch.where(valid.any(at, keepdim), values, math.nan)
     return Ranked(finish(values, axes), finish(indices, axes))
 
 

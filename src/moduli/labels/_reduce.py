@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import _fold as fold
 from ._axes import Axes, DimsLike, as_key, intern
 from ._space import BROADCAST
 from ._tensor import Tensor, finish, method
@@ -18,6 +19,15 @@ def reduce_axes(axes: Axes, dim: DimsLike, keepdim: bool) -> tuple[tuple[int, ..
     if keepdim:
         return gone, intern(axes.names, [BROADCAST if i in gone else space for i, space in enumerate(axes.spaces)])
     return gone, axes.drop(*gone)
+
+
+def fold_axes(
+    function: Callable[..., torch.Tensor], t: Tensor, dim: DimsLike, keepdim: bool, *args: Any, **options: Any
+) -> Tensor:
+    """Reduce along axes by a function of `_fold.py`."""
+    gone, axes = t._axes.run(reduce_axes, as_key(dim), keepdim)
+    result = function(fold.AxesFold(gone), t._data, *args, **options)
+    return finish(result if keepdim else result.squeeze(gone), axes)
 
 
 def _reduce_data(
@@ -33,7 +43,9 @@ def _reduce_data(
 
 
 @method
-def sum(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def sum(
+    t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, skipna: bool = False
+) -> Tensor:
     """The sum over axes.
 
     Args:
@@ -41,6 +53,7 @@ def sum(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.
         dim: The axes to sum over, by name (``"y x"``) or position; all by default.
         keepdim: Keep them as BROADCAST axes of the same names.
         dtype: The dtype to add in.
+        skipna: Leave out NaN; the sum of nothing is 0.
 
     Example:
         >>> import moduli as mo
@@ -48,6 +61,8 @@ def sum(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.
         >>> t.sum("row")
         Tensor(column: p=4., q=6.)
     """
+    if skipna:
+        return fold_axes(fold.add, t if dtype is None else t.to(dtype), dim, keepdim, True)
     gone, axes = t._axes.run(reduce_axes, as_key(dim), keepdim)
     if len(gone) == 1 and dtype is None and not keepdim:  # the common case, in the form that torch parses fastest
         return finish(t._data.sum(gone[0]), axes)
@@ -55,7 +70,9 @@ def sum(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.
 
 
 @method
-def mean(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def mean(
+    t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, skipna: bool = False
+) -> Tensor:
     """The mean over axes.
 
     Args:
@@ -63,12 +80,15 @@ def mean(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
         dim: The axes, by name or position; all by default.
         keepdim: Keep them as BROADCAST axes of the same names.
         dtype: The dtype to compute in.
+        skipna: Leave out NaN; the mean of nothing is NaN.
 
     Example:
         >>> import moduli as mo
         >>> mo.tensor([[1.0, 2.0], [3.0, 4.0]], "row column").mean("column")
         Tensor(row: [1.5000, 3.5000])
     """
+    if skipna:
+        return fold_axes(fold.mean, t if dtype is None else t.to(dtype), dim, keepdim, True)
     return _reduce_data(torch.mean, t, dim, keepdim, dtype=dtype)
 
 
@@ -95,7 +115,9 @@ def prod(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
 
 
 @method
-def std(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: float = 1) -> Tensor:
+def std(
+    t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: float = 1, skipna: bool = False
+) -> Tensor:
     """The standard deviation over axes.
 
     Args:
@@ -103,17 +125,22 @@ def std(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: f
         dim: The axes, by name or position; all by default.
         keepdim: Keep them as BROADCAST axes of the same names.
         correction: What is subtracted from the number of elements in the denominator.
+        skipna: Leave out NaN; NaN where no more than `correction` elements are left.
 
     Example:
         >>> import moduli as mo
         >>> mo.tensor([1.0, 2.0, 3.0], "x").std().item()
         1.0
     """
+    if skipna:
+        return fold_axes(fold.std, t, dim, keepdim, True, correction)
     return _reduce_data(torch.std, t, dim, keepdim, correction=correction)
 
 
 @method
-def var(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: float = 1) -> Tensor:
+def var(
+    t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: float = 1, skipna: bool = False
+) -> Tensor:
     """The variance over axes.
 
     Args:
@@ -121,46 +148,55 @@ def var(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: f
         dim: The axes, by name or position; all by default.
         keepdim: Keep them as BROADCAST axes of the same names.
         correction: What is subtracted from the number of elements in the denominator.
+        skipna: Leave out NaN; NaN where no more than `correction` elements are left.
 
     Example:
         >>> import moduli as mo
         >>> mo.tensor([1.0, 2.0, 3.0], "x").var(correction=0).item()
         0.6666666865348816
     """
+    if skipna:
+        return fold_axes(fold.var, t, dim, keepdim, True, correction)
     return _reduce_data(torch.var, t, dim, keepdim, correction=correction)
 
 
 @method
-def amin(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
+def amin(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, skipna: bool = False) -> Tensor:
     """The smallest element over axes.
 
     Args:
         t: The tensor.
         dim: The axes, by name or position; all by default.
         keepdim: Keep them as BROADCAST axes of the same names.
+        skipna: Leave out NaN; NaN where nothing is left.
 
     Example:
         >>> import moduli as mo
         >>> mo.tensor([[1.0, 2.0], [3.0, 0.0]], "row column").amin("column")
         Tensor(row: [1., 0.])
     """
+    if skipna:
+        return fold_axes(fold.extreme, t, dim, keepdim, "amin", True)
     return _reduce_data(torch.amin, t, dim, keepdim)
 
 
 @method
-def amax(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
+def amax(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, skipna: bool = False) -> Tensor:
     """The largest element over axes.
 
     Args:
         t: The tensor.
         dim: The axes, by name or position; all by default.
         keepdim: Keep them as BROADCAST axes of the same names.
+        skipna: Leave out NaN; NaN where nothing is left.
 
     Example:
         >>> import moduli as mo
         >>> mo.tensor([[1.0, 2.0], [3.0, 0.0]], "row column").amax("column")
         Tensor(row: [2., 3.])
     """
+    if skipna:
+        return fold_axes(fold.extreme, t, dim, keepdim, "amax", True)
     return _reduce_data(torch.amax, t, dim, keepdim)
 
 

@@ -11,8 +11,10 @@ from collections.abc import Hashable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
+from .._html import FRAME, write_frame, write_html_table
 from .._torch import is_wrapped, run_outside
 from ._axes import Axes, UnfitAxes
 from ._space import Space
@@ -99,6 +101,8 @@ def _label(label: Hashable, quoted: bool = False) -> str:
     """A label, shortened; a string without its quotes where it can't be mistaken."""
     if isinstance(label, str) and not quoted and label and not any(c.isspace() or c in "=,:[]()'\"" for c in label):
         words = label if label.isprintable() else repr(label)
+    elif isinstance(label, (np.datetime64, np.timedelta64)):
+        return str(label)  # which has at most 38 characters, the last of them as telling as the first
     else:
         try:
             words = " ".join(repr(label).split())
@@ -222,11 +226,6 @@ def _brackets(data: torch.Tensor) -> str | None:
 
 # -- HTML --------------------------------------------------------------------------------------------------------------
 
-# Colours are those of the page, so that light and dark both work.
-_CELL: Final = "padding:2px 8px;text-align:right;border:1px solid rgba(128,128,128,.35)"
-_HEAD: Final = _CELL + ";font-weight:600;background:rgba(128,128,128,.15)"
-_FRAME: Final = "font-family:monospace;font-size:90%;color:inherit"
-
 
 def html(t: Tensor) -> str:
     """The tensor as HTML, for notebooks: the axes in a header, and a table of values with their labels.
@@ -244,26 +243,19 @@ def html(t: Tensor) -> str:
     """
     data, axes = t._data, t._axes
     if not _fits(data, axes) or not data.ndim:
-        return f'<pre style="{_FRAME}">{escape(text(t))}</pre>'
+        return f'<pre style="{FRAME}">{escape(text(t))}</pre>'
     header = f"Tensor({', '.join([*_axes(data, axes), *_extras(data)])})"
     body: str | None = None
     if data.numel() and data.ndim <= 2:
         grid = _grid(data, axes, _MOST)
-        body = None if grid is None else _html_table(*grid)
+        if grid is not None:
+            rows, columns, cells = grid
+            lines = [[label, *row] for label, row in zip(rows, cells, strict=True)]
+            body = write_html_table(["", *columns], lines, labelled=True)
     elif data.numel():
         values = _brackets(data)
         body = None if values is None else f"<pre>{escape(values)}</pre>"
-    return f'<div style="{_FRAME}"><div>{escape(header)}</div>{body or ""}</div>'
-
-
-def _html_table(rows: list[str], columns: list[str], cells: list[list[str]]) -> str:
-    def row(heads: list[str], values: list[str]) -> str:
-        made = [f'<th style="{_HEAD}">{escape(word)}</th>' for word in heads]
-        made += [f'<td style="{_CELL}">{escape(word)}</td>' for word in values]
-        return f"<tr>{''.join(made)}</tr>"
-
-    lines = [row(["", *columns], []), *(row([label], values) for label, values in zip(rows, cells, strict=True))]
-    return '<table style="border-collapse:collapse;margin:4px 0">' + "".join(lines) + "</table>"
+    return write_frame(header, body or "")
 
 
 # -- numbers, the way torch prints them ----------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
 
 @cache_by_axes
 def _plan_solution(
-    axes: Axes, other: Axes, vector: bool, how: str, fill: complex
+    axes: Axes, other: Axes, vector: bool, how: str, fill: complex | None
 ) -> tuple[Moves, tuple[Check, ...], PairingPlan, Axes]:
     """How the rows of b get to those of a, sizes that must agree, how batch axes are paired, and the axes of x."""
     check_matrix(axes, "solve")

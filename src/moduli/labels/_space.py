@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, final
 
 import numpy as np
 
+from .._html import write_frame, write_html_table
+from .._texts import shorten
 from ._constant import constant
 from ._errors import UnknownLabelError
+from ._instants import is_instant_type, mixed_label
+from ._label_sequences import (
+    ArrayLabels,
+    as_integer,
+    collect_labels,
+    locate_alike,
+    show_label,
+    show_labels,
+    take_labels,
+)
 
 _POSITIONAL: Final = 0
 _LABELLED: Final = 1
@@ -45,13 +56,14 @@ class Space:
         (False, True)
     """
 
-    __slots__ = ("__weakref__", "_hash", "_index", "_kind", "_labels", "_name")
+    __slots__ = ("__weakref__", "_hash", "_index", "_kind", "_labels", "_name", "_size")
 
     _kind: int
     _labels: Sequence[Hashable]
     _name: str | None
     _hash: int | None
     _index: dict[Hashable, int] | None
+    _size: int
 
     def __new__(cls, labels: int | Iterable[Hashable] | Space, name: str | None = None) -> Space:
         if isinstance(labels, Space):
@@ -65,6 +77,8 @@ class Space:
             raise TypeError("a set has no order, so it can't say which label stands where; write Space(sorted(labels))")
         check_name(name)
         if not hasattr(labels, "__iter__") or getattr(labels, "ndim", None) == 0:
+            if is_instant_type(type(labels)):
+                raise TypeError(f"a Space is made from a size or from an iterable of labels, not from {labels!r} alone")
             try:
                 size = operator.index(labels)  # type: ignore[arg-type]
             except TypeError:
@@ -106,7 +120,8 @@ class Space:
             >>> Space(["a", "b"]).labels, Space(2).labels
             (('a', 'b'), range(0, 2))
         """
-        return self._labels
+        labels = self._labels
+        return labels.as_tuple() if isinstance(labels, ArrayLabels) else labels
 
     @property
     def positional(self) -> bool:
@@ -139,7 +154,7 @@ class Space:
         return self._kind == _BROADCAST
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return self._size  # a compiler can read it, unlike an array
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self._labels)
@@ -178,7 +193,10 @@ class Space:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Space], tuple[Any, ...]]:
-        return _restore, (self._kind, self._labels, self._name)
+        if isinstance(self._labels, ArrayLabels) and self._labels.kind in "mM":
+            values = self._labels.values
+            return _restore_dates, (values.dtype.str, tuple(values.view(np.int64).tolist()), self._name)
+        return _restore, (self._kind, self.labels, self._name)
 
     def __repr__(self) -> str:
         if self._kind == _BROADCAST:
@@ -190,6 +208,14 @@ class Space:
         else:
             what = show_labels(self._labels)
         return f"Space({what})" if self._name is None else f"Space({what}, name={self._name!r})"
+
+    def _repr_html_(self) -> str:
+        if self._kind in (_BROADCAST, _POSITIONAL):
+            return write_frame(repr(self))
+        first = [shorten(label, 40) for label in itertools.islice(self._labels, 12)]
+        more = ["..."] if len(self) > len(first) else []
+        title = f"Space {'' if self._name is None else self._name}: {len(self)} labels"
+        return write_frame(title, write_html_table([*first, *more], []))
 
     # -- looking up ------------------------------------------------------------------------------------------------
 
@@ -210,14 +236,13 @@ class Space:
         if isinstance(labels, range):
             # range.index searches for a non-integer one by one; a dictionary would undo its laziness.
             position = self._position(label)
-            if position >= 0:
-                return position
+        elif isinstance(labels, ArrayLabels):
+            position = labels.find(label)
         else:
-            try:
-                return self._table()[label]
-            except (KeyError, TypeError):
-                pass
-        raise UnknownLabelError(f"{self!r} has no label {label!r}; its labels are {show_labels(labels)}")
+            position = self._look_up(label)
+        if position >= 0:
+            return position
+        raise UnknownLabelError(f"{self!r} has no label {show_label(label)}; its labels are {show_labels(labels)}")
 
     def locate(self, labels: Sequence[Hashable] | Space) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The positions of many labels at once, -1 where the space does not have one.
@@ -230,11 +255,20 @@ class Space:
             array([ 2, -1,  0])
         """
         wanted = labels._labels if isinstance(labels, Space) else labels
-        if not isinstance(self._labels, range):
-            found = map(self._table().get, wanted, itertools.repeat(-1))
-        else:
-            found = map(self._position, wanted)
-        return np.fromiter(found, np.int64, len(wanted))
+        known = self._labels
+        if isinstance(wanted, (ArrayLabels, range)) and isinstance(known, (ArrayLabels, range)):
+            found = locate_alike(known, wanted)
+            if found is not None:
+                return found
+        if isinstance(known, range):
+            positions = map(self._position, wanted)
+        elif isinstance(known, ArrayLabels) and (known.kind in "mM" or getattr(wanted, "kind", None) == "m"):
+            positions = map(known.find, wanted)
+        elif isinstance(known, tuple) and not (isinstance(labels, Space) and isinstance(wanted, tuple)):
+            positions = map(self._look_up, wanted)
+        else:  # in the form that labels have
+            positions = map(self._table().get, wanted, itertools.repeat(-1))
+        return np.fromiter(positions, np.int64, len(wanted))
 
     def has_labels_of(self, other: Space) -> bool:
         """Whether both have the same labels, in any order.
@@ -251,8 +285,18 @@ class Space:
         return len(self) == len(other) and bool((self.locate(other) >= 0).all())
 
     def _position(self, label: object) -> int:
-        number = label if type(label) is int else _as_integer(label)
+        number = label if type(label) is int else as_integer(label)
         return self._labels.index(number) if number is not None and number in self._labels else -1
+
+    def _look_up(self, label: Any) -> int:
+        known = mixed_label(label)
+        try:
+            position = self._table().get(known, -1)
+        except TypeError:  # it can't be hashed, so it is no label
+            return -1
+        # A duration of months is equal to an integer for NumPy.
+        alike = isinstance(known, np.timedelta64) is isinstance(self._labels[position], np.timedelta64)
+        return position if alike else -1
 
     def _table(self) -> dict[Hashable, int]:
         if self._index is None:
@@ -261,7 +305,9 @@ class Space:
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            labels: Sequence[Hashable] = self._labels[at]
+            labels: Sequence[Hashable] = take_labels(self._labels, at)
+            if self._kind == _LABELLED and not isinstance(labels, tuple):  # distinct, as all of them are
+                return _make(_LABELLED, labels, self._name)
         elif hasattr(at, "__index__") and not getattr(at, "ndim", 0):
             position = operator.index(at)
             try:
@@ -273,6 +319,9 @@ class Space:
                 f"a Space is indexed by a position, a slice or a list of positions, not by {at!r}; "
                 "to look up a label use space.index(label)"
             )
+        elif isinstance(self._labels, ArrayLabels) and isinstance(at, (list, np.ndarray)) and len(at) > 64:
+            # The loop below takes a microsecond for each, and so do a few in an array.
+            return _make_labelled(self._labels.values[np.array(at, np.int64)], self._name)
         else:
             labels = [self[operator.index(i)] for i in at]
         if self._kind == _POSITIONAL:
@@ -298,15 +347,15 @@ class Space:
 
     def __or__(self, other: Space) -> Space:
         """The labels of both: the left's in order, then the right's new ones."""
-        return self._algebra(other, lambda a, b: [*a, *(label for label in b if label not in a)])  # type: ignore[no-any-return]
+        return self._algebra(other, lambda a, b: [*a, *_pick(b, a.locate(b) < 0)])  # type: ignore[no-any-return]
 
     def __and__(self, other: Space) -> Space:
         """The common labels, in the left's order."""
-        return self._algebra(other, lambda a, b: (label for label in a if label in b))  # type: ignore[no-any-return]
+        return self._algebra(other, lambda a, b: _pick(a, b.locate(a) >= 0))  # type: ignore[no-any-return]
 
     def __sub__(self, other: Space) -> Space:
         """The labels of the left that the right does not have, in order."""
-        return self._algebra(other, lambda a, b: (label for label in a if label not in b))  # type: ignore[no-any-return]
+        return self._algebra(other, lambda a, b: _pick(a, b.locate(a) < 0))  # type: ignore[no-any-return]
 
     def rename(self, name: str | None) -> Space:
         """The same labels under another name (or none).
@@ -343,15 +392,28 @@ class Space:
         return _make_labelled([function(label) for label in self._labels], self._name)
 
 
+_SLOTS: Final = ("_kind", "_labels", "_name", "_hash", "_index", "_size")
+
+
 def _make(kind: int, labels: Sequence[Hashable], name: str | None, index: dict[Hashable, int] | None = None) -> Space:
     space = object.__new__(Space)
-    for slot, value in (("_kind", kind), ("_labels", labels), ("_name", name), ("_hash", None), ("_index", index)):
+    for slot, value in zip(_SLOTS, (kind, labels, name, None, index, len(labels)), strict=True):
         object.__setattr__(space, slot, value)
     return space
 
 
+def _pick(space: Space, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> list[Hashable]:
+    return list(itertools.compress(space.labels, chosen.tolist()))
+
+
 def _restore(kind: int, labels: Sequence[Hashable], name: str | None) -> Space:
+    if kind == _LABELLED:
+        return _make_labelled(labels, name)
     return BROADCAST if kind == _BROADCAST and name is None else _make(kind, labels, name)
+
+
+def _restore_dates(dtype: str, counts: Sequence[int], name: str | None) -> Space:
+    return _make_labelled(np.array(counts, np.int64).view(np.dtype(dtype)), name)
 
 
 def check_name(name: object) -> None:
@@ -365,75 +427,25 @@ def check_name(name: object) -> None:
 
 
 def _make_labelled(labels: Iterable[Hashable], name: str | None) -> Space:
-    """The Space of distinct labels, held as a range where they are one; refuse what can't tell positions apart."""
-    if isinstance(labels, range):
-        return _make(_LABELLED, labels, name)
-    tolist = getattr(labels, "tolist", None)
-    if tolist is not None:  # NumPy arrays and tensors: their own scalars would make slow and odd labels
-        labels = tolist()
-    known = tuple(labels)
-    kinds = set(map(type, known))
-    if any(kind.__module__ == "numpy" for kind in kinds):
-        known = tuple(label.item() if type(label).__module__ == "numpy" else label for label in known)  # type: ignore[attr-defined]
-        kinds = set(map(type, known))
-    if kinds == {int}:
-        found = _as_range(known)  # type: ignore[arg-type]
-        if found is not None:
-            return _make(_LABELLED, found, name)
-    try:
-        # Looking a label up takes this table anyway, and it tells whether one occurs twice.
-        index = dict(zip(known, range(len(known)), strict=True))
-    except TypeError as error:
-        raise TypeError(f"labels must be hashable, unlike some of {show_labels(known)}: {error}") from None
-    if len(index) != len(known):
-        seen: set[Hashable] = set()
-        twice = next(label for label in known if label in seen or seen.add(label))  # type: ignore[func-returns-value]
-        raise ValueError(f"the labels of a Space are distinct, but {twice!r} occurs more than once")
-    if not kinds <= _EQUAL_TO_THEMSELVES and any(map(operator.ne, known, known)):
-        wrong = next(label for label in known if label != label)
-        raise ValueError(f"{wrong!r} can't be a label: it is not equal to itself")
-    return _make(_LABELLED, known, name, index) if known else _make(_LABELLED, range(0), name)
-
-
-_EQUAL_TO_THEMSELVES: Final = frozenset({str, int, bool, bytes, type(None)})
-
-
-def _as_range(labels: tuple[int, ...]) -> range | None:
-    """Integers at equal steps as a range, so that equal labels have one form, and large axes a small one."""
-    step = 1 if len(labels) == 1 else labels[1] - labels[0]
-    if not step:
-        return None
-    candidate = range(labels[0], labels[0] + step * len(labels), step)
-    return candidate if all(map(operator.eq, candidate, labels)) else None
-
-
-def _as_integer(label: object) -> int | None:
-    """The integer that a label equals, if it equals one."""
-    if not isinstance(label, numbers.Complex):
-        return None
-    try:
-        number = int(label.real)  # type: ignore[call-overload]
-    except (OverflowError, ValueError):  # infinity, NaN
-        return None
-    return number if number == label else None
+    """The Space of distinct labels; refuse what can't tell positions apart."""
+    known, index = collect_labels(labels)
+    return _make(_LABELLED, known, name, index)
 
 
 def freeze(given: Any) -> Any:
     """Labels as an argument of label logic, which must be hashable."""
-    if given is None or isinstance(given, (Space, int, range, tuple, str, bytes, set, frozenset)):
+    if given is None or isinstance(given, (Space, int, range, str, bytes, set, frozenset)):
         return given  # what has no order or is one word is refused by Space
+    if is_instant_type(type(given)):
+        return given  # likewise
+    if isinstance(given, (tuple, list)) and any(map(is_instant_type, set(map(type, given)))):
+        return Space(given)  # a tuple of durations would be equal to one of integers
+    if getattr(given, "ndim", 0) == 1 and isinstance(getattr(given, "dtype", None), np.dtype):
+        return Space(given)  # an array, of dates perhaps, which its list would make integers of
     tolist = getattr(given, "tolist", None)
     if tolist is not None:  # NumPy arrays and tensors: their own scalars are no labels
         given = tolist()
     return tuple(given) if hasattr(given, "__iter__") else given
-
-
-def show_labels(labels: Sequence[Hashable], most: int = 8) -> str:
-    """Labels for a message: all of a few, or the ends of many."""
-    if len(labels) <= most:
-        return "[" + ", ".join(map(repr, labels)) + "]"
-    head, tail = labels[: most // 2], labels[-2:]
-    return "[" + ", ".join([*map(repr, head), "...", *map(repr, tail)]) + "]"
 
 
 BROADCAST: Final = _make(_BROADCAST, range(1), None)

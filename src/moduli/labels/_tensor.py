@@ -301,8 +301,15 @@ class Tensor(Methods):
     # -- NumPy and torch -------------------------------------------------------------------------------------------
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        array = self._data.numpy() if self._data.device.type == "cpu" else self._data.cpu().numpy()
-        return np.array(array, dtype=dtype, copy=copy)
+        data = self._data if self._data.device.type == "cpu" else self._data.cpu()
+        # A conjugate or negative view has to be computed for NumPy; gradients are refused by torch in its own words.
+        return np.array(data.resolve_conj().resolve_neg().numpy(), dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._data.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._data.__dlpack_device__()
 
     @classmethod
     def __torch_function__(

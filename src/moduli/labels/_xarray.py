@@ -1,8 +1,8 @@
 """To and from xarray: labels become index coordinates, and index coordinates labels.
 
-xarray is an optional dependency, imported when it is used. What a tensor has no place for (the name of an array, attributes,
-scalar and other coordinates) stays with its axes as long as operations keep those, and goes back. What xarray can't say is
-kept in the attribute ``moduli_broadcast`` of the array: the names of the axes that are BROADCAST.
+xarray is an optional dependency, imported when it is used. Coordinates that are no index follow their axes. What a tensor has
+no place for (the name of an array, attributes, scalar coordinates) stays as long as operations keep the axes, and goes back.
+What xarray can't say is kept in the attribute ``moduli_broadcast`` of the array: the names of the axes that are BROADCAST.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from ._axes import axes_of, intern
+from ._axes import axes_of
+from ._coords import AxisCoordinates, Coordinate
+from ._dates import as_nanoseconds
+from ._label_sequences import ArrayLabels
 from ._space import BROADCAST, Space
 from ._tensor import Tensor, finish, method
 
@@ -84,12 +87,12 @@ def _array(t: Tensor, name: str | None, prefix: str) -> xarray.DataArray:
     module = _xarray()
     if t._data.requires_grad:
         raise RuntimeError("an xarray can't carry gradients, and this tensor records them; use t.detach().to_xarray()")
-    values = t._data.detach().cpu().resolve_conj().resolve_neg().numpy().copy()
-    told = t._axes.told
-    if isinstance(told, _Told):
+    data = t._data.detach().cpu().resolve_conj().resolve_neg().numpy().copy()
+    told = _origin(t)
+    if told is not None:
         name = name if name is not None else told.name  # type: ignore[assignment]
         attrs = copy.deepcopy(told.coords.attrs)
-        made: xarray.DataArray = module.DataArray(values, told.coords.coords, t.names, name, attrs)
+        made: xarray.DataArray = module.DataArray(data, told.coords.coords, t.names, name, attrs)
         return made
     taken = {known for known in t.names if known is not None}
     dims: list[str] = []
@@ -99,10 +102,15 @@ def _array(t: Tensor, name: str | None, prefix: str) -> xarray.DataArray:
             called += "_"
         taken.add(called)
         dims.append(called)
-    coords = {d: (d, _coordinate(space.labels)) for d, space in zip(dims, t.dims, strict=True) if space.labelled}
+    coords: dict[str, Any] = {
+        d: (d, as_coordinate(space)) for d, space in zip(dims, t.dims, strict=True) if space.labelled
+    }
+    for further, entry in {} if t._axes.told is None else t._axes.told.entries.items():
+        values = coords[further][1] if entry.values is None else entry.values
+        coords[further] = (entry.dims, values, dict(entry.attrs))
     stretched = [d for d, space in zip(dims, t.dims, strict=True) if space.broadcast]
     attrs = {_BROADCAST: stretched} if stretched else {}
-    return module.DataArray(values, dims=dims, coords=coords, name=name, attrs=attrs)  # type: ignore[no-any-return]
+    return module.DataArray(data, dims=dims, coords=coords, name=name, attrs=attrs)  # type: ignore[no-any-return]
 
 
 def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
@@ -111,7 +119,7 @@ def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
         if not isinstance(t, Tensor):
             raise TypeError(f"a dataset is made of labelled tensors, but {variable!r} is a {type(t).__name__}")
     arrays = [_array(t, variable, f"{variable}_axis_") for variable, t in tensors.items()]
-    told = [t._axes.told.dataset if isinstance(t._axes.told, _Told) else None for t in tensors.values()]
+    told = [None if (origin := _origin(t)) is None else origin.dataset for t in tensors.values()]
     attrs = told[0] if told and all(each == told[0] for each in told) else None
     # Labels that differ are refused; joined, the rest would be NaN.
     made: xarray.Dataset = module.merge(arrays, join="exact", compat="broadcast_equals")
@@ -123,9 +131,10 @@ def from_xarray(array: Any) -> Any:
     """An `xarray.DataArray` as a labelled tensor, with its own copy of the values; a `Dataset` as a dict of tensors.
 
     Dimensions become names, and the index coordinate of a dimension its labels; a dimension without one is positional.
-    The name, attributes and other coordinates stay with the tensor through operations that keep its axes (elementwise
-    ones, unless another operand has different ones), so that `to_xarray` gives an array that is ``identical``. Axes of
-    size 1 that the attribute ``moduli_broadcast`` lists are BROADCAST.
+    The name and attributes stay with the tensor through operations that keep its axes (elementwise ones, unless another
+    operand has different ones), so that `to_xarray` gives an array that is ``identical``. Other coordinates follow the axes
+    they are along, through selections and reductions too, and `groupby` finds them by name. Axes of size 1 that the
+    attribute ``moduli_broadcast`` lists are BROADCAST.
 
     Args:
         array: The array, or the dataset.
@@ -154,6 +163,30 @@ def from_xarray(array: Any) -> Any:
     return _tensor(array, None)
 
 
+def open_dataset(*args: Any, **options: Any) -> Any:
+    """Refuse: files are read by xarray, which knows their formats; `from_xarray` makes tensors of what it reads.
+
+    Args:
+        args: Those of `xarray.open_dataset`.
+        options: Likewise.
+
+    Raises:
+        TypeError: Always, and says what to write instead.
+
+    Example:
+        >>> import moduli as mo
+        >>> try:
+        ...     mo.open_dataset("rain.nc")
+        ... except TypeError as error:
+        ...     print(error)
+        moduli reads no data files; use xarray, then from_xarray: mo.from_xarray(xarray.open_dataset('rain.nc'))
+    """
+    call = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
+    raise TypeError(
+        f"moduli reads no data files; use xarray, then from_xarray: mo.from_xarray(xarray.open_dataset({call}))"
+    )
+
+
 def _tensor(array: xarray.DataArray, dataset: dict[Hashable, Any] | None) -> Tensor:
     listed = array.attrs.get(_BROADCAST, ())
     stretched = {listed} if isinstance(listed, str) else set(listed)
@@ -175,8 +208,25 @@ def _tensor(array: xarray.DataArray, dataset: dict[Hashable, Any] | None) -> Ten
     indexed = {dim: coord for dim, coord in array.coords.items() if dim in array.dims}
     plain = len(indexed) == len(array.coords) and not any(coord.attrs for coord in indexed.values())
     if not plain or array.name is not None or set(array.attrs) - {_BROADCAST} or dataset is not None:
-        axes = intern(axes.names, axes.spaces, _Told(array, dataset))
+        axes = axes.mark(AxisCoordinates(_read_coordinates(array), _Told(array, dataset)))
     return finish(data, axes)
+
+
+def _read_coordinates(array: xarray.DataArray) -> dict[str, Coordinate]:
+    """The coordinates that are no index, and what is known of those that are."""
+    entries = {}
+    for name, coord in array.coords.items():
+        index = name in array.dims
+        if coord.ndim and isinstance(name, str) and (coord.attrs or not index):
+            values = None if index else np.array(coord.values)
+            entries[name] = Coordinate(tuple(map(str, coord.dims)), values, copy.deepcopy(coord.attrs))
+    return entries
+
+
+def _origin(t: Tensor) -> _Told | None:
+    """What xarray said of the array that a tensor came from, if its axes are still those."""
+    origin = None if t._axes.told is None else t._axes.told.origin
+    return origin if isinstance(origin, _Told) else None
 
 
 def _xarray() -> ModuleType:
@@ -187,10 +237,33 @@ def _xarray() -> ModuleType:
     return xarray
 
 
+def as_coordinate(space: Space) -> np.ndarray[Any, Any]:
+    """The labels of a Space as an array that gives the very same labels back."""
+    return _coordinate(space._labels)
+
+
+def find_name(t: Tensor) -> str | None:
+    """The name that a tensor had in xarray, if its axes are still those."""
+    origin = _origin(t)
+    return None if origin is None or origin.name is None else str(origin.name)
+
+
+def find_units(t: Tensor, name: str | None = None) -> str | None:
+    """The unit of a coordinate, or of the tensor itself, that xarray said in the attribute ``units``."""
+    told, origin = t._axes.told, _origin(t)
+    if name is None:
+        attrs: Mapping[Hashable, Any] = {} if origin is None else origin.coords.attrs
+    else:
+        attrs = {} if told is None or name not in told.entries else told.entries[name].attrs
+    return None if attrs.get("units") is None else str(attrs["units"])
+
+
 def _coordinate(labels: Sequence[Hashable]) -> np.ndarray[Any, Any]:
     """Labels as an array that gives the very same labels back."""
     if isinstance(labels, range):
         return np.arange(labels.start, labels.stop, labels.step)
+    if isinstance(labels, ArrayLabels):
+        return as_nanoseconds(labels.values) if labels.kind in "mM" else labels.values.copy()
     kinds = {type(label) for label in labels}
     if len(kinds) == 1 and kinds <= {str, int, float, bool}:
         found = np.array(labels)
@@ -203,12 +276,7 @@ def _coordinate(labels: Sequence[Hashable]) -> np.ndarray[Any, Any]:
     return boxed
 
 
-def _labels(array: xarray.DataArray, dim: str) -> list[Hashable]:
-    """The values of an index coordinate as Python objects."""
-    index = array.indexes[dim]
+def _labels(array: xarray.DataArray, dim: str) -> Any:
+    """The values of an index coordinate."""
     values = array.coords[dim].values
-    if values.dtype.kind in "mM":
-        whole = values.astype(f"{values.dtype.kind}8[us]")
-        # Python's own dates are exact to the microsecond; finer ones stay what pandas has.
-        return list(whole.tolist()) if bool((whole == values).all()) else list(index)
-    return list(index) if values.dtype.kind == "O" else list(values.tolist())
+    return list(array.indexes[dim]) if values.dtype.kind == "O" else values

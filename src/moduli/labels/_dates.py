@@ -1,0 +1,244 @@
+"""What is read off dates: components such as the month, periods that text names, distances."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from ._instants import (
+    FACTORS,
+    MOST,
+    UNITS,
+    DateArray,
+    as_instant,
+    canonical_dates,
+    find_finest,
+    get_dates,
+    is_instant_type,
+    join_instants,
+    refuse_zone,
+    rescale_canonical,
+)
+
+if TYPE_CHECKING:
+    from ._space import Space
+
+
+def datetime_component(space: Space, component: str) -> Sequence[Hashable]:
+    """Return one component of the date of each label, such as its month: ``"time.month"`` in groupby.
+
+    Args:
+        space: A Space whose labels are dates, or durations for ``days``, ``seconds``, ``microseconds`` and ``nanoseconds``.
+        component: ``year``, ``quarter``, ``month``, ``season``, ``week``, ``day``, ``dayofyear``, ``dayofweek`` (Monday is
+            0), ``weekday``, ``hour``, ``minute``, ``second``, ``microsecond``, ``nanosecond``, ``days_in_month``, ``date``.
+
+    Returns:
+        One value per position: an integer, a string for ``season`` (``"DJF"``), or a date for ``date``.
+
+    Raises:
+        TypeError: If the labels are not dates.
+        ValueError: If there is no such component.
+
+    Example:
+        >>> import numpy as np
+        >>> from moduli.labels import Space
+        >>> from moduli.labels._dates import datetime_component
+        >>> datetime_component(Space(np.arange("2000-01", "2000-04", dtype="datetime64[M]"), "time"), "month")
+        [1, 2, 3]
+    """
+    dates = get_dates(space)
+    called = "the labels" if space.name is None else f"the labels of axis {space.name!r}"
+    if dates is None:
+        raise TypeError(f"{called} are not dates, so they have no component {component!r}: {space!r}")
+    known = _OF_DATES if dates.dtype.kind == "M" else _OF_DURATIONS
+    if component not in known:
+        what = "dates" if dates.dtype.kind == "M" else "durations"
+        raise ValueError(f"{called} are {what}, whose components are {', '.join(known)}, not {component!r}")
+    found: list[Hashable] = list(known[component](dates).tolist())
+    return found
+
+
+def _count(dates: DateArray, unit: str, within: str) -> DateArray:
+    """How many whole units have passed since the start of a greater one."""
+    start = dates.astype(f"M8[{within}]").astype(f"M8[{unit}]")
+    number: DateArray = (dates.astype(f"M8[{unit}]") - start).astype(np.int64)
+    return number
+
+
+def _dayofweek(dates: DateArray) -> DateArray:
+    # Day 0 of the epoch, 1970-01-01, was a Thursday, which is 3.
+    return (dates.astype("M8[D]").astype(np.int64) + 3) % 7
+
+
+def _week(dates: DateArray) -> DateArray:
+    """The week of ISO 8601: that of the year in which its Thursday is."""
+    thursday = dates.astype("M8[D]") + (3 - _dayofweek(dates)).astype("m8[D]")
+    return _count(thursday, "D", "Y") // 7 + 1
+
+
+def _month(dates: DateArray) -> DateArray:
+    return _count(dates, "M", "Y") + 1
+
+
+def _days_in_month(dates: DateArray) -> DateArray:
+    months = dates.astype("M8[M]")
+    number: DateArray = ((months + 1).astype("M8[D]") - months.astype("M8[D]")).astype(np.int64)
+    return number
+
+
+_Component = Callable[[DateArray], DateArray]
+_OF_DATES: Final[dict[str, _Component]] = {
+    "year": lambda dates: dates.astype("M8[Y]").astype(np.int64) + 1970,
+    "quarter": lambda dates: (_month(dates) + 2) // 3,
+    "month": _month,
+    "season": lambda dates: np.array(["DJF", "MAM", "JJA", "SON"])[_month(dates) % 12 // 3],
+    "week": _week,
+    "day": lambda dates: _count(dates, "D", "M") + 1,
+    "dayofyear": lambda dates: _count(dates, "D", "Y") + 1,
+    "day_of_year": lambda dates: _count(dates, "D", "Y") + 1,
+    "dayofweek": _dayofweek,
+    "day_of_week": _dayofweek,
+    "weekday": _dayofweek,
+    "hour": lambda dates: _count(dates, "h", "D"),
+    "minute": lambda dates: _count(dates, "m", "h"),
+    "second": lambda dates: _count(dates, "s", "m"),
+    "microsecond": lambda dates: _count(dates, "us", "s"),
+    "nanosecond": lambda dates: _count(dates, "ns", "us"),
+    "days_in_month": _days_in_month,
+    "date": lambda dates: dates.astype("M8[D]"),
+}
+
+
+def _part(unit: str, within: str) -> _Component:
+    def count(durations: DateArray) -> DateArray:
+        whole = durations.astype(f"m8[{within}]").astype(durations.dtype)
+        # astype rounds towards zero, and a duration below zero has parts that are counted from the day before.
+        whole = whole - (whole > durations).astype(f"m8[{within}]")
+        return ((durations - whole) // np.timedelta64(1, unit)).astype(np.int64)  # type: ignore[call-overload, no-any-return]
+
+    return count
+
+
+_OF_DURATIONS: Final[dict[str, _Component]] = {
+    "days": lambda durations: durations // np.timedelta64(1, "D"),
+    "seconds": _part("s", "D"),
+    "microseconds": _part("us", "s"),
+    "nanoseconds": _part("ns", "us"),
+}
+
+
+# -- dates among others ------------------------------------------------------------------------------------------------
+
+
+class Period(NamedTuple):
+    """The dates that a text names: from the start up to, and without, the end."""
+
+    start: np.datetime64
+    end: np.datetime64
+    unit: str
+
+
+_TEXT: Final = re.compile(
+    r"(?P<Y>[+-]?\d{4,})(-(?P<M>\d\d)(-(?P<D>\d\d)([T ](?P<h>\d\d)(:(?P<m>\d\d)(:(?P<s>\d\d)(\.(?P<f>\d{1,18}))?)?)?)?)?)?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
+_RESOLUTIONS: Final = ("Y", "M", "D", "h", "m", *UNITS[1:])
+
+
+def parse_period(text: str) -> Period:
+    """Read ISO 8601 text: a year, a month, a day, or a time of it down to fractions of seconds.
+
+    Raises:
+        TypeError: If it has a time zone.
+        ValueError: If it is no such text.
+    """
+    match = _TEXT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no date such as '1991', '1991-05', '1991-05-17' or '1991-05-17T06:30'")
+    parts = match.groupdict()
+    if parts.pop("zone"):
+        raise refuse_zone(text)
+    fraction = parts.pop("f")
+    unit = [unit for unit, part in parts.items() if part is not None][-1]
+    if fraction:
+        unit = UNITS[1 + -(-len(fraction) // 3)]
+    try:
+        start: np.datetime64 = np.array([text.strip().replace(" ", "T")]).astype(f"M8[{unit}]")[0]
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is no date: {error}") from None
+    return Period(start, start + np.timedelta64(1, unit), unit)  # type: ignore[call-overload]
+
+
+def has_resolution_of(dates: DateArray, period: Period) -> bool:
+    """Whether a text is as fine as dates are, so that it names one of them; otherwise it names all in its period."""
+    unit = np.datetime_data(dates.dtype)[0]
+    if unit == "s":
+        counts = dates.view(np.int64)
+        unit = "h" if not (counts % 3600).any() else "m" if not (counts % 60).any() else "s"
+    return _RESOLUTIONS.index(period.unit) >= _RESOLUTIONS.index(unit)
+
+
+def find_instant(ordered: DateArray, instant: np.datetime64 | np.timedelta64) -> int:
+    """The number of dates, in ascending order, that are before an instant."""
+    own = canonical_dates(np.array([instant]))
+    unit, its = np.datetime_data(ordered.dtype)[0], np.datetime_data(own.dtype)[0]
+    if (unit == "M") != (its == "M"):
+        raise TypeError("months have no fixed length to compare them with other durations")
+    count, exact = int(own.view(np.int64)[0]), True
+    if unit != its:
+        step = _ATTOSECONDS[unit]
+        count, rest = divmod(count * _ATTOSECONDS[its], step)
+        exact = not rest
+    if not -MOST <= count <= MOST:
+        return 0 if count < 0 else len(ordered)
+    return int(np.searchsorted(ordered.view(np.int64), count, "left" if exact else "right"))
+
+
+_ATTOSECONDS: Final = {unit: math.prod(FACTORS[at:]) for at, unit in enumerate(UNITS)}
+
+
+def count_attoseconds(label: Any) -> Any:
+    """The exact number of attoseconds of a date since 1970, or of a duration; every other label as it is."""
+    instant = as_instant(label)
+    if instant is None:
+        return label
+    own = canonical_dates(np.array([instant]))
+    unit = np.datetime_data(own.dtype)[0]
+    if unit == "M":
+        raise TypeError(f"{label!r} is a number of months, which have no fixed length to compare")
+    return int(own.view(np.int64)[0]) * _ATTOSECONDS[unit]
+
+
+def measure_dates(dates: DateArray, others: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Dates, and others, as floats: how far they are from the first of the dates, in one unit.
+
+    Raises:
+        TypeError: If the others are not of the same kind.
+    """
+    joined = join_instants([*dates[:1], *others]) if all(is_instant_type(type(other)) for other in others) else None
+    if joined is None or (len(dates) and joined.dtype.kind != dates.dtype.kind):
+        raise TypeError(f"dates can't be compared with the points {list(others)}")
+    if not len(dates):
+        return np.empty(0), np.empty(len(others))
+    finest = dates.dtype if dates.dtype == joined.dtype else find_finest(dates.dtype, joined.dtype)
+    measured = []
+    for each in (dates, joined[1:]):
+        counts, exact = rescale_canonical(each, finest)
+        if not exact.all():
+            raise ValueError(f"{each[int(exact.argmin())]} is too far away to be measured in {finest}")
+        measured.append((counts - joined[0]).astype(np.int64).astype(np.float64))
+    return measured[0], measured[1]
+
+
+def as_nanoseconds(dates: DateArray) -> DateArray:
+    """Dates in the unit that all versions of pandas and xarray have, or the nearest one that holds them."""
+    for unit in ("ns", "us", "ms", "s"):
+        dtype = np.dtype(f"{dates.dtype.kind}8[{unit}]")
+        converted, exact = rescale_canonical(dates, dtype)
+        if exact.all():
+            return converted
+    return dates

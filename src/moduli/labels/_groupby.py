@@ -1,0 +1,253 @@
+"""Groups of the entries of an axis: by coordinate, label, function, mapping or bins.
+
+Which entry belongs to which group depends on labels alone: it is worked out here, once, and remembered with the axes.
+What is computed of groups is in `_groups.py`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ._axes import Axes, DimLike, cache_by_axes
+from ._errors import UnknownLabelError
+from ._groups import GroupPlan, Groups
+from ._label_sequences import show_labels
+from ._pairing import Gather, align_to_fixed
+from ._space import Space
+from ._tensor import Tensor, method
+
+
+@method
+def groupby(
+    t: Tensor,
+    dim: DimLike | None = None,
+    groups: Any = None,
+    /,
+    *,
+    bins: int | Sequence[Any] | None = None,
+    bin_labels: Sequence[Hashable] | None = None,
+    right: bool = True,
+    **named: Any,
+) -> Groups:
+    """Put the entries of an axis into groups; what is computed of them has one entry per group.
+
+    ``t.groupby("region")`` groups by a coordinate that is no index, ``t.groupby("time.month")`` by a component of dates,
+    ``t.groupby(city=countries)`` by a mapping or another rule, ``t.groupby("height", bins=[0, 10, 100])`` by intervals.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position, if it is not given as a keyword; alone, also the name of a coordinate or of a
+            component of dates.
+        groups: The group of each label: a mapping from labels, a function of a label, a sequence or a tensor with one
+            group per entry, or the name of a coordinate along the axis. Entries whose group is NaN are left out.
+        bins: The edges of intervals, in ascending order, or a number of intervals of equal width. Entries outside of them
+            are left out. Without it, every label or value of the coordinate is a group.
+        bin_labels: A label for each interval; by default its two edges as a tuple.
+        right: Whether an interval has its upper edge and not its lower one, or the other way round.
+        named: Axis name to groups, as one keyword.
+
+    Returns:
+        The groups. Those of a coordinate, a component of dates and bins are sorted, others come in the order in which they
+        first occur. The axis of a result has the name of the coordinate or component, otherwise that of the axis.
+
+    Raises:
+        UnknownLabelError: If the axis or the coordinate does not exist, or a label has no group.
+        ValueError: If a sequence has another length than the axis, or edges are not in order.
+        TypeError: If there is not exactly one axis.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([1.0, 3.0, 10.0], city=["Rome", "Milan", "Paris"])
+        >>> t.groupby(city={"Rome": "Italy", "Milan": "Italy", "Paris": "France"}).mean()
+        Tensor(city: Italy=2., France=10.)
+        >>> mo.tensor([1.0, 2.0, 4.0], height=[5, 9, 40]).groupby("height", bins=[0, 10, 100]).sum()
+        Tensor(height: (0, 10)=3., (10, 100)=4.)
+    """
+    chosen: dict[Any, Any] = {**({} if dim is None else {dim: groups}), **named}
+    if len(chosen) != 1:
+        raise TypeError(f"groupby takes one axis and its groups, as in t.groupby(city=countries), got {list(chosen)}")
+    ((which, rule),) = chosen.items()
+    if rule is None or isinstance(rule, str):
+        edges = tuple(bins) if isinstance(bins, Sequence) or hasattr(bins, "__iter__") else bins  # type: ignore[arg-type]
+        names = None if bin_labels is None else tuple(bin_labels)
+        size = None if rule is None and isinstance(which, str) and which not in t.names else _size(t, which)
+        return Groups(t, _plan_named(t._axes, which, rule, size, edges, names, right))
+    if bins is not None:
+        raise TypeError("groupby takes groups or bins=, not both; bins are intervals of labels or of a coordinate")
+    axis = t._axes.axis(which)
+    members = _assign_groups(t, axis, rule)
+    return Groups(t, _plan_groups(t._axes, axis, tuple(members), False, t._axes.names[axis]))
+
+
+def _size(t: Tensor, which: DimLike) -> int | None:
+    """Return the size of a positional axis; that of a labelled one follows from its labels."""
+    axis = t._axes.axis(which)
+    return t._data.shape[axis] if t._axes.spaces[axis] is None else None
+
+
+def _assign_groups(t: Tensor, axis: int, groups: Any) -> Sequence[Hashable]:
+    axes, size = t._axes, t._data.shape[axis]
+    if isinstance(groups, Mapping) or callable(groups):
+        labels = _list_labels(axes, axis, size)
+    if isinstance(groups, Mapping):
+        missing = [label for label in labels if label not in groups]
+        if missing:
+            raise UnknownLabelError(f"{axes.describe(axis)} has labels that belong to no group: {show_labels(missing)}")
+        return [groups[label] for label in labels]
+    if callable(groups):
+        return [groups(label) for label in labels]
+    if isinstance(groups, Tensor):
+        groups = align_to_fixed(axes.take([axis]), groups._axes, groups._data, "a tensor of groups", None)
+    members = list(groups.tolist() if hasattr(groups, "tolist") else groups)
+    if len(members) != size:
+        raise ValueError(f"{axes.describe(axis)} has size {size}, but {len(members)} groups were given")
+    return members
+
+
+@cache_by_axes
+def _list_labels(axes: Axes, axis: int, size: int) -> tuple[Hashable, ...]:
+    """Return the labels of an axis; the positions of one that has none."""
+    space = axes.spaces[axis]
+    return tuple(range(size) if space is None else space)
+
+
+# -- which entry belongs to which group --------------------------------------------------------------------------------
+
+
+def plan_members(axes: Axes, axis: int, members: Sequence[int], labels: Space, name: str | None) -> GroupPlan:
+    """Return the plan of groups whose numbers are known.
+
+    Args:
+        axes: The axes of the tensor.
+        axis: The axis whose entries are in groups.
+        members: The number of the group of each entry, -1 for none.
+        labels: The groups; some may be empty.
+        name: The name of the axis of results.
+    """
+    inside = [at for at, member in enumerate(members) if member >= 0]
+    positions, entries = None, axes
+    if len(inside) != len(members):
+        positions = Gather(inside)
+        space = axes.spaces[axis]
+        name_of_axis = axes.names[axis]
+        entries = axes.put(axis, (name_of_axis, None if space is None else space[inside]))
+        entries = axes.carry(entries, {} if name_of_axis is None else {name_of_axis: inside})
+        members = [members[at] for at in inside]
+    result = axes.put(axis, (name, labels))
+    sizes = np.bincount(np.asarray(members, np.int64), minlength=len(labels))
+    return GroupPlan(axis, labels, Gather(members), tuple(sizes.tolist()), positions, entries, result)
+
+
+@cache_by_axes
+def _plan_groups(axes: Axes, axis: int, groups: tuple[Hashable, ...], ordered: bool, name: str | None) -> GroupPlan:
+    """Return the plan for the group of each entry; one that is not equal to itself, as NaN and NaT, is none."""
+    try:
+        distinct = dict.fromkeys(group for group in groups if group == group)
+    except TypeError as error:
+        raise TypeError(f"groups must be hashable, unlike some of {show_labels(groups)}: {error}") from None
+    space = Space(_sort(list(distinct)) if ordered else list(distinct))
+    return plan_members(axes, axis, space.locate(groups).tolist(), space, name)
+
+
+def _sort(groups: list[Any]) -> list[Any]:
+    try:
+        return sorted(groups)
+    except TypeError:  # of different kinds: the order in which they occur is as good
+        return groups
+
+
+@cache_by_axes
+def _plan_named(
+    axes: Axes,
+    which: DimLike,
+    rule: str | None,
+    size: int | None,
+    bins: int | tuple[Any, ...] | None,
+    bin_labels: tuple[Hashable, ...] | None,
+    right: bool,
+) -> GroupPlan:
+    """Return the plan for groups by a coordinate, a component of dates, or the labels themselves, perhaps in bins."""
+    axis, values, name = _find_values(axes, which, rule, size)
+    if bins is None:
+        if bin_labels is not None:
+            raise TypeError("bin_labels are of bins=, the edges of intervals")
+        return _plan_groups(axes, axis, tuple(values), True, name)
+    members, labels = _cut(values, bins, bin_labels, right, axes.describe(axis))
+    return plan_members(axes, axis, members, labels, name)
+
+
+def _find_values(
+    axes: Axes, which: DimLike, rule: str | None, size: int | None
+) -> tuple[int, Sequence[Hashable], str | None]:
+    """Return the axis that a name is about, a value for each of its entries, and the name of the result's axis."""
+    if rule is None and isinstance(which, str) and which not in axes.names:
+        coordinate = axes.find_coordinate(which)
+        if coordinate is not None:
+            return (*coordinate, which)
+        prefix, _, component = which.rpartition(".")
+        if prefix in axes.names:
+            return axes.names.index(prefix), _read_component(axes, axes.names.index(prefix), component), component
+        raise UnknownLabelError(f"there is no axis or coordinate named {which!r}; {axes.listing()}{_list(axes)}")
+    axis = axes.axis(which)
+    if rule is None:
+        return axis, _list_labels(axes, axis, size or 0), axes.names[axis]
+    coordinate = axes.find_coordinate(rule)
+    if coordinate is not None and coordinate[0] == axis:
+        return (*coordinate, rule)
+    component = rule.removeprefix(f"{axes.names[axis]}.")
+    return axis, _read_component(axes, axis, component, f"{axes.describe(axis)} has no coordinate {rule!r}"), component
+
+
+def _read_component(axes: Axes, axis: int, component: str, otherwise: str = "") -> Sequence[Hashable]:
+    """Return a component of the dates along an axis, as the month."""
+    from ._dates import datetime_component
+
+    space = axes.spaces[axis]
+    if space is None or not space.labelled:
+        raise UnknownLabelError(f"{otherwise or axes.describe(axis)} is positional, without dates{_list(axes)}")
+    try:
+        return datetime_component(space, component)
+    except (TypeError, ValueError) as error:
+        raise UnknownLabelError(f"{otherwise}{': ' if otherwise else ''}{error}{_list(axes)}") from error
+
+
+def _list(axes: Axes) -> str:
+    known = axes.coordinate_names()
+    return f"; further coordinates are {', '.join(map(repr, known))}" if known else "; there are no further coordinates"
+
+
+def _cut(
+    values: Sequence[Any], bins: Any, names: tuple[Hashable, ...] | None, right: bool, called: str
+) -> tuple[list[int], Space]:
+    """Return the interval of each value, -1 for none, and the labels of the intervals."""
+    closed = False
+    if isinstance(bins, int):
+        numbers = [value for value in values if value == value]
+        if bins < 1 or not numbers:
+            raise ValueError(
+                f"bins={bins} intervals can't be made of {called}: it takes at least one interval and one label"
+            )
+        low, high = min(numbers), max(numbers)
+        bins = (*(low + (high - low) * (at / bins) for at in range(bins)), high)
+        closed = True
+    if len(bins) < 2 or any(a >= b for a, b in itertools.pairwise(bins)):
+        raise ValueError(f"the edges of bins are two or more in ascending order, got {list(bins)}")
+    labels = Space(list(itertools.pairwise(bins)) if names is None else names)
+    if len(labels) != len(bins) - 1:
+        raise ValueError(f"{len(bins)} edges make {len(bins) - 1} intervals, but {len(labels)} labels were given")
+    find = bisect.bisect_left if right else bisect.bisect_right
+    members = []
+    for value in values:
+        if value != value:  # NaN and NaT are in no interval
+            members.append(-1)
+            continue
+        at = find(bins, value) - 1
+        if closed and value == bins[0 if right else -1]:
+            at = 0 if right else len(labels) - 1
+        members.append(at if at < len(labels) else -1)
+    return members, labels

@@ -1,0 +1,82 @@
+"""Reading and writing by label in brackets, against positions."""
+
+import numpy as np
+import pytest
+import torch
+
+import moduli as mo
+
+T = mo.tensor(torch.arange(12.0).reshape(3, 4), row=["a", "b", "c"], column=[10, 20, 30, 40])
+
+KEYS = {
+    "one": ("a", (0,)),
+    "several": (["c", "a"], ([2, 0],)),
+    "slice": (slice("b", "c"), (slice(1, 3),)),
+    "two": (("b", slice(20, 30)), (1, slice(1, 3))),
+    "dots": ((..., 40), (slice(None), 3)),
+    "mapping": ({"column": [40, 10]}, (slice(None), [3, 0])),
+    "mask": (np.array([True, False, True]), (torch.tensor([True, False, True]),)),
+    "mask and label": ((np.array([True, False, True]), 20), ([0, 2], 1)),
+}
+
+
+@pytest.mark.parametrize(("key", "positions"), KEYS.values(), ids=KEYS)
+def test_labels_are_positions(key, positions):
+    assert mo.equal(T.loc[key], T[positions])
+    ours, plain = T.clone(), T.clone()
+    ours.loc[key] = T[positions] * 10
+    plain[positions] = T[positions] * 10
+    assert torch.equal(ours.data, plain.data)
+    ours.loc[key] = -1.0
+    assert (ours.loc[key] == -1.0).all()
+    assert (ours.data == -1.0).sum() == T[positions].numel()
+
+
+def test_values_are_paired_by_label_and_gradients_go_to_both():
+    leaf = torch.zeros(3, 4, requires_grad=True)
+    value = mo.tensor([1.0, 2.0], row=["c", "a"]).attach()
+    t = mo.Tensor(leaf, T.dims) * 1
+    t.loc[["a", "c"], 20] = value
+    assert t.loc[:, 20].tolist() == [2.0, 0.0, 1.0]
+    (t * T).sum().backward()
+    assert value.grad.tolist() == [9.0, 1.0]
+    assert leaf.grad[0, 1] == leaf.grad[2, 1] == 0
+    assert leaf.grad[1, 1] == 5.0
+    with pytest.raises(RuntimeError, match="leaf"):
+        T.attach().loc["a"] = 0.0
+    with pytest.raises(ValueError, match="labels of axis 'row' differ"):
+        T.clone().loc[["a", "b"], 20] = value
+
+
+def test_positions_of_named_axes_are_assigned_too():
+    t = T.clone()
+    t[{"column": 0, "row": slice(1, None)}] = mo.tensor([5.0, 7.0], row=["c", "b"])
+    assert t.isel(column=0).tolist() == [0.0, 7.0, 5.0]
+    assert mo.equal(t[{"column": [0]}], t.isel(column=[0]))
+    t.loc[t > 6] = 0.0
+    assert t.amax().item() == 6.0
+
+
+def test_written_in_one_graph_and_under_transforms():
+    def write(t):
+        t = t.clone()
+        t.loc["b"] = t.loc["a"] * 2
+        t[{"column": 0}] = 0.0
+        return t
+
+    torch._dynamo.reset()
+    assert mo.equal(torch.compile(write, fullgraph=True, backend="eager")(T), write(T))
+    many = mo.stack([T, T + 1], "n")
+    assert mo.equal(mo.vmap(write, over="n")(many), mo.stack([write(T), write(T + 1)], "n"))
+    gradient = torch.func.grad(lambda t: write(t).sum())(T)
+    assert gradient.loc[:, 20].tolist() == [3.0, 0.0, 1.0]
+
+
+def test_what_does_not_exist_is_refused():
+    for key, match in (
+        (("a", 10, 3), "more axes than there are"),
+        ("z", "no label 'z'"),
+        ((..., ...), "more than one"),
+    ):
+        with pytest.raises(IndexError, match=match):
+            T.loc[key]
