@@ -243,6 +243,15 @@ def test_has_autocast(shims):
             assert not shims.has_autocast()
 
 
+def test_has_global_hooks(shims):
+    assert bool(shims.has_global_hooks()) == (not shims.known)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *given: None)
+    try:
+        assert shims.has_global_hooks()
+    finally:
+        handle.remove()
+
+
 def test_run_outside(shims):
     made = []
 
@@ -525,3 +534,41 @@ def test_count_storage_uses(shims):
     before = shims.count_storage_uses(tensor)
     view = tensor[1:]
     assert shims.count_storage_uses(view) == (before + 1 if shims.known else moduli._torch.UNKNOWN)
+
+
+def test_call_batched(shims):
+    seen = []
+
+    def add(total, x, scale):
+        seen.append((tuple(total.shape), tuple(x.shape)))
+        return total + x * scale
+
+    def write(total, x):
+        total.add_(x)
+
+    with torch.no_grad():
+        total, x = torch.zeros(4, 3, 2), torch.ones(3, 4, 2)
+        out = torch.vmap(torch.vmap(lambda t, x: shims.call_batched(add, t, x, 2.0)), (0, 1))(total, x)
+        assert torch.equal(out, torch.full((4, 3, 2), 2.0))
+        assert seen[-1] == ((4, 3, 2), (4, 3, 2))
+        torch.vmap(lambda t: shims.call_batched(write, t, torch.ones(3, 2)) or t)(total)
+        assert torch.equal(total, torch.ones(4, 3, 2))
+
+
+def test_map_batched(shims):
+    drawn = []
+
+    def function(tensors):
+        drawn.append(torch.rand(2))
+        tensors[1].add_(1.0)
+        return [tensors[0] @ tensors[0], drawn[-1] + tensors[0][0, 0] * 0]
+
+    x, y = torch.eye(2).expand(3, 2, 2) * torch.arange(3.0).reshape(3, 1, 1), torch.zeros(3, 4)
+    for _ in range(2):
+        product, noise = shims.map_batched(function, [x, y])
+        assert torch.equal(product, x @ x)
+        assert torch.equal(noise[0], noise[1])
+    assert torch.equal(y, torch.full((3, 4), 2.0))
+    with pytest.raises(ZeroDivisionError):
+        shims.map_batched(lambda tensors: 1 / 0, [x])
+    assert not shims.in_transform()

@@ -159,6 +159,85 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return False
 
 
+def call_batched(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that treats leading axes as a batch with tensors of `torch.vmap` as such batches, in no vmap.
+
+    Its result is a tensor with the batch in front, or None for a function that writes in place. Nothing of it is differentiated.
+
+    Since torch 2.0: `torch._C._functorch.maybe_get_level`, `maybe_get_bdim`, `get_unwrapped` and `_add_batch_dim`. Fallback: an
+    autograd.Function with a rule for vmap, which takes longer than a small product.
+    """
+    if _functorch is None:
+        return _make_batched(function).apply(*args)  # type: ignore[no-untyped-call]
+    levels = [
+        _functorch.maybe_get_level(arg) if isinstance(arg, torch.Tensor) and _functorch.is_batchedtensor(arg) else 0
+        for arg in args
+    ]
+    level = max(levels)
+    if not level:
+        return function(*args)
+    axes = [_functorch.maybe_get_bdim(arg) if own == level else None for arg, own in zip(args, levels, strict=True)]
+    values = [_functorch.get_unwrapped(arg) if own == level else arg for arg, own in zip(args, levels, strict=True)]
+    size = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
+    result = call_batched(function, *_lead_with_batch(values, axes, size))
+    return None if result is None else _functorch._add_batch_dim(result, 0, level)
+
+
+def map_batched(
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Call a function from tensors to tensors under `torch.vmap` over the first axes; random numbers are the same for all.
+
+    Since torch 2.0: `torch._C._functorch._vmap_increment_nesting`, `_add_batch_dim`, `_remove_batch_dim` and
+    `_vmap_decrement_nesting`, which spare `torch.vmap` its taking apart of nested arguments. Fallback: `torch.vmap`.
+    """
+    global _has_decompositions
+    if _functorch is None or not _has_decompositions:
+        _has_decompositions = True  # the first call of `torch.vmap` loads them
+        return list(torch.vmap(lambda given: function(list(given)), randomness="same")(list(tensors)))
+    size = tensors[0].shape[0]
+    level = _functorch._vmap_increment_nesting(size, "same")
+    try:
+        out = function([_functorch._add_batch_dim(tensor, 0, level) for tensor in tensors])
+        return [_functorch._remove_batch_dim(tensor, level, size, 0) for tensor in out]
+    finally:
+        _functorch._vmap_decrement_nesting()
+
+
+_has_decompositions = False
+
+
+def _lead_with_batch(values: Sequence[Any], axes: Sequence[int | None], size: int) -> list[Any]:
+    """Tensors with their batch as the first axis, repeated where they have none; anything else as it is."""
+    return [
+        value
+        if not isinstance(value, torch.Tensor)
+        else value.expand(size, *value.shape)
+        if axis is None
+        else value.movedim(axis, 0)
+        for value, axis in zip(values, axes, strict=True)
+    ]
+
+
+def _make_batched(function: Callable[..., Any]) -> type[torch.autograd.Function]:
+    class Batched(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return function(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            """Nothing is differentiated."""
+
+        @staticmethod
+        def vmap(info: Any, axes: Any, *args: Any) -> Any:
+            values = _lead_with_batch(args, axes, info.batch_size)
+            result = Batched.apply(*values) if in_transform() else function(*values)  # type: ignore[no-untyped-call]
+            return result, None if result is None else 0
+
+    return Batched
+
+
 def _assume_true() -> bool:
     return True
 
@@ -270,6 +349,11 @@ def run_outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
 _no_transforms: Final = _find("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 _no_modes: Final = _find("torch.utils._python_dispatch._disable_current_modes")
 
+
+#: Whether hooks are registered that act on the calls of all modules.
+#:
+#: Since torch 2.0: `torch.nn.modules.module._has_any_global_hook`. Fallback: there may be some.
+has_global_hooks: Final[Callable[[], Any]] = _find("torch.nn.modules.module._has_any_global_hook") or (lambda: True)
 
 #: Set the grad mode of this thread; the caller sets it back.
 #:

@@ -330,3 +330,25 @@ def test_wrapped_lbfgs_evaluates_through_the_chain():
     close([x], [torch.ones(2, dtype=torch.float64)], 1e-4)
     with pytest.raises(mo.optim.ClosureError):
         opt.step()
+
+
+@pytest.mark.parametrize("fuse", ["auto", False])
+def test_schedules_behind_accumulation_count_updates(fuse):
+    """Also after a resume, and for links that run by themselves."""
+    w = torch.nn.Parameter(torch.zeros(1))
+
+    def make():
+        links = [m.GradientAccumulation(2), m.Adam(), m.WeightDecay(lambda step: 0.0), m.LR(lambda step: 10.0**-step)]
+        return mo.Optimizer([w], *links, fuse=fuse)
+
+    opt, places = make(), []
+    for k in range(8):
+        if k == 3:
+            saved = opt.state_dict()
+            opt = make()
+            opt.load_state_dict(saved)
+        w.grad = torch.ones(1)
+        opt.step()
+        places.append(w.item())
+    moved = torch.tensor(places).diff(prepend=torch.zeros(1))
+    torch.testing.assert_close(moved, -torch.tensor([0, 1.0, 0, 0.1, 0, 0.01, 0, 0.001]), rtol=1e-3, atol=1e-7)

@@ -17,7 +17,7 @@ def losses(w):
     return (w - TARGET).abs().sum() + 0.1 * ((w - TARGET) ** 2).sum()
 
 
-def write_out(rate):
+def write_out(rate, decay=0.0):
     """The authors' algorithm, with their order of operations: numerator and denominator are weighted by d and the step size."""
     w, d, d0, beta1, beta2 = torch.zeros(5, dtype=D, requires_grad=True), 1e-2, 1e-2, 0.9, 0.999
     beta3 = beta2**0.5
@@ -31,7 +31,7 @@ def write_out(rate):
             square = beta2 * square + d * d * (1 - beta2) * g * g
             s = beta3 * s + (d / d0) * d * lr * g
             below = float(s.abs().sum())
-            w -= d * lr * mean / (square.sqrt() + d * 1e-8)
+            w -= d * lr * (mean / (square.sqrt() + d * 1e-8) + decay * w)
             d = max(d, above / below) if below else d
     return w.detach(), d
 
@@ -93,3 +93,36 @@ def test_a_constant_step_size_leaves_the_estimate():
     expected, distance = write_out(lambda step: 1.0)
     torch.testing.assert_close(moved.detach(), expected, rtol=1e-8, atol=1e-8)
     assert float(opt.modules[0].global_state["next_d"]) == pytest.approx(distance, rel=1e-8)
+
+
+@pytest.mark.parametrize("decay", [0.1, 3.0])
+def test_decay_is_times_the_estimate_and_the_schedule(decay):
+    (w, d), (expected, distance) = run(*presets.prodigy(RATE, d0=1e-2, weight_decay=decay)), write_out(RATE, decay)
+    torch.testing.assert_close(w, expected, rtol=1e-8, atol=1e-8)
+    assert d == pytest.approx(distance, rel=1e-8)
+    assert not torch.allclose(w, write_out(RATE)[0], atol=1e-3)
+
+
+def test_groups_with_other_memories_and_step_sizes_have_one_estimate():
+    params = [nn.Parameter(torch.full((3,), float(i), dtype=D)) for i in range(4)]
+    groups = [{"params": params[:2]}, {"params": params[2:], "beta1": 0.5, "lr": 0.5}]
+    opt = mo.Optimizer(groups, m.Prodigy(d0=1e-2), m.LR(1.0))
+    w, lr, memory = [p.detach().clone() for p in params], [1.0, 1.0, 0.5, 0.5], [0.9, 0.9, 0.5, 0.5]
+    start, d, r = [p.clone() for p in w], 1e-2, 0.0
+    mean, square, s = ([torch.zeros(3, dtype=D) for _ in w] for _ in range(3))
+    beta3 = 0.999**0.5
+    for _ in range(20):
+        opt.step(lambda: sum(losses(p.sum() + TARGET * 0 + i) for i, p in enumerate(params)))
+        grads = []
+        for i, p in enumerate(w):
+            x = p.clone().requires_grad_()
+            grads.append(torch.autograd.grad(losses(x.sum() + TARGET * 0 + i), x)[0])
+        r = beta3 * r + (1 - beta3) * d * d * sum(lr[i] * float(g @ (start[i] - w[i])) for i, g in enumerate(grads))
+        for i, g in enumerate(grads):
+            mean[i] = memory[i] * mean[i] + (1 - memory[i]) * d * g
+            square[i] = 0.999 * square[i] + 0.001 * d * d * g * g
+            s[i] = beta3 * s[i] + (1 - beta3) * lr[i] * d * d * g
+            w[i] = w[i] - lr[i] * d * mean[i] / (square[i].sqrt() + d * 1e-8)
+        d = max(d, r / sum(float(each.abs().sum()) for each in s))
+    for p, expected in zip(params, w, strict=True):
+        torch.testing.assert_close(p.detach(), expected, rtol=1e-8, atol=1e-8)

@@ -12,7 +12,7 @@ from moduli.testing._problems import LawProblem
 
 PLAIN = (bool, int, float, str)
 # What a link declares of itself (a false declaration is a false link), and what is of the machinery around the hooks.
-NOT_READ = ("_", "elementwise", "counts", "needs", "members", "vector_state", "sharded", "keeps_outside")
+NOT_READ = ("_", "elementwise", "uses_dtype", "counts", "needs", "members", "vector_state", "sharded", "keeps_outside")
 
 
 class Scale(TensorTransform):

@@ -36,6 +36,8 @@ from ._memory import allocate_large, find_temporaries, pause_collection
 from ._over_processes import over_processes, reducing_over
 from ._purity import SelfRecorder
 from ._reduce import amax, dot, norm, sum
+from ._squares import PartialSquares, record_square
+from ._stochastic import round_stochastically
 from ._trace import NotPointwiseError
 from ._triton import Launch, watch_launches
 
@@ -47,6 +49,9 @@ __all__ = [
     "dot",
     "norm",
     "amax",
+    "round_stochastically",
+    "record_square",
+    "PartialSquares",
     "explain",
     "Explanation",
     "reset",

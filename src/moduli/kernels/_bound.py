@@ -23,6 +23,7 @@ from ._plain import arrange_results
 from ._plan import CallPlan, Plans, PlanState, Ranges
 from ._reduce import CompiledReduction, are_plain, norm
 from ._runtime import READ_ERRORS, Runtime, WarmTable
+from ._squares import PartialSquares
 
 if TYPE_CHECKING:
     from ._call import Request
@@ -66,6 +67,14 @@ class Bound:
         # Lists of private roles that are given once stay where they are; others are looked at in every call.
         self._stays = given.keys() <= fused.private
         self._warm: WarmCall | None = None
+        #: Sums of squares that the last call found, to be added up.
+        self.partial_squares: PartialSquares | torch.Tensor | None = None
+
+    @property
+    def squares(self) -> torch.Tensor | None:
+        """Sums of squares that the last call found (`record_square`), by tensor and slot; None where there are none."""
+        found = self.partial_squares
+        return found.read() if isinstance(found, PartialSquares) else found
 
     def explain(self) -> Any:
         """Which form the last call ran, and why: an `Explanation` of its plan, or None before the first call.
@@ -90,7 +99,7 @@ class Bound:
         """Run with the arguments that were left open, in the order of the function's parameters."""
         warm = self._warm
         if warm is not None and not kwargs:
-            result = warm.run(args)
+            result = warm.run(args, self)
             if result is not DIFFERENT:
                 return result
         if len(args) > len(self._rest):
@@ -110,6 +119,7 @@ class Bound:
         request = _call.Request(self.fused, values, *self._options)
         plan, state = _call.find_plan(request, self._plans)
         result = _call.run_plan(request, plan, state)
+        self.partial_squares = request.squares
         if self._stays:
             self._warm = make_warm(request, plan, state, self._rest, self._norms)
         return result
@@ -170,11 +180,14 @@ class WarmCall:
         # What is returned: the list of a role, given at the call or before it.
         returned = [at if kind == "role" else over[at] for kind, at in plan.graph.results]
         self._returned = [(request.given[role], position.get(role)) for role in returned]
-        self._single = plan.graph.single
+        self._single, self._squares = plan.graph.single, plan.squares
         self._now, self._blank = bytes(8 * plan.count * len(given)), bytes(8 * len(roles))
 
-    def run(self, args: Sequence[Any]) -> Any:
-        """Run with these lists and numbers; `DIFFERENT`, with nothing done, where anything is not as it was."""
+    def run(self, args: Sequence[Any], bound: Bound) -> Any:
+        """Run with these lists and numbers; `DIFFERENT`, with nothing done, where anything is not as it was.
+
+        Sums of squares are left with the bound call.
+        """
         lists, numbers = tuple(map(tuple, args[: self._lists])), args[self._lists :]
         if not (_NUMBERS.issuperset(map(type, numbers)) and self._lengths.issuperset(map(len, lists))):
             return DIFFERENT
@@ -203,7 +216,12 @@ class WarmCall:
         for i, offset, reduction in self._norms:
             scalars.insert(i, reduction.run_at("norm", now.buffer_info()[0] + offset))
         threads = 1 if self._short else _backend.threads(self._elements)
+        before = len(scalars)
+        if self._squares:
+            scalars.frombytes(bytes(8 * threads * self._runs * self._squares))
         self._kernel(self._runs, columns, *self._sizes, scalars.buffer_info()[0], threads)
+        if self._squares:
+            bound.partial_squares = PartialSquares(scalars, before, (threads, self._runs, self._squares))
         if not self._returned:
             return None
         return arrange_results([held if k is None else args[k] for held, k in self._returned], self._single)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
+
 from . import _backend
 from ._backend import Kernel, KernelError
 from ._emit_c import emit
 from ._forms import Form, Outputs, Situation, Work
 from ._graph import Graph
 from ._operations import NoFormError
+from ._squares import add_runs
 
 
 class CForm(Form):
@@ -47,12 +50,21 @@ class CForm(Form):
         """Run the kernel over the runs of a piece."""
         work.count_versions()
         piece, numbers = work.piece, array("d", work.scalars or (0.0,))
+        threads, slots = _backend.threads(piece.starts[-1]), work.plan.squares
+        before = len(numbers)
+        if slots:
+            numbers.frombytes(bytes(8 * threads * len(piece.sizes) * slots))
         self.kernel.run(
             len(piece.sizes),
             work.table.buffer_info()[0],
             piece.sizes.buffer_info()[0],
             piece.starts.buffer_info()[0],
             numbers.buffer_info()[0],
-            _backend.threads(piece.starts[-1]),
+            threads,
         )
+        if slots:
+            partial = np.frombuffer(numbers)[before:].reshape(threads, len(piece.sizes), slots)
+            owner = work.plan.runs.owner
+            owner = None if isinstance(owner, slice) else owner[piece.runs]
+            add_runs(work.request.squares, partial, piece.indices, owner)
         return True

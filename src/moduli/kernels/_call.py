@@ -70,6 +70,8 @@ class Request:
             if isinstance(item, torch.Tensor | list)
         ]
         self.watched = has_dispatch_mode()
+        #: Sums of squares by tensor and slot, where the function records some.
+        self.squares: torch.Tensor | None = None
         self.key = (
             self.marks,
             len(self.roles[0]),
@@ -172,6 +174,9 @@ def _place_outputs(request: Request, plan: CallPlan) -> tuple[list[Any], list[An
 
 
 def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
+    if plan.squares:
+        device = "cpu" if plan.device.type == "meta" else plan.device
+        request.squares = torch.zeros(plan.count, plan.squares, dtype=torch.float64, device=device)
     results, targets = _place_outputs(request, plan)
     if state is not None and state.overlap:
         run_plain(request, plan, targets, range(plan.count))

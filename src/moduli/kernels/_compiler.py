@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from .._cache import find_cache
+
 # -ffp-contract=off and no -ffast-math: each operation rounds as torch's does, NaN and infinities mean what they say.
 _BASE = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-w", "-fno-math-errno", "-fno-trapping-math")
 _EXACT = ("-ffp-contract=off", "-fno-strict-aliasing")
@@ -186,11 +188,10 @@ def directory() -> Path:
     chosen = os.environ.get("MODULI_KERNELS_CACHE")
     if chosen:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
-    base = os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base and os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
-    if not root.is_absolute():
+    folder = find_cache() / "kernels"
+    if not folder.is_absolute():
         raise Unavailable("there is no home directory; set MODULI_KERNELS_CACHE to a directory of your own")
-    return root / "moduli" / "kernels"
+    return folder
 
 
 def private(path: Path) -> Path:

@@ -6,6 +6,7 @@ import torch
 
 from ._graph import Graph
 from ._operations import FUNCTIONS_1, C, write_node
+from ._stochastic import STOCHASTIC_C
 
 _STORAGE = {
     torch.float64: ("double", "{p}[k]", "{v}"),
@@ -54,6 +55,9 @@ static inline uint16_t m_to_float16(float f) {
 _VECTOR = {name: "{0}" for name in FUNCTIONS_1 if name not in ("sqrt", "floor", "ceil", "trunc")}
 _VECTOR |= dict.fromkeys(("pow", "atan2", "hypot"), "{0}, {0}")
 
+# Elements whose squares are added before they are added to a sum in double precision.
+_BLOCK = 2048
+
 #: What every source of this room starts with.
 HEADERS = "\n".join(f"#include <{name}.h>" for name in ("stdint", "stddef", "string", "math", "float")) + "\n"
 
@@ -83,6 +87,10 @@ def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
             body.append(f"const {kind} t{index} = {load.format(p=f'r{position}')};")
         elif node.op == "scalar":
             preamble.append(f"const double t{index} = s[{dict(node.args)['position']}];")
+        elif node.op == "sum_square":
+            args = dict(node.args)
+            value = f"t{args['self'].index}"
+            body.append(f"a{args['slot']} += {value} * {value};")
         else:
             line = f"const {kind} t{index} = {write_node(C, graph, node)};"
             (body if node.vector else preamble).append(line)
@@ -108,12 +116,36 @@ void moduli_run(int64_t n, const uint64_t *const *tables, const int64_t *sizes, 
       const int64_t a = lo > starts[i] ? lo - starts[i] : 0;
       const int64_t b = hi - starts[i] < sizes[i] ? hi - starts[i] : sizes[i];
       {pointers}
-#pragma omp simd
-      for (int64_t k = a; k < b; k++) {{
-        {inner}
-      }}
+{_write_loop(graph, inner)}
     }}
   }}
 }}
 """
-    return HEADERS + _declare_vector_functions(loop) + (HALF if "float16(" in loop else "") + loop
+    helpers = (HALF if "float16(" in loop else "") + (STOCHASTIC_C if "m_stochastic_" in loop else "")
+    return HEADERS + _declare_vector_functions(loop) + helpers + loop
+
+
+def _write_loop(graph: Graph, inner: str) -> str:
+    """Return the loop over the elements of a run.
+
+    Sums of squares go behind the scalars: for each thread and run one number for each slot. Squares are added in the precision of
+    the values over a block, which costs little, and blocks in double precision.
+    """
+    slots = graph.count_squares()
+    if not slots:
+        return f"""#pragma omp simd
+      for (int64_t k = a; k < b; k++) {{
+        {inner}
+      }}"""
+    kind = "double" if torch.float64 in graph.role_dtypes else "float"
+    names = [f"a{slot}" for slot in range(slots)]
+    return f"""      double *const sums = (double *)s + {max(1, graph.scalars)} + (part * n + i) * {slots};
+      for (int64_t first = a; first < b; first += {_BLOCK}) {{
+        const int64_t last = first + {_BLOCK} < b ? first + {_BLOCK} : b;
+        {kind} {", ".join(f"{name} = 0" for name in names)};
+#pragma omp simd reduction(+:{", ".join(names)})
+        for (int64_t k = first; k < last; k++) {{
+        {inner}
+        }}
+        {" ".join(f"sums[{slot}] += {name};" for slot, name in enumerate(names))}
+      }}"""

@@ -13,6 +13,7 @@ import torch
 
 from ._graph import Graph
 from ._operations import TRITON, NoFormError, write_node
+from ._stochastic import STOCHASTIC_TRITON
 
 _STORAGE = {
     torch.float64: "tl.float64",
@@ -22,7 +23,8 @@ _STORAGE = {
     torch.bool: "tl.int8",
 }
 
-_HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+_IMPORTS = "import triton\nimport triton.language as tl\n\n\n"
+_HEAD = f"{_IMPORTS}@triton.jit\n"
 
 
 def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed: Collection[int]) -> str:
@@ -41,6 +43,11 @@ def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed
             value = f"tl.load(p{position} + at@MASK@)"
             value = f"({value} != 0)" if node.dtype is torch.bool else f"{value}.to({TRITON.name_type(node.dtype)})"
             body.append(f"t{index} = {value}")
+        elif node.op == "sum_square":
+            args = dict(node.args)
+            value = TRITON.convert(graph, args["self"].index, "tl.float64")
+            place = f"squares + tl.load(entry) * {graph.count_squares()} + {args['slot']}"
+            body.append(f"tl.atomic_add({place}, tl.sum(@KEEP@{value} * {value}@END@, 0))")
         elif node.vector:
             body.append(f"t{index} = {write_node(TRITON, graph, node)}")
         elif index not in placed:
@@ -59,20 +66,27 @@ def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed
         text = TRITON.convert(graph, index, TRITON.name_type(dtype))
         body.append(f"tl.store(p{where} + at, ({text}).to({_STORAGE[dtype]})@MASK@)")
     columns = graph.roles + len(outputs) + 1
+    sums = ["squares"] if graph.count_squares() else []
     lines = [
-        f"def kernel({', '.join(['rows', 'chunks', *parameters, *tensors])}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):",
+        f"def kernel({', '.join(['rows', 'chunks', *parameters, *tensors, *sums])}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):",
         *_find_chunk("tl.program_id(0)", columns, loaded),
         *(f"    {line}" for line in scalars),
         "    if start + BLOCK <= size:",
-        *(f"        {line.replace('@MASK@', '')}" for line in body),
+        *(f"        {_drop_mask(line)}" for line in body),
         "    else:",
         "        mask = at < size",
         *(f"        {_add_mask(line)}" for line in body),
     ]
-    return _HEAD + "\n".join(lines) + "\n"
+    head = _HEAD.replace(_IMPORTS, _IMPORTS + STOCHASTIC_TRITON) if "stochastic_" in "".join(body) else _HEAD
+    return head + "\n".join(lines) + "\n"
+
+
+def _drop_mask(line: str) -> str:
+    return line.replace("@MASK@", "").replace("@KEEP@", "(").replace("@END@", ")")
 
 
 def _add_mask(line: str) -> str:
+    line = line.replace("@KEEP@", "tl.where(mask, ").replace("@END@", ", 0.0)")
     return line.replace("@MASK@", ", mask=mask, other=0" if "tl.load(" in line else ", mask=mask")
 
 

@@ -17,7 +17,7 @@ import torch
 from . import _cuts
 from ._cuts import Cut, Lists
 from ._foreach_call import find_call, takes_scalars
-from ._forms import Form, Outputs, Work
+from ._forms import Form, Outputs, Situation, Work
 from ._graph import COMPUTE, Graph, Node, Ref, contract
 from ._memory import Memory
 from ._plain import PlainForm
@@ -45,6 +45,13 @@ class ForeachForm(Form):
 
     name = "foreach"
     sentence = "torch's foreach operations"
+
+    @classmethod
+    def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
+        """Return why lists of tensors can't be cut and joined: values depend on positions, or are summed by tensor."""
+        if graph.count_squares():
+            return "sums of squares are found for each tensor"
+        return "what is rounded by chance depends on positions in whole tensors" if graph.reads_positions() else None
 
     def __init__(self, graph: Graph, outputs: Outputs, why: str) -> None:
         super().__init__(graph, outputs, why)

@@ -73,8 +73,17 @@ class Graph:
     role_dtypes: tuple[torch.dtype, ...]
 
     def roots(self) -> set[int]:
-        """Nodes whose values leave the graph."""
-        return {node for node, _ in self.outputs}
+        """Nodes whose values leave the graph, and those that are summed."""
+        return {node for node, _ in self.outputs} | {i for i, node in enumerate(self.nodes) if node.op == "sum_square"}
+
+    def count_squares(self) -> int:
+        """How many sums of squares the graph has for each tensor."""
+        slots = [dict(node.args)["slot"] for node in self.nodes if node.op == "sum_square"]
+        return max(slots, default=-1) + 1
+
+    def reads_positions(self) -> bool:
+        """Whether a value depends on where in its tensor an element is, so that tensors can't be cut or joined."""
+        return any(node.op == "stochastic_round" for node in self.nodes)
 
     def find_needed(self) -> list[int]:
         """Nodes that are needed, in order."""

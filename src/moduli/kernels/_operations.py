@@ -33,6 +33,7 @@ class Language:
     types: dict[torch.dtype, str]
     cast: str  # a value in another type that is not the one of truth values
     narrow: str  # rounded to a dtype of two bytes and widened again
+    stochastic: str  # rounded by chance to a dtype of two bytes and widened again; empty where there is no position
     choice: str
     write_number: Callable[[Any, str], str]
     write_call: Callable[[str, str, str], str]
@@ -66,6 +67,13 @@ class Language:
         """One of the functions."""
         given = ", ".join(self.take(value, kind) for value in args)
         return ExpressionText(self, kind, self.write_call(name, kind, given))
+
+    def round_by_chance(self, dtype: torch.dtype | None, kind: str, *args: Any) -> ExpressionText:
+        """Round a value to a dtype by chance, from the value, a salt, a seed and a step."""
+        if not self.stochastic:
+            raise NoFormError("stochastic rounding of numbers of the host")
+        given = ", ".join(self.take(value, kind) for value in args)
+        return ExpressionText(self, kind, self.stochastic.format(str(dtype).removeprefix("torch."), given))
 
     def choose(self, kind: str, *values: Any) -> ExpressionText:
         """By a condition, one of two values."""
@@ -120,6 +128,7 @@ C = Language(
     types={torch.float64: "double", torch.float32: "float", torch.bool: "int"},
     cast="(({1}){0})",
     narrow="m_from_{1}(m_to_{1}({0}))",
+    stochastic="m_stochastic_{0}({1}, (uint32_t)k)",
     choice="({0} ? {1} : {2})",
     write_number=_write_c_number,
     write_call=lambda name, kind, args: f"{'f' * (name == 'abs')}{name}{'f' * (kind == 'float')}({args})",
@@ -129,6 +138,7 @@ PYTHON = Language(
     types={torch.float64: "float", torch.bool: "bool"},
     cast="{1}({0})",
     narrow="{0}",
+    stochastic="",
     choice="({1} if {0} else {2})",
     write_number=_write_python_number,
     write_call=_write_python_call,
@@ -137,6 +147,7 @@ TRITON = Language(
     types={torch.float64: "tl.float64", torch.float32: "tl.float32", torch.bool: "tl.int1"},
     cast="{0}.to({1})",
     narrow="({0}).to(tl.{1}).to(tl.float32)",
+    stochastic="stochastic_{0}({1}, at)",
     choice="tl.where({0}, {1}, {2})",
     # A bare number would be one of float32.
     write_number=lambda value, kind: f"tl.full((), {_write_python_number(value, kind)}, {kind})",
@@ -171,6 +182,7 @@ class NodeArguments:
         self._language, self._graph = language, graph
         self._kind = language.name_type(node.compute)
         self.choose = partial(language.choose, self._kind)
+        self.round_by_chance = partial(language.round_by_chance, self.given.get("dtype"), self._kind)
 
     def __getitem__(self, name: str) -> Any:
         """An argument in the type that the node computes in."""
@@ -300,6 +312,10 @@ def _lerp(e: Any) -> Any:
     return e.choose(e.abs(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
 
 
+def _round_stochastically(e: Any) -> Any:
+    return e.round_by_chance(e.x, e["salt"], e["seed"], e["step"])
+
+
 def _call_function(name: str, *arguments: str) -> Callable[[Any], Any]:
     return lambda e: getattr(e, name)(*(e[argument] for argument in arguments))
 
@@ -354,6 +370,7 @@ OPERATIONS |= {
     "logical_xor": lambda e: e.truth("self") ^ e.truth("other"),
     "logical_not": lambda e: e.truth("self") ^ True,
     "where": lambda e: e.choose(e.truth("condition"), e.x, e.y),
+    "stochastic_round": _round_stochastically,
     "masked_fill": lambda e: e.choose(e.truth("mask"), e["value"], e.x),
 }
 for _name in ("and", "or", "xor", "not"):  # of truth values; integers run as torch runs them

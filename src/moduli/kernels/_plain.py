@@ -9,6 +9,7 @@ import torch
 
 from ._forms import Form, Work
 from ._graph import Graph
+from ._squares import collect_squares
 from ._trace import fill_arguments, list_results
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices:
         for i in group:
             tensors = [role[i] for role in request.roles]
             graph = fused.trace(marks, tuple(tensor.dtype for tensor in tensors)).graph
-            values = _apply(request, graph, tensors)
+            with collect_squares(None if request.squares is None else request.squares[i]):
+                values = _apply(request, graph, tensors)
             computed.append([v.to(graph.nodes[node].dtype) for v, (node, _) in zip(values, graph.outputs, strict=True)])
         # All values exist before the first is written, so results that overwrite arguments can't disturb each other.
         for i, values in zip(group, computed, strict=True):

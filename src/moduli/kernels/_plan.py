@@ -88,9 +88,11 @@ class CallPlan:
     only_read: list[int] = field(init=False)  # the roles that are not written
     count: int = field(init=False)  # of tensors in each list
     roles: int = field(init=False)  # how many of the lists are roles
+    squares: int = field(init=False)  # how many sums of squares are found for each tensor
 
     def __post_init__(self) -> None:
         self.count, self.roles = len(self.sizes), self.graph.roles
+        self.squares = self.graph.count_squares()
         self.allocates = any(output.kind == "new" for output in self.outputs)
         self.only_read = [role for role in range(self.roles) if role not in self.written]
 

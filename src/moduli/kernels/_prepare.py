@@ -91,6 +91,8 @@ def _find_loose(request: Request, plan: CallPlan, memory: bool) -> list[int]:
     plan.strides = [preserve_strides(tensor) for tensor in request.roles[0]]
     flat = any(output.vector is not None for output in new)
     rows, loose = find_rows(request.lists, plan.strides, len(new), flat)
+    if plan.graph.reads_positions():
+        loose += [i for i, each in enumerate(rows) if each.count != 1]
     itemsizes = [[tensor.element_size() for tensor in tensors] for tensors in request.lists]
     plan.runs = join_rows(rows, itemsizes + [[dtype.itemsize for dtype in output.dtypes] for output in new])
     if memory:

@@ -28,6 +28,7 @@ from ._forms import Form, Outputs, Situation, Work
 from ._graph import COMPUTE, Graph
 from ._memory import Memory, put_bounded, take_result
 from ._operations import NoFormError
+from ._plain import PlainForm
 from ._scalars import ScalarPart, find_placed
 from ._triton_table import Table, choose_block
 
@@ -230,7 +231,13 @@ class TritonKernel:
         """A table for tensors of these sizes."""
         return Table(device, sizes, self.graph.roles + len(self._outputs), self.block)
 
-    def run(self, table: Table, addresses: Sequence[np.ndarray[Any, Any]] | None, scalars: Sequence[Any]) -> bool:
+    def run(
+        self,
+        table: Table,
+        addresses: Sequence[np.ndarray[Any, Any]] | None,
+        scalars: Sequence[Any],
+        squares: Sequence[torch.Tensor] = (),
+    ) -> bool:
         """Launch it; without addresses the tensors are fake, and what would be launched is reported only.
 
         Returns:
@@ -244,7 +251,7 @@ class TritonKernel:
             try:
                 kernel = None if addresses is None else build(source.text)
                 size = self.width * table.elements
-                _launch(self.name, kernel, table, table.programs, size, [*numbers, *tensors], self.warps)
+                _launch(self.name, kernel, table, table.programs, size, [*numbers, *tensors, *squares], self.warps)
             except UnbuiltError as problem:
                 report_unbuilt(problem)
                 self.problem = str(problem)
@@ -264,7 +271,8 @@ class TritonForm(Form):
             self.kernel = TritonKernel(graph, outputs, "fused")
         except NoFormError as missing:
             raise NoFormError(f"{missing} has no Triton form") from None
-        self.fallback = ForeachForm(graph, outputs, why)
+        whole = graph.reads_positions() or graph.count_squares()
+        self.fallback = (PlainForm if whole else ForeachForm)(graph, outputs, why)
 
     @classmethod
     def concerns(cls, situation: Situation) -> bool:
@@ -289,7 +297,15 @@ class TritonForm(Form):
         cache = work.piece.cache
         if "table" not in cache:
             cache["table"] = self.kernel.make_table(work.piece.device, work.piece.sizes)
-        return self.kernel.run(cache["table"], work.columns, work.scalars)
+        slots, piece = work.plan.squares, work.piece
+        if not slots:
+            return self.kernel.run(cache["table"], work.columns, work.scalars)
+        found = torch.zeros(len(piece.sizes), slots, dtype=torch.float64, device=piece.device)
+        done = self.kernel.run(cache["table"], work.columns, work.scalars, [found])
+        owner = np.arange(work.plan.count)[work.plan.runs.owner][piece.runs]
+        if work.request.squares is not None:
+            work.request.squares.index_add_(0, torch.from_numpy(owner).to(piece.device), found)
+        return done
 
     def find_running(self, state: PlanState | None) -> tuple[Form, str]:
         """Return the foreach form where the kernel can't be compiled."""

@@ -23,6 +23,7 @@ Around other links:
 
 * `ops`: pointwise functions, sources, and operations on the results of several chains;
 * `meta`: links that drive other links; `projections`: links run in another basis, shape or dtype;
+* `half_precision`: parameters of half precision that learn from small updates;
 * `restarts` and `termination`: forgetting, and stopping; `misc`: printing, homotopies, measurements.
 """
 
@@ -34,6 +35,7 @@ from .conjugate_gradient import *
 from .constraints import *
 from .evolution import *
 from .grad_approximation import *
+from .half_precision import *
 from .least_squares import *
 from .line_search import *
 from .meta import *

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from .._torch import in_transform, is_fake
+from .._torch import in_transform, is_fake, is_wrapped
 from ..optim import Module, Objective
 
 
@@ -26,7 +26,7 @@ def read(found: Tensor) -> Any:
     if (
         found.device.type != "cpu"
         or is_fake(found)
-        or in_transform()
+        or is_wrapped(found)
         or (found.requires_grad and torch.is_grad_enabled())
     ):
         return found

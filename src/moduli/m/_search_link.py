@@ -7,19 +7,20 @@ optimizer has already: where to start, how many members a population has, and ho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..evolve import GradientSearch, Search
+from ..evolve import Distribution, EvaluationWarning, GradientSearch, Search, evaluate_low_rank
 from ..optim import DeclaredLink, Need, Objective, Optimizer, as_real, make_constructor
 from ..population import Population, Shard
 from ._vectors import flat, flat_members, land, unflat
 
 BLOCK = 1 << 22  # numbers that the models of one block have together
-_OURS = ("x0", "initial", "spread", "shapes", "rank", "lr", "optimizer", "momentum", "betas", "own")
+_OURS = ("x0", "initial", "spread", "shapes", "lr", "optimizer", "momentum", "betas", "own")
 
 
 def read_settings(search: type[Search], left_out: tuple[str, ...]) -> list[inspect.Parameter]:
@@ -118,16 +119,23 @@ class ModelLink(SearchLink):
 
     needs = frozenset({Need.CLOSURE})
     vector_state = True
+    left_out: ClassVar[tuple[str, ...]] = ("rank",)
 
     def _arguments(self, start: Tensor) -> dict[str, Any]:
         # The next link descends, so the search only says along what.
-        descends = {"optimizer": None} if issubclass(self.search_class, GradientSearch) else {}
+        descends: dict[str, Any] = {"optimizer": None} if issubclass(self.search_class, GradientSearch) else {}
+        if self.options.get("rank") is not None:
+            descends["shapes"] = self._shapes or [start.shape]
         return {"x0": start, **descends}
+
+    #: The shapes of the parameters, for noise of low rank.
+    _shapes: Sequence[Sequence[int]] = ()
 
     def apply(self, objective: Objective) -> Objective:
         """One generation."""
         params = objective.params
         x = flat(params).clone()
+        self._shapes = [as_real(param.detach()).shape for param in params]
         search = self.search(x)
         search.revise(mean=x.clone())
         fitness = self._evaluate(objective, search, x.numel())
@@ -157,12 +165,41 @@ class ModelLink(SearchLink):
                     objective.move_to(unflat(search.rows(i, i + 1)[0], objective.params))
                     fitness[i] = objective.get_loss(backward=False, at_x0=False).double()
             return fitness
+        if isinstance(search, Distribution) and search.shares_products() and not self._made_one_by_one:
+            names = {id(param): name for name, param in net.named_parameters()}
+            like = {names[id(param)]: param.detach() for param in objective.params}
+            try:
+                return self._evaluate_shared(objective, search, like, asked.fn)
+            except (RuntimeError, ValueError, TypeError) as error:
+                why = str(error).strip().splitlines()[0]
+                told = f"members are made, because the loss can't be vectorised around their mean: {why}"
+                warnings.warn(EvaluationWarning(told), stacklevel=2)
+                self._made_one_by_one = True
         # Frozen parameters and buffers are copied for every model too.
         copied = sum(tensor.numel() for tensor in (*net.parameters(), *net.buffers()))
         block = max(1, min(search.population, BLOCK // max(copied, size, 1)))
         for start in range(0, search.population, block):
             stop = min(start + block, search.population)
             fitness[start:stop] = self._evaluate_together(objective, search.rows(start, stop), asked.fn)
+        return fitness
+
+    #: Whether the loss turned out to be one that torch can't vectorise around a mean.
+    _made_one_by_one = False
+
+    def _evaluate_shared(
+        self, objective: Objective, search: Distribution, like: Mapping[str, Tensor], fn: Callable[..., Any]
+    ) -> Tensor:
+        """Return the losses of members that differ by noise of low rank: they are not made, one product serves all of them."""
+        net: Any = objective.model
+        fitness = torch.empty(search.population, dtype=torch.float64)
+        block = 2 * max(1, min(search.population, BLOCK // max(1, search.count_drawn())) // 2)
+        with torch.no_grad():
+            for start in range(0, search.population, block):
+                stop = min(start + block, search.population)
+                losses = evaluate_low_rank(net, fn, like, search, range(start, stop))
+                fitness[start:stop] = (losses if objective.reduce is None else objective.reduce(losses)).double()
+        if objective.evaluator is not None:
+            objective.evaluator.count += search.population
         return fitness
 
     def _evaluate_together(self, objective: Objective, rows: Tensor, fn: Callable[..., Any]) -> Tensor:
@@ -198,7 +235,7 @@ class PopulationLink(SearchLink):
     members = True
     over_processes = True
     replicated = True
-    left_out = ("population",)
+    left_out: ClassVar[tuple[str, ...]] = ("population", "rank")
 
     def _example(self) -> Tensor:
         return torch.zeros(64, 2)

@@ -15,6 +15,8 @@ class ARS(ModelLink):
         population: How many models are tried, two for each direction.
         top: How many directions are kept; None for all.
         sigma: Their standard deviation around the parameters.
+        rank: Draw noise of this rank for matrices. Models are then not made where the closure is a function of the model,
+            `mo.closure(lambda net: ...)`: products serve all of them, as in `Population.around`. None for full noise.
         seed: Decides every random number.
 
     Example:
@@ -33,6 +35,7 @@ class ARS(ModelLink):
         NeurIPS 2018, algorithm 2.
     """
 
+    left_out = ()
     search_class = evolve.ARS
 
 
@@ -65,6 +68,7 @@ class CMAES(ModelLink):
     """
 
     search_class = evolve.CMAES
+    left_out = ("restart_region",)
 
 
 class GuidedES(ModelLink):
@@ -108,6 +112,8 @@ class OpenES(ModelLink):
         sigma: Their standard deviation around the parameters.
         antithetic: Whether models come in pairs, mirrored at the parameters.
         shape: How losses enter: "ranks" (centred ranks), "standardize" or "raw".
+        rank: Draw noise of this rank for matrices. Models are then not made where the closure is a function of the model,
+            `mo.closure(lambda net: ...)`: products serve all of them, as in `Population.around`. None for full noise.
         seed: Decides every random number.
 
     Example:
@@ -126,6 +132,7 @@ class OpenES(ModelLink):
         learning", 2017, equation (1).
     """
 
+    left_out = ()
     search_class = evolve.OpenES
 
 
@@ -138,6 +145,8 @@ class PGPE(ModelLink):
         sigma_lr: Learning rate of the deviations.
         max_change: The largest relative change of a deviation.
         shape: How losses enter: "ranks" (centred ranks), "standardize" or "raw".
+        rank: Draw noise of this rank for matrices. Models are then not made where the closure is a function of the model,
+            `mo.closure(lambda net: ...)`: products serve all of them, as in `Population.around`. None for full noise.
         seed: Decides every random number.
 
     Example:
@@ -156,6 +165,7 @@ class PGPE(ModelLink):
         Neural Networks 23 (2010), algorithm 1.
     """
 
+    left_out = ()
     search_class = evolve.PGPE
 
 
@@ -168,6 +178,8 @@ class SNES(ModelLink):
         lr_mean: Learning rate of the parameters.
         lr_sigma: Learning rate of the deviations; None for the paper's.
         antithetic: Whether models come in pairs, mirrored at the parameters.
+        rank: Draw noise of this rank for matrices. Models are then not made where the closure is a function of the model,
+            `mo.closure(lambda net: ...)`: products serve all of them, as in `Population.around`. None for full noise.
         seed: Decides every random number.
 
     Example:
@@ -186,6 +198,7 @@ class SNES(ModelLink):
         2011, algorithm 2.
     """
 
+    left_out = ()
     search_class = evolve.SNES
 
 

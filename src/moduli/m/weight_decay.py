@@ -21,7 +21,6 @@ from ..optim import (
     DeclaredLink,
     Module,
     Objective,
-    Optimizer,
     Reformulation,
     SettingsList,
     Tensors,
@@ -29,6 +28,7 @@ from ..optim import (
     sample_like,
 )
 from ..optim import ranges as check
+from ._decays import DecayingLink, Decays
 from ._measures import check_metric, metric, metric_of_all, read, reset_others
 
 __all__ = [
@@ -63,7 +63,7 @@ class _Decay(UpdateTransform):
     ord: float = 2
 
 
-class WeightDecay(_Decay):
+class WeightDecay(_Decay, DecayingLink):
     r"""Adds the weights to the update, $u \leftarrow u + \lambda x$, so that they shrink.
 
     Its place in the chain says how it is coupled: before a preconditioner it is an L2 penalty, between it and `LR` it is
@@ -87,27 +87,12 @@ class WeightDecay(_Decay):
         I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """
 
-    reads_axes = True
     attributes = ("only",)
 
-    only: Literal["all", "matrices"] = "all"
-
-    def attached(self, optimizer: Optimizer) -> None:
-        """Set the decay of vectors to zero, where only matrices decay."""
-        super().attached(optimizer)
-        if self.only == "matrices":
-            vectors = [param for param in optimizer.list_params() if _is_vector(param, optimizer)]
-            self.set_param_groups([{"params": vectors, "weight_decay": 0.0}])
+    only: Decays = "all"
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         return tensor + penalty(param, setting["ord"]) * setting["weight_decay"]
-
-
-def _is_vector(param: Tensor, optimizer: Optimizer) -> bool:
-    axes, name = optimizer.binding.axes, optimizer.binding.slots.find_name(param)
-    if axes is not None and name is not None:
-        return axes.of(name).role == "vector"
-    return sum(size != 1 for size in (param.shape if optimizer.population is None else param.shape[1:])) < 2
 
 
 class CautiousWeightDecay(_Decay):

@@ -29,9 +29,11 @@ from ._label_order import Follows
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
 from ._settings import Schedule
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
+from .alike import map_alike
 from .chain import Chain, flatten, maybe_chain
 from .declared import Ranges, make_constructor
 from .functional import step, step_tensors
+from .master_weights import MasterWeights, RoundingTransform
 from .matrix_view import MatrixLink, MatrixView, matrix_view
 from .module import Chainable, Module
 from .objective import Objective
@@ -40,6 +42,7 @@ from .reformulation import Reformulation
 from .slots import describe_params
 from .state import StandIns
 from .state_encoding import MemberValues
+from .trainer_class import bind
 from .transform import TensorTransform, Transform
 from .transforms import (
     BufferTransform,
@@ -52,15 +55,19 @@ from .transforms import (
     UpdateTransform,
     transform_buffers,
 )
+from .watch import Watch
 
 __all__ = [
     "make_constructor",
     "Ranges",
     "transform_buffers",
     "UpdateTransform",
+    "Watch",
     "Tensors",
     "States",
     "SettingsList",
+    "MasterWeights",
+    "RoundingTransform",
     "MatrixLink",
     "MatrixTransform",
     "MatrixView",
@@ -68,6 +75,7 @@ __all__ = [
     "DeclaredLink",
     "BufferTransform",
     "Chain",
+    "bind",
     "Across",
     "ChainError",
     "Chainable",
@@ -94,6 +102,7 @@ __all__ = [
     "from_vector",
     "is_sharded",
     "keeps_graph",
+    "map_alike",
     "matrix_view",
     "maybe_chain",
     "restore_complex",

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ._device_numbers import DeviceSteps, check_capturable
 from ._needs import Across, ChainError, Need
 from ._processes import find_across
 from .forms import members
@@ -38,8 +39,13 @@ def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
 def check_chain(optimizer: Optimizer) -> None:
     """Refuse links that can't work here: by themselves, without a population, or with this one."""
     links, population = optimizer._links, optimizer.population
-    for _, link in links:
+    for path, link in links:
         link.check()
+        if link.is_last and link is not optimizer.modules[-1]:
+            raise ChainError(
+                f"{type(link).__name__} at {path} must be the last link of the optimizer: it rounds the parameters that the "
+                "update leads to, and links after it would change the update"
+            )
     if Need.MEMBERS in optimizer._needs and population is None:
         name = next(type(link).__name__ for _, link in links if Need.MEMBERS in link.needs)
         raise ChainError(f"{name} moves the members of a population; give the optimizer a population")
@@ -69,21 +75,10 @@ def check_shares(links: Sequence[Module]) -> None:
 def check_options(optimizer: Optimizer, capturable: bool) -> None:
     """Raise an error where a chain can't be captured in a graph of an accelerator, or differentiated, though it is to be."""
     if capturable:
-        _check_capturable([link for _, link in optimizer._links])
+        check_capturable([link for _, link in optimizer._links], optimizer.binding.fuse)
+        optimizer.binding.device_steps = DeviceSteps()
     if optimizer.differentiable:
         _check_graph(optimizer)
-
-
-def _check_capturable(links: Sequence[Module]) -> None:
-    """Refuse what a captured graph would repeat with the numbers of the step at which it was captured."""
-    from .chain import Chain
-
-    for link in links:
-        changes = any(callable(value) for value in link.defaults.values())
-        changes = changes or getattr(link, "counts", False) or bool(getattr(link, "numbers", ()))
-        if changes or not getattr(link, "elementwise", isinstance(link, Chain)):
-            name = type(link).__name__
-            raise ChainError(f"{name} counts or decides in Python, and a captured graph would repeat one step of it")
 
 
 def _check_graph(optimizer: Optimizer) -> None:

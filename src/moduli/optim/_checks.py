@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._torch import in_transform
+
 if TYPE_CHECKING:
     from . import Module, Objective
     from ._hooks import HookArguments
@@ -77,6 +79,13 @@ def explain_error(
         beginning = "begin" if hasattr(link, "begin") else "single_tensor_initialize"
         remedy = f"a setting is an attribute of the class, `{key}: float = ...`, and state is made in {beginning}"
         return KeyError(f"{where}: there is neither state nor a setting {key!r} ({known}); {remedy}")
+    if isinstance(error, RuntimeError):
+        if not in_transform() or "vmap" not in str(error):
+            return None
+        remedy = (
+            "`members = False` in its class has it called tensor by tensor, and for members of a population in turn"
+        )
+        return RuntimeError(f"{where}: it is called once for all tensors of one shape: {error} {remedy}")
     wants = [name for name in ("grad", "loss") if not getattr(link, f"uses_{name}", True)]
     if wants and isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
         asked = " or ".join(f"uses_{name} = True" for name in wants)
@@ -157,6 +166,7 @@ def check_pointwise(
     for link, setting, keys, columns, numbers in zip(
         links, settings, cohort.keys, cohort.states, cohort.numbers, strict=True
     ):
+        setting = link.add_dtype(setting, first)
         state = {key: make(column[0]) for key, column in zip(keys, columns, strict=True)}
         given = {**state, **numbers}
         link.advance_numbers(given, setting)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 # What decides a kernel: whether hooks read the gradient, whether the pass moves the parameters itself, and for each link the
-# names of its states and of its numbers, and its constants.
+# names of its states and of its numbers, and its constants; and whether norms of what links compute are found.
 Part = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]]
-Parts = tuple[bool, bool, tuple[Part, ...]]
+Parts = tuple[bool, bool, tuple[Part, ...], bool]
 
 
 class Composite:
@@ -26,7 +26,7 @@ class Composite:
 
     def __init__(self, links: Sequence[TensorTransform], key: Parts) -> None:
         self.links = links
-        self.grads, self.tail, self.parts = key
+        self.grads, self.tail, self.parts, self.watched = key
         #: For each link why its hooks are not pure, if they are not; known once they were traced.
         self.problems: list[str | None] = [None] * len(links)
         self.is_known = False
@@ -71,6 +71,7 @@ class Composite:
         remembered = [{key: next(values) for key in states} for states, _, _ in self.parts]
         # Hooks compute in single precision at least.
         seen, tensor, grad = widen(param), widen(tensor), widen(grad)
+        self._record(tensor, 0)
         for k, (link, given, (_, numbers, constants)) in enumerate(
             zip(self.links, remembered, self.parts, strict=True)
         ):
@@ -83,6 +84,7 @@ class Composite:
                 hooks.single_tensor_update(tensor, seen, grad, None, state, setting)
                 tensor = hooks.single_tensor_apply(tensor, seen, grad, None, state, setting)
                 note(k)
+            self._record(tensor, k + 1)
             extra = set(state) - set(given) - set(link.list_numbers())
             if extra:
                 name = f"{type(link).__name__} makes the state {sorted(extra)[0]!r} while learning"
@@ -93,9 +95,15 @@ class Composite:
                 if state[key] is not original:
                     original.copy_(state[key])
         if result is None:
+            self._record(seen, len(self.links) + 1)
             param.sub_(tensor)
         else:
             result.copy_(tensor)
+
+    def _record(self, tensor: Tensor, slot: int) -> None:
+        """Have the pass add up the squares of a value, where there is a watch."""
+        if self.watched:
+            kernels.record_square(tensor, slot)
 
 
 def split_settings(

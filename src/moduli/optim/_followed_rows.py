@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..layout import RESIZED, UnitMap, map_tensors
 from ._resized_state import resize_row
-from ._saved import cast_value
+from ._saved import cast_value, widens_state
 
 if TYPE_CHECKING:
     from . import Module, Optimizer
@@ -50,15 +51,58 @@ def resize_rows(
     return restarted
 
 
-def convert_rows(links: Sequence[Module], slot: int, before: Tensor, after: Tensor) -> None:
-    """Convert the state of a parameter to the precision and the device of the one that replaces it."""
+def convert_rows(links: Sequence[Module], slot: int, dtype: torch.dtype, device: torch.device, after: Tensor) -> None:
+    """Convert the state of a parameter to the precision and the device that it has now.
+
+    Args:
+        links: The links.
+        slot: That of the parameter.
+        dtype: The dtype that it had.
+        device: The device that it was on.
+        after: The parameter.
+    """
     for link in links:
         row = link.rows.get(slot)
         if row is not None:
-            value = cast_value(dict(row), str(before.dtype), after, getattr(link, "elementwise", False))
-            moved = map_tensors(value, lambda t: t.to(after.device) if t.device == before.device else t)
+            value = {key: cast_value(each, str(dtype), after, widens_state(link, key)) for key, each in row.items()}
+            moved = map_tensors(value, lambda t: t.to(after.device) if t.device == device else t)
             link.rows[slot] = link.make_row(moved)
             link.row_writes.add()
+
+
+class ParameterKind(NamedTuple):
+    """A parameter, with the dtype and the device that it had."""
+
+    param: Tensor
+    dtype: torch.dtype
+    device: torch.device
+
+    def differs(self) -> bool:
+        """Whether it has another dtype or device now."""
+        return self.param.dtype != self.dtype or self.param.device != self.device
+
+
+def read_kinds(named: Iterable[tuple[str, Tensor]]) -> list[ParameterKind]:
+    """Return the dtypes and devices that parameters have now."""
+    return [ParameterKind(param, param.dtype, param.device) for _, param in named]
+
+
+def has_other_kind(kinds: Iterable[ParameterKind]) -> bool:
+    """Whether some of these parameters were converted or moved since."""
+    return any(kind.differs() for kind in kinds)
+
+
+def convert_state(optimizer: Optimizer, links: Sequence[Module], kinds: Iterable[ParameterKind]) -> str:
+    """Convert the state of parameters that were converted or moved in place; return what was done as a sentence."""
+    slots, converted = optimizer.binding.slots, [kind for kind in kinds if kind.differs()]
+    for kind in converted:
+        slot = slots.find(kind.param)
+        if slot is not None:
+            convert_rows(links, slot, kind.dtype, kind.device, kind.param)
+    optimizer.binding.writes.add()
+    optimizer._carried = None
+    what = sorted({f"{kind.param.dtype} on {kind.param.device}" for kind in converted})
+    return f"at step {optimizer.current_step} {len(converted)} parameters had become {', '.join(what)}, and their state with them"
 
 
 def find_sizes(replaced: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, int]:

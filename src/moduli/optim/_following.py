@@ -17,7 +17,15 @@ from torch import Tensor
 
 from ..layout import REMOVED, RESIZED, Guard, ParameterWatch, is_sharded, match_name
 from ._follow_events import describe_change, list_some
-from ._followed_rows import convert_rows, drop_rows, find_sizes, resize_rows
+from ._followed_rows import (
+    convert_rows,
+    convert_state,
+    drop_rows,
+    find_sizes,
+    has_other_kind,
+    read_kinds,
+    resize_rows,
+)
 from ._groups import check_tensors, name_group, named_parameters
 from ._needs import ChainError
 from ._vector_state import VECTOR
@@ -55,6 +63,7 @@ class Following:
     ) -> None:
         self.model = model
         self.named = named_parameters(model)
+        self.kinds = read_kinds(self.named)
         self.patterns = {pattern: dict(settings) for pattern, settings in patterns.items()}
         self.events: list[str] = []
         self.default = first if "name" not in first else None
@@ -131,15 +140,21 @@ class Following:
         change: Change | None = find_change(optimizer, self.named, now)
         if change is not None and optimizer.shards is not None:
             change = _check_shards(change)
+        if optimizer.rows is not None and (change or has_other_kind(self.kinds)):
+            optimizer.rows.dissolve()
+        if has_other_kind(self.kinds):
+            links = [link for _, link in optimizer._links]
+            with Guard(deferred=True) as guard:
+                _protect(optimizer, links, guard)
+                event = convert_state(optimizer, links, self.kinds)
+            self.events = [*self.events, event][-_SHOWN_EVENTS:]
         if change:
-            if optimizer.rows is not None:
-                optimizer.rows.dissolve()
             with Guard(deferred=True) as guard:
                 guard.add(partial(setattr, self, "default", self.default))
                 event = _take_over(optimizer, change, self, guard)
             self.events = [*self.events, event][-_SHOWN_EVENTS:]
             self._recent += [param for _, param in change.joined]
-        self.named, self._watch = now, current
+        self.named, self.kinds, self._watch = now, read_kinds(now), current
 
 
 def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
@@ -248,7 +263,7 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
         elif name in fresh:
             drop_rows(optimizer, links, slot)
         elif before.dtype != after.dtype or before.device != after.device:
-            convert_rows(links, slot, before, after)
+            convert_rows(links, slot, before.dtype, before.device, after)
     for _, param in change.left:
         drop_rows(optimizer, links, slots.number(param))
         slots.remove(param)

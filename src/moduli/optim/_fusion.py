@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +16,14 @@ from .. import kernels
 from ..layout import map_tensors
 from ._checks import check_pointwise, check_updates
 from ._composite import Composite, Part, Parts, split_settings
+from ._device_numbers import advance_copies, place_number, read_number
 from ._hooks import gather_arguments, measure, show_arguments
 from ._settings import current, is_per_member
 from ._vectors import as_real, resolve_lazy
 from .objective import Objective
+from .offload import STREAMED, fetch_columns, fetched_rows, find_place, is_host, send_row, store_columns
 from .transform import TensorTransform
+from .watch import run_watched
 
 if TYPE_CHECKING:
     from . import Module
@@ -52,6 +55,8 @@ class _Cohort:
     states: list[list[list[Tensor]]]
     #: For each link its settings of the last step and what was measured for it, as part of a kernel's key and as numbers.
     splits: list[tuple[Mapping[str, Any], tuple[str, ...], Part, list[Any]] | None]
+    #: Whether the states are stored on another device between steps.
+    is_away: bool = False
     scratch: list[Tensor] | None = None
     bound: dict[tuple[Any, ...], kernels.Bound] = field(default_factory=dict)
     last: tuple[Parts, kernels.Bound] | None = None
@@ -128,7 +133,8 @@ class FusedRun:
         for link in self.links:
             link.row_writes.watcher = None
             objective.wide = link is not last or self.tail
-            objective = link.step(objective)
+            with fetched_rows(link, objective.params):
+                objective = run_watched(link, objective, link.step)
             if objective.checking:
                 check_updates(objective, link)
         objective.wide = False
@@ -148,14 +154,22 @@ class FusedRun:
             if (link.counts or link.has_own(*_INITIALIZE)) and not all(rows):
                 _, given = gather_arguments(link, objective, *link._lists(objective), owned=False)
                 with show_arguments(link, objective, given):
-                    link._fill_states(given)
+                    link._fill_states(given, streamed=True)
             if link.has_own("single_tensor_update") and not all(rows):
                 return False
-            if any(isinstance(row[name], Tensor) for name in link.list_numbers() for row in rows):
-                return False  # a number for each member
+            for row, name in product(rows, link.list_numbers()):
+                number = row[name]
+                if isinstance(number, Tensor):
+                    if number.dim():
+                        return False  # a number for each member
+                    dict.update(row, {name: read_number(number)})
         groups: dict[tuple[Any, ...], list[int]] = {}
+        streamed = 0
         for k, i in enumerate(positions):
             kind: list[Any] = [params[i].dtype, tensors[i].dtype, params[i].device]
+            if find_place(self._binding, params[i]) is not None:
+                kind.append(streamed // STREAMED)  # the state of these is on the device by turns
+                streamed += params[i].numel()
             for link, rows, raws in zip(self.links, every_row, every_raw, strict=True):
                 kind += [id(raws[k]), *(rows[k][name] for name in link.list_numbers())]
                 kind += [(key, value.dtype) for key, value in rows[k].items() if isinstance(value, Tensor)]
@@ -181,16 +195,27 @@ class FusedRun:
         every_raw: Sequence[Sequence[dict[str, Any]]],
     ) -> _Cohort:
         rows = [[own[k] for k in group] for own in every_row]
+        place = find_place(self._binding, members[group[0]])
+        for row in chain(*rows):
+            send_row(row, place)
         keys = [tuple(key for key, value in own[0].items() if isinstance(value, Tensor)) for own in rows]
+        numbers = [{n: own[0][n] for n in link.list_numbers()} for link, own in zip(self.links, rows, strict=True)]
+        if self._binding.device_steps is not None:
+            device = members[group[0]].device
+            numbers = [{name: place_number(value, device) for name, value in own.items()} for own in numbers]
+            for own, values in zip(rows, numbers, strict=True):
+                for row in own:
+                    dict.update(row, values)
         return _Cohort(
             indices=[positions[k] for k in group],
             params=[members[k] for k in group],
             raw=[raws[group[0]] for raws in every_raw],
-            numbers=[{n: own[0][n] for n in link.list_numbers()} for link, own in zip(self.links, rows, strict=True)],
+            numbers=numbers,
             keys=keys,
             rows=rows,
             states=[[[row[key] for row in own] for key in names] for own, names in zip(rows, keys, strict=True)],
             splits=[None] * len(self.links),
+            is_away=place is not None and not is_host(members[group[0]].device),
         )
 
     def _run_cohorts(self, objective: Objective, tensors: list[Tensor]) -> Objective:
@@ -199,7 +224,8 @@ class FusedRun:
         for cohort in self._cohorts:
             if cohort.steady is None:
                 cohort.steady = _PLAIN.issuperset(map(type, chain(*map(dict.values, cohort.raw))))
-            settings = cohort.raw if cohort.steady else [current(raw, objective.current_step) for raw in cohort.raw]
+            step = objective.current_step if cohort.steady else self._find_step(objective, cohort)
+            settings = cohort.raw if cohort.steady else [current(raw, step) for raw in cohort.raw]
             now.append(settings)
             values = (
                 () if cohort.steady or objective.members is None else chain(*(setting.values() for setting in settings))
@@ -220,6 +246,11 @@ class FusedRun:
         else:
             objective.updates = updates
         return objective
+
+    def _find_step(self, objective: Objective, cohort: _Cohort) -> int | Tensor:
+        """Return the number of the step for schedules: a tensor where steps can be captured."""
+        steps, step = self._binding.device_steps, objective.current_step
+        return step if steps is None else steps.find(cohort.params[0].device, step)
 
     def _measure(
         self, objective: Objective, lists: list[Any], now: list[Sequence[Mapping[str, Any]]]
@@ -259,8 +290,7 @@ class FusedRun:
             if not self._finds_norm:
                 numbers += extra.values()
             if link.numbers:
-                advanced[k] = dict(cohort.numbers[k])
-                link.advance_numbers(advanced[k], {**setting, **extra})
+                advanced[k] = advance_copies(link, cohort.numbers[k], {**setting, **extra})
                 numbers += advanced[k].values()
             elif link.counts:
                 count = cohort.numbers[k]["step"] + 1
@@ -283,10 +313,20 @@ class FusedRun:
         if params[0].is_complex():
             resolve_lazy(params)  # those that became lazy views since the optimizer was made
             lists = [list(map(as_real, each)) for each in lists]
-        bound(*lists, *(chain(*cohort.states) if self._shared else ()), *numbers)
+        columns: list[list[Tensor]] = list(chain(*cohort.states)) if self._shared or cohort.is_away else []
+        near = fetch_columns(columns, params) if cohort.is_away else columns
+        bound(*lists, *near, *numbers)
+        if cohort.is_away:
+            store_columns(columns, near)
+        if self._binding.watch is not None:
+            self._binding.watch.add_run(self.links, params, bound.partial_squares, updates is None)
         if not bound.fused.fn.is_known:  # type: ignore[attr-defined]
             self._leave_impure(bound.fused.fn)  # type: ignore[arg-type]
         for k, changed in advanced.items():
+            if self._binding.device_steps is not None:
+                for name, value in changed.items():
+                    cohort.numbers[k][name].copy_(value)
+                continue
             cohort.numbers[k] = changed
             for row in cohort.rows[k]:
                 dict.update(row, changed)  # not counted as a change of the row
@@ -303,7 +343,7 @@ class FusedRun:
     ) -> tuple[Mapping[str, Any], tuple[str, ...], Part, list[Any]]:
         """Return the settings of a link as part of a kernel's key and as numbers; an equal part is the object it was."""
         link, before = self.links[k], cohort.splits[k]
-        names, values, constants = split_settings(link, setting)
+        names, values, constants = split_settings(link, link.add_dtype(setting, cohort.params[0]))
         part: Part = (cohort.keys[k], (*names, *measured, *link.list_numbers()), tuple(constants))
         split = (setting, tuple(measured), before[2] if before is not None and before[2] == part else part, values)
         cohort.splits[k] = split
@@ -315,9 +355,11 @@ class FusedRun:
         """Return the kernel for the settings of a cohort, with its states."""
         parts = tuple([split[2] for split in cohort.splits if split is not None])
         last = cohort.last
-        if last is not None and last[0][1] is tail and all(map(operator.is_, last[0][2], parts)):
+        watched = self._binding.watch is not None
+        same = last is not None and last[0][1] is tail and last[0][3] is watched
+        if last is not None and same and all(map(operator.is_, last[0][2], parts)):
             return last[1]
-        key: Parts = (self._grads, tail, parts)
+        key: Parts = (self._grads, tail, parts, watched)
         bound = cohort.bound.get(key)
         if bound is None:
             fused = self._traced.get(key)
@@ -325,7 +367,7 @@ class FusedRun:
                 check_pointwise(self.links, [{**settings[0], **measured}, *settings[1:]], cohort, self._grads)
                 run = Composite(self.links, key)
                 fused = self._traced[key] = kernels.fuse(run, private=run.private)
-            names = () if self._shared else fused.fn.private  # type: ignore[attr-defined]
+            names = () if self._shared or cohort.is_away else fused.fn.private  # type: ignore[attr-defined]
             norms = {f"number0_{parts[0][1].index('norm')}": "tensor"} if self._finds_norm else {}
             states = dict(zip(names, chain(*cohort.states), strict=False))
             bound = cohort.bound[key] = fused.bind(norms=norms, **states)

@@ -14,6 +14,7 @@ from ..layout import select as select_names
 from ._settings import as_schedule, check_values, is_per_member, suggest
 from ._vectors import resolve_lazy
 from ._writes import CountedSettings
+from .offload import check_place
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -33,6 +34,7 @@ _FOREIGN = {
     "swa_lr",
     "foreach",
     "fused",
+    "offload",
 }
 _SHOWN = ("lr", "momentum", "weight_decay")
 
@@ -189,7 +191,9 @@ def apply_groups(optimizer: Optimizer) -> None:
     """
     links, groups = [link for _, link in optimizer._links], optimizer.param_groups
     settings = [options(group) for group in groups]
+    optimizer.binding.offload = {i: own["offload"] for i, own in enumerate(settings) if own.get("offload")}
     for own in settings:
+        check_place(own.get("offload"))
         check_keys(own, links, optimizer.binding.members)
     for link in links:
         link.settings.overrides = [overrides(link, own, optimizer._exported) for own in settings]
@@ -245,6 +249,7 @@ def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
     group.writes = optimizer.binding.writes
     group.missing = explain_missing(links)
     check_keys(group, links)
+    check_place(group.get("offload"))
     for link in links:
         for key, value in overrides(link, group, shown).items():
             link.check_setting(key, value)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ._checks import HALVES, explain_error, name_param
 from ._settings import is_per_member, same
 from ._vectors import as_real, to_vector
+from .alike import map_alike
 
 if TYPE_CHECKING:
     from .objective import Objective
@@ -91,21 +92,58 @@ def call_each(link: TensorTransform, hook: str, given: HookArguments) -> list[An
     in float16. What such hooks return stays in single precision.
     """
     run = getattr(link, hook)
-    results = []
-    for i, tensor in enumerate(given.tensors):
-        param, state, setting = given.params[i], given.states[i], given.settings[i]
-        grad = None if given.grads is None else given.grads[i]
+
+    def call(i: int, item: Sequence[Any], state: dict[str, Any]) -> Any:
+        tensor, param, grad = item
+        setting = link.add_dtype(given.settings[i], given.params[i])
         try:
-            if link.elementwise and param.dtype in HALVES:
-                results.append(_call_wide(link, run, (tensor, param, grad, given.loss, state, setting)))
-            else:
-                results.append(run(tensor, param, grad, given.loss, state, setting))
-        except (KeyError, TypeError, AttributeError) as error:
+            if link.elementwise and given.params[i].dtype in HALVES:
+                return _call_wide(link, run, (tensor, param, grad, given.loss, state, setting))
+            return run(tensor, param, grad, given.loss, state, setting)
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             explained = explain_error(error, link, hook, name_param(link, given, i), state, setting)
             if explained is None:
                 raise
             raise explained from error
-    return results
+
+    grads: Sequence[Tensor | None] = given.grads or [None] * len(given.tensors)
+    items = list(zip(given.tensors, given.params, grads, strict=True))
+    if not link.stacks_alike(hook):
+        return [call(i, item, state) for i, (item, state) in enumerate(zip(items, given.states, strict=True))]
+    return _call_alike(link, call, items, given, writes=hook == "single_tensor_apply")
+
+
+def _call_alike(
+    link: TensorTransform,
+    call: Callable[..., Any],
+    items: Sequence[Sequence[Any]],
+    given: HookArguments,
+    writes: bool,
+) -> list[Any]:
+    """Call a hook for all tensors, those of one shape with equal settings and one structure of state in one call.
+
+    Args:
+        link: The link.
+        call: Its hook, as a function of a position, the tensors there and the state.
+        items: The tensors.
+        given: The arguments that they are from.
+        writes: Whether the hook may write into its tensor, so that it needs a copy.
+    """
+    slots = link.settings.binding.slots
+
+    def call_shown(i: int, item: Sequence[Any], state: dict[str, Any]) -> Any:
+        if item[0] is given.tensors[i]:
+            return call(i, (item[0].clone() if writes else item[0], given.params[i], item[2]), state)
+        param = item[1] if link.uses_params else item[0]
+        slot = slots.find(given.params[i])
+        # Hooks find by the parameter how it is a matrix; that holds for all in the stack.
+        with nullcontext() if slot is None else slots.show([param], [slot]):
+            return call(i, (item[0], param, item[2]), state)
+
+    if not link.uses_params:
+        items = [(tensor, None, grad) for tensor, _, grad in items]
+    kinds = [link.find_kind(param) for param in given.params]
+    return map_alike(call_shown, items, given.states, given.settings, kinds)
 
 
 def _call_wide(link: TensorTransform, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

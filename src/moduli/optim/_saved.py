@@ -30,6 +30,7 @@ from ._vector_state import VECTOR, Vector
 from .forms.shard_state import is_stored_here, join_owned, pack_value, unpack_value
 from .state import PER_PARAMETER, Rows, StandIns
 from .state_encoding import decode_value, encode_row, encode_value, upgrade_value
+from .transform import TensorTransform
 
 if TYPE_CHECKING:
     from ..axes import ModelAxes
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 FORMAT = 2
 ALL = "@all:"  # before the path of a link whose state is over all parameters, in place of the name of one
 # What an optimizer itself remembers.
-_KEPT = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed")
+_KEPT = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed", "evaluating")
 
 
 def _name_stand_ins(optimizer: Optimizer) -> dict[int, str]:
@@ -280,7 +281,7 @@ class _StateReader:
             return None, None
         link, shards = self.links[path], self.optimizer.shards
         dtype = self.saved.get("dtypes", {}).get(name)
-        value = cast_value(value, dtype, param, getattr(link, "elementwise", False))
+        value = cast_value(value, dtype, param, widens_state(link, key))
         stored = shards is None or is_stored_here(shards, link, param)
         value = map_tensors(value, make_whole) if shards is None else unpack_value(shards, link, param, value)
         value = decode_value(value, param.device if param.numel() else None, f"state {path}/{key} of {name}")
@@ -344,6 +345,11 @@ def split_key(entry: str, paths: Iterable[str]) -> tuple[str, str]:
     """Split "path/key" into the path of a link and the key of its state; both may have slashes."""
     path = max((path for path in paths if entry.startswith(f"{path}/")), key=len, default="")
     return path, entry[len(path) + 1 :]
+
+
+def widens_state(link: Module, key: str) -> bool:
+    """Whether a link stores a state of half-precision parameters in single precision."""
+    return isinstance(link, TensorTransform) and link.elementwise and key not in link.narrow_states
 
 
 def cast_value(value: Any, saved: str | None, param: Tensor, pointwise: bool) -> Any:

@@ -23,6 +23,8 @@ from .slots import Slots
 
 if TYPE_CHECKING:
     from ..axes import ModelAxes
+    from ._device_numbers import DeviceSteps
+    from .watch import Watch
 
 
 _MISSING = object()
@@ -73,14 +75,14 @@ def refuse_string(where: str, key: str, value: Any) -> None:
         raise TypeError(f"{where}: {key} is {value!r}, a string; give {remedy}")
 
 
-def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+def current(resolved: Mapping[str, Any], step: int | Tensor) -> Mapping[str, Any]:
     """Settings with schedules evaluated at this step and 0-d tensors on the host read; the same object where there are none."""
     changed: dict[str, Any] | None = None
     for key, value in resolved.items():
         kind = type(value)
         if kind is float or kind is int or kind is bool or kind is str or value is None:
             continue
-        new = value(step) if isinstance(value, Schedule) else value
+        new: Any = value(step) if isinstance(value, Schedule) else value  # type: ignore[arg-type]
         if isinstance(new, Tensor) and new.dim() == 0 and _can_read(new):
             new = new.item()
         if new is not value:
@@ -110,6 +112,9 @@ class Binding:
         in_pieces: Whether parameters are sharded over processes.
         read_row: Finds the state of a parameter that is part of a matrix of members, to be read.
         axes: The axes of the model, where the optimizer was given them.
+        offload: Where the state of the parameters of some groups is stored between steps, by the position of the group.
+        watch: What takes the numbers of each step, where there is a watch.
+        device_steps: The number of the step on each device, where steps can be captured in a graph.
     """
 
     def __init__(self, fuse: bool = True) -> None:
@@ -123,9 +128,13 @@ class Binding:
         self.in_pieces = False
         self.read_row: Callable[[dict[int, Any], int], Any] | None = None
         self.axes: ModelAxes | None = None
+        self.device_steps: DeviceSteps | None = None
+        self.watch: Watch | None = None
+        self.offload: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "read_row": None}  # the matrices of a copy are made by its optimizer
+        # The matrices of a copy are made by its optimizer, and it has no watch.
+        return {**self.__dict__, "read_row": None, "watch": None}
 
 
 class Settings:

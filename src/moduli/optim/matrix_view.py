@@ -113,6 +113,12 @@ class MatrixView:
     def __repr__(self) -> str:
         return f"MatrixView({self.shape} as {' and '.join(map(str, self.shapes))})"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MatrixView) and (self.shape, self._grid) == (other.shape, other._grid)
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
+
     def split(self, tensor: Tensor) -> list[Tensor]:
         """Return the batches of matrices of a tensor, one for each size of matrix: (batch, rows, columns)."""
         batches = []
@@ -255,6 +261,7 @@ class MatrixLink:
     if TYPE_CHECKING:
         settings: Any
         uses_params: ClassVar[bool]
+        members: ClassVar[Any]
         batch: str | tuple[str, ...] | None
         matrix: str | None
 
@@ -262,6 +269,14 @@ class MatrixLink:
         """Raise ValueError if words are given without axes, or name none of them."""
         super().attached(optimizer)  # type: ignore[misc]
         check_words(type(self).__name__, self.batch, self.matrix, optimizer.binding.axes)
+
+    def stacks_alike(self, hook: str) -> bool:
+        """Whether matrices of one shape are stacked for one call, as the members of a population are; not for their first state."""
+        return self.members == "batched" and hook != "single_tensor_initialize"
+
+    def find_kind(self, param: Tensor) -> Any:
+        """Return how a parameter is a batch of matrices."""
+        return self.find_view(param)
 
     def find_view(self, param: Tensor) -> MatrixView | None:
         """Return how a parameter is a batch of matrices; None where it is what its shape says."""

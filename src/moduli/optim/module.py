@@ -69,6 +69,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
             again for new ones.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
+        clips: Whether it makes updates smaller that are too large, which watches count.
+        is_last: Whether it has to be the last link of an optimizer.
         differentiable: Whether gradients flow through it, from the update, the parameters and its settings.
         shared_settings: Settings of which there is one value for all parameters that it sees (True: all of them, as for links with
             `vector_state`); groups that give it two are refused.
@@ -98,6 +100,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     points: ClassVar[tuple[str, ...]] = ()
     reads_axes: ClassVar[bool] = False
     keeps_outside: ClassVar[bool] = False
+    is_last: ClassVar[bool] = False
+    clips: ClassVar[bool] = False
     differentiable: bool = False
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,17 +18,22 @@ from ..population import Population
 from . import _chain_checks, _groups, _portable, _saved
 from ._following import Following
 from ._needs import ChainError, Need
+from ._pictures import draw_history, write_html
 from ._processes import are_several, choose_reduction
 from ._settings import Binding, is_per_member
 from ._shown_state import KEEP_ELSEWHERE, ShownDict, ShownState
+from ._torch_states import write_torch
 from .chain import flatten
+from .evaluation import show_averages, show_trained
 from .explain import explain
 from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
 from .forms.shards import are_in_pieces
+from .master_weights import MasterWeights
 from .matrix_view import find_own_axes, take_axes
 from .module import Chainable, Module
 from .plan import StepPlan, find_early_links, make_first_state, make_step
+from .watch import By, Watch
 
 __all__ = ["Optimizer"]
 
@@ -57,8 +62,11 @@ class Optimizer(torch.optim.Optimizer):
             settings given as tensors that require a gradient, `m.LR(rate)`. Steps then need a closure, and memory grows
             with them; `detach_` begins anew.
         maximize: Ascend: every link sees the loss and its gradient with the other sign.
-        capturable: Whether steps can be captured in a graph of an accelerator. Links count in Python, so that chains which
-            count or decide are refused.
+        capturable: Whether steps can be captured in a graph of an accelerator: counts of steps, and the step that schedules are
+            functions of, are tensors on the device. Chains of pointwise links and norms can be; those that decide in Python are
+            refused.
+        master: "float32" to store parameters of half precision in single precision too, and to move those: the last link is then
+            `m.MasterWeights()`. See `m.Kahan` and `m.StochasticRounding` for less memory.
         axes: The axes of the model (`mo.axes.trace`), for links that treat parameters as matrices, or by their role: they name axes
             then, `m.Orthogonalize(batch="head")`. Of a module with labelled tensors its labels are taken.
         foreach: A hint of torch's optimizers that changes nothing here: the form of a pass is chosen by what is fastest.
@@ -98,12 +106,13 @@ class Optimizer(torch.optim.Optimizer):
         differentiable: bool = False,
         maximize: bool = False,
         capturable: bool = False,
+        master: Literal["float32"] | None = None,
         axes: ModelAxes | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
-        self.modules: list[Module] = list(flatten(modules))
-        if not self.modules:
+        self.modules: list[Module] = [*flatten(modules), *_make_master(master)]
+        if not modules or not self.modules:
             raise ChainError(
                 "an Optimizer needs at least one link; for plain descent write Optimizer(params, m.LR(1e-2))"
             )
@@ -117,6 +126,8 @@ class Optimizer(torch.optim.Optimizer):
         self.shards: ShardedParams | None = None
         #: Whether links have the state of a step that moved nothing, into which torch's checkpoints are read.
         self.rehearsed = False
+        #: Whether the parameters are averages of those that are trained, between `eval` and `train`.
+        self.evaluating = False
         #: The parameters of the module as they were taken over, to notice edits; None where there is no module.
         self._following: Following | None = None
         self._removals = REMOVED.count
@@ -296,6 +307,34 @@ class Optimizer(torch.optim.Optimizer):
 
     _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_run_step)
 
+    def eval(self) -> None:
+        """Replace the parameters by their average, to evaluate or save it.
+
+        The average is that of `m.ScheduleFree` or `m.PolyakAveraging`; nothing changes in a chain without such a link. Trainers of
+        transformers and Accelerate call it, and `train`, by themselves.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> from moduli import m
+            >>> w = torch.nn.Parameter(torch.tensor([4.0]))
+            >>> opt = mo.Optimizer([w], m.LR(1.0), m.PolyakAveraging())
+            >>> for _ in range(2):
+            ...     _ = opt.step(mo.closure(lambda: w.sum()))
+            >>> opt.eval()
+            >>> w.item()
+            2.5
+            >>> opt.train()
+            >>> w.item()
+            2.0
+        """
+        if not self.evaluating:
+            show_averages(self)
+
+    def train(self) -> None:
+        """Put the parameters back that are trained, after `eval`; a step in between is refused."""
+        if self.evaluating:
+            show_trained(self)
+
     def detach_(self) -> None:
         """Forget how the parameters and what links remember came about; the values stay (see `differentiable`)."""
         detach_all(self.list_params(), self.modules)
@@ -345,6 +384,54 @@ class Optimizer(torch.optim.Optimizer):
         """
         return explain(self)
 
+    def _repr_html_(self) -> str:
+        return write_html(self)
+
+    def plot_history(self, names: Sequence[str] | None = None) -> Any:
+        """Draw the numbers that `watch(history=True)` has kept, by step; needs matplotlib (extra `plot`).
+
+        Args:
+            names: Which ones; by default the loss, the norms of gradient and update, and the learning rate.
+
+        Returns:
+            The figure, which is not shown.
+
+        Raises:
+            ImportError: Without matplotlib.
+            ValueError: Nothing was kept, or not what is asked for.
+        """
+        return draw_history(self, names)
+
+    def watch(self, by: By = None, *, history: bool = False) -> Watch:
+        """Have the numbers of every step kept, to be read by calling what is returned: norms, rates, the loss.
+
+        Norms are found inside the fused pass, and values stay on their device until they are read. A second call replaces the
+        first; `with opt.watch() as log` or `log.close()` ends it.
+
+        Args:
+            by: Norms of parts besides those of all parameters: "group" for each parameter group, "parameter" for each
+                parameter, patterns of names (`["encoder.*", "head.*"]`), or a mapping from labels to patterns.
+
+            history: Whether the dictionary of every step is kept, in `Watch.history`. It is read after each step, which waits
+                for the device.
+
+        Returns:
+            A `Watch`: `log()` is one flat dictionary of numbers; `Watch.__call__` lists them.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> from moduli import m
+            >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+            >>> opt = mo.Optimizer(net, m.ClipNorm(1.0), m.Adam(), m.LR(1e-3))
+            >>> log = opt.watch(by=["0.*", "1.*"])
+            >>> _ = opt.step(mo.closure(lambda: net(torch.ones(4, 2)).square().mean()))
+            >>> [name for name in log() if name.startswith("grad_norm")]
+            ['grad_norm', 'grad_norm/0.*', 'grad_norm/1.*']
+        """
+        watch = Watch(self, by, history)
+        self.binding.watch = watch
+        return watch
+
     def link(self, name: str) -> Module:
         """The link with this class name or path ("1.Adam"); a ValueError where there is none or several."""
         found = [link for path, link in self._links if name == path or name.lower() == type(link).__name__.lower()]
@@ -382,9 +469,34 @@ class Optimizer(torch.optim.Optimizer):
 
     def named_state_dict(self) -> dict[str, Any]:
         """What `state_dict` gives where there is one process: by name, also where tools of torch want positions."""
+        if self.binding.device_steps is not None:
+            self.current_step = self.binding.device_steps.read(self.current_step)
         packed = _saved.pack(self)
         shard = None if self.population is None else self.population.sharding
         return packed if shard is None else members.map_saved(self, shard, packed, shard.join, shard.total)
+
+    def to_torch_state_dict(self, *, strict: bool = True) -> dict[str, Any]:
+        """Return the state as that of torch's optimizer with the same algorithm, whose `load_state_dict` takes it.
+
+        Args:
+            strict: False to leave out links that torch's optimizer does not have, such as a clip.
+
+        Raises:
+            ValueError: The chain is none of torch's Adam, AdamW, NAdam, RAdam, Adamax, Adadelta, Adagrad, RMSprop, Rprop, SGD or
+                Muon.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> from moduli import presets
+            >>> net = torch.nn.Linear(2, 1)
+            >>> opt = mo.Optimizer(net, presets.adamw(lr=1e-2))
+            >>> _ = opt.step(mo.closure(lambda: net(torch.ones(3, 2)).square().mean()))
+            >>> theirs = torch.optim.AdamW(net.parameters())
+            >>> theirs.load_state_dict(opt.to_torch_state_dict())
+            >>> theirs.param_groups[0]["lr"], theirs.state[net.weight]["step"]
+            (0.01, tensor(1.))
+        """
+        return write_torch(self, strict)
 
     def describe_state(self) -> dict[str, Any]:
         """The shapes by parameter name and the paths of the links in `named_state_dict`, without the state itself."""
@@ -418,6 +530,8 @@ class Optimizer(torch.optim.Optimizer):
             saved = members.part_members(self, shard, saved)
         with Guard(deferred=True) as guard:
             _saved.unpack(self, saved, strict, guard, axes)
+        if self.binding.device_steps is not None:
+            self.binding.device_steps.clear()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -441,6 +555,15 @@ class Optimizer(torch.optim.Optimizer):
         if self.population is not None:
             members.adopt(self.population, self.binding.slots)
             self.rows = MemberMatrices(self, self.population)
+
+
+def _make_master(dtype: str | None) -> list[Module]:
+    """Return the link that stores master weights, if they are wanted."""
+    if dtype is None:
+        return []
+    if dtype != "float32":
+        raise ValueError(f'master is {dtype!r}; it is "float32" or None')
+    return [MasterWeights()]
 
 
 keep_from_tracing(make_step, Optimizer.zero_grad, Optimizer.add_param_group)

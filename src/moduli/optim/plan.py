@@ -111,6 +111,10 @@ def make_step(
     Interrupts wait while links run, so that neither state nor parameters are left half way; they are handled while the
     closure is evaluated and derivatives are taken. What was changed before an evaluation that fails is put back.
     """
+    if optimizer.evaluating:
+        raise RuntimeError(
+            "the parameters are averages since opt.eval(), to be evaluated; call opt.train() before a step"
+        )
     following = optimizer._following
     if following is None:
         if optimizer._removals != REMOVED.count:
@@ -251,6 +255,9 @@ def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
         guard.add(rows.push)
     if (evaluator is not None and optimizer._early) or not optimizer.current_step or not optimizer.binding.fuse:
         _protect(optimizer, objective.params, guard)
+    watch = optimizer.binding.watch
+    if watch is not None:
+        watch.start(optimizer)
     last = run_links(objective, optimizer.modules, optimizer, wide=True)
     last.update_parameters()
     if rows is not None:
@@ -264,11 +271,16 @@ def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
     if last.should_terminate is not None:
         optimizer.should_terminate = last.should_terminate
     optimizer.current_step += 1
+    if optimizer.binding.device_steps is not None:
+        optimizer.binding.device_steps.advance()
     optimizer.num_evaluations += 1 if evaluator is None else evaluator.count
     if last.post_step_hooks:
         guard.commit()
         last.apply_post_step_hooks(tuple(optimizer.modules))
-    return _find_loss(objective, evaluator, last)
+    loss = _find_loss(objective, evaluator, last)
+    if watch is not None:
+        watch.finish(optimizer, last, loss)
+    return loss
 
 
 def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:

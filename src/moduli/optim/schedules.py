@@ -19,6 +19,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from ._settings import refuse_string
 
 __all__ = ["WSD", "After", "Cosine"]
@@ -55,8 +58,8 @@ class Cosine:
     def __post_init__(self) -> None:
         _check("Cosine", self.steps, self.warmup, peak=self.peak, floor=self.floor)
 
-    def __call__(self, step: int) -> float:
-        """The value at a step, from zero."""
+    def __call__(self, step: int | Tensor) -> Any:
+        """The value at a step, from zero: a number, or for a 0-d tensor one."""
         return WSD(self.peak, self.steps, self.warmup, self.steps - self.warmup, self.floor, "cosine")(step)
 
 
@@ -103,8 +106,10 @@ class WSD:
     def _fall(self) -> int:
         return max(1, self.steps // 5) if self.decay is None else self.decay
 
-    def __call__(self, step: int) -> float:
-        """The value at a step, from zero."""
+    def __call__(self, step: int | Tensor) -> Any:
+        """The value at a step, from zero: a number, or for a 0-d tensor one."""
+        if isinstance(step, Tensor):
+            return torch.where(step < self.warmup, self.peak * (step + 1) / max(1, self.warmup), self._fall_at(step))
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         done = min(max((step - self.steps + self._fall) / self._fall, 0.0), 1.0)
@@ -112,6 +117,15 @@ class WSD:
             left = 0.5 * (1 + math.cos(math.pi * done))
         else:
             left = 1 - (math.sqrt(done) if self.shape == "sqrt" else done)
+        return self.floor + (self.peak - self.floor) * left
+
+    def _fall_at(self, step: Tensor) -> Tensor:
+        """The value after the warmup, at a step that is a tensor."""
+        done = ((step - self.steps + self._fall) / self._fall).clamp(0.0, 1.0)
+        if self.shape == "cosine":
+            left = 0.5 * (1 + torch.cos(math.pi * done))
+        else:
+            left = 1 - (done.sqrt() if self.shape == "sqrt" else done)
         return self.floor + (self.peak - self.floor) * left
 
 
@@ -135,10 +149,13 @@ class After:
     def __post_init__(self) -> None:
         _check("After", self.steps + 1, 0, value=self.value)
 
-    def __call__(self, step: int) -> Any:
-        """The value at a step, from zero."""
-        if step < self.steps:
-            return 0.0
+    def __call__(self, step: int | Tensor) -> Any:
+        """The value at a step, from zero: a number, or for a 0-d tensor one."""
+        if isinstance(step, Tensor):
+            return torch.where(step < self.steps, 0.0, self._find_value(step))
+        return 0.0 if step < self.steps else self._find_value(step)
+
+    def _find_value(self, step: int | Tensor) -> Any:
         return self.value(step) if callable(self.value) else self.value
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ._checks import check_updates
 from ._fusion import FusedRun, Traced
 from ._needs import Across
 from .objective import Objective
+from .offload import fetched_rows
 from .transform import TensorTransform
+from .watch import run_watched
 
 if TYPE_CHECKING:
     from . import Module
@@ -70,7 +73,8 @@ class LinkRun:
     def run(self, objective: Objective, form: StepForm) -> Objective:
         """Run the link in a form, and check what it returns."""
         (link,) = self.links
-        objective = form.run(link, objective)
+        with fetched_rows(link, objective.params):
+            objective = run_watched(link, objective, partial(form.run, link))
         if not isinstance(objective, Objective):
             raise TypeError(f"{link!r} returned a {type(objective).__name__}; apply must return the objective")
         if objective.checking:

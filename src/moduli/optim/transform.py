@@ -13,6 +13,7 @@ from ._hooks import HookArguments, Setting, States, call_each, gather_arguments,
 from ._needs import Across, Need
 from ._vectors import as_real, from_vector, restore_complex
 from .module import Chainable, Module
+from .offload import find_place, send_row
 
 if TYPE_CHECKING:
     from .objective import Objective
@@ -104,6 +105,9 @@ class TensorTransform(Transform):
         numbers: Names of states that are Python numbers, which `advance` changes before the hooks learn.
         uses_params: False where the hooks look at the shapes of parameters only, so that `across` whole tensors theirs need not
             be gathered.
+        uses_dtype: Whether pointwise hooks find the dtype of the parameter as `setting["dtype"]`: they see those of half precision
+            in single precision.
+        narrow_states: Names of states that stay in half precision, where pointwise hooks make them so.
         static: Settings that change what the hooks do, not only their numbers; each value is a kernel of its own.
 
     Example:
@@ -128,6 +132,8 @@ class TensorTransform(Transform):
     uses_grad: bool = False
     uses_loss: bool = False
     uses_params: ClassVar[bool] = True
+    uses_dtype: ClassVar[bool] = False
+    narrow_states: ClassVar[tuple[str, ...]] = ()
     counts: ClassVar[bool] = False
     numbers: ClassVar[tuple[str, ...]] = ()
     static: ClassVar[tuple[str, ...]] = ()
@@ -166,6 +172,10 @@ class TensorTransform(Transform):
         """The first method that is run in place of the pointwise hooks, if there is one."""
         return next((name for name in _HOOKS if self.has_own(name)), None)
 
+    def add_dtype(self, setting: Any, param: Tensor) -> Any:
+        """Return the settings for hooks, with the dtype of the parameter where they use it."""
+        return {**setting, "dtype": param.dtype} if self.uses_dtype else setting
+
     def list_numbers(self) -> tuple[str, ...]:
         """Return the names of the states that are numbers on the host."""
         return ("step", *self.numbers) if self.counts else self.numbers
@@ -176,6 +186,14 @@ class TensorTransform(Transform):
             state["step"] = state["step"] + 1
         if self.numbers:
             self.advance(state, setting)
+
+    def stacks_alike(self, hook: str) -> bool:
+        """Whether a hook is called once for all tensors that are alike, which it sees one of, under `torch.vmap`."""
+        return False
+
+    def find_kind(self, param: Tensor) -> Any:
+        """Return what has to be equal for two parameters of one shape that hooks are called once for."""
+        return None
 
     def finds_numbers(self) -> bool:
         """Whether it finds numbers over all tensors first."""
@@ -243,16 +261,27 @@ class TensorTransform(Transform):
 
     # ------------------------------------------------------------------ running them
 
-    def _fill_states(self, given: HookArguments) -> None:
-        """Fill the states that are still empty."""
-        fresh = given.pick([i for i, state in enumerate(given.states) if not state])
-        if fresh.states:
-            self.multi_tensor_initialize(*fresh)
-        for state in fresh.states if self.elementwise else ():
-            # In the precision that hooks and fused passes compute in: between two steps nothing is rounded to half of it.
-            state.update((key, widen(value)) for key, value in state.items())
-        for state in fresh.states if self.counts else ():
-            state.setdefault("step", 0)
+    def _fill_states(self, given: HookArguments, streamed: bool = False) -> None:
+        """Fill the states that are still empty.
+
+        Args:
+            given: The arguments of hooks.
+            streamed: Whether a fused pass fetches state that is stored elsewhere, so that it can be put there.
+        """
+        empty = [i for i, state in enumerate(given.states) if not state]
+        binding = self.settings.binding
+        # State that is stored elsewhere leaves before the next is made: the device may not hold all of it.
+        for places in [[i] for i in empty] if binding.offload else [empty]:
+            fresh = given.pick(places)
+            if fresh.states:
+                self.multi_tensor_initialize(*fresh)
+            for state in fresh.states if self.elementwise else ():
+                # In the precision that hooks and fused passes compute in: between two steps nothing is rounded to half of it.
+                state.update((key, widen(value)) for key, value in state.items() if key not in self.narrow_states)
+            for state in fresh.states if self.counts else ():
+                state.setdefault("step", 0)
+            for state, param in zip(fresh.states, fresh.params, strict=True) if streamed else ():
+                send_row(state, find_place(binding, param))
 
     def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
         """Gathers the tensors and calls the hooks that learn."""
@@ -267,7 +296,9 @@ class TensorTransform(Transform):
 
     def apply_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> Objective:
         """Gathers the tensors, calls the hooks that transform, and puts the results back."""
-        kept, given = gather_arguments(self, objective, states, settings, owned=True)
+        # Where tensors are stacked hooks are given copies, which need not be copied before.
+        owned = not self.stacks_alike("single_tensor_apply")
+        kept, given = gather_arguments(self, objective, states, settings, owned=owned)
         if not given.tensors:
             return objective
         given = given._replace(states=self.get_applied_states(objective, kept, given.states))
@@ -278,7 +309,7 @@ class TensorTransform(Transform):
         out = list(results)
         if self.concat_params:
             kept, out = list(range(len(objective.params))), from_vector(out[0], list(map(as_real, objective.params)))
-        updates = list(objective.get_updates())
+        updates = list(objective.peek_updates() if len(kept) == len(objective.params) else objective.get_updates())
         for i, tensor in zip(kept, out, strict=True):
             param, pairs = objective.params[i], self.concat_params or self.elementwise
             if self.elementwise and param.dtype in HALVES and not objective.wide:

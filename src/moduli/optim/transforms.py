@@ -163,6 +163,11 @@ class MatrixTransform(MatrixLink, BufferTransform):
     batch: str | tuple[str, ...] | None = None
     matrix: str | None = None
 
+    def stacks_alike(self, hook: str) -> bool:
+        """Whether matrices of one shape are stacked for one call; there is nothing to call where a link does not learn."""
+        idle = hook == "single_tensor_update" and type(self).learn is BufferTransform.learn
+        return not idle and super().stacks_alike(hook)
+
 
 class ListTransform(BufferTransform):
     """A `BufferTransform` that learns from all tensors together (`learn_all`), or transforms them so (`transform_all`)."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from .. import m
 from ..optim import Module
-from ._descent import _decay
+from ._descent import Decays, _decay
 
 
 def adam(
@@ -16,6 +16,7 @@ def adam(
     beta2: Any = 0.999,
     eps: Any = 1e-8,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
     amsgrad: bool = False,
 ) -> list[Module]:
     """Adam, the same as `torch.optim.Adam`.
@@ -26,6 +27,7 @@ def adam(
         beta2: Memory of the mean square.
         eps: Added to the denominator.
         weight_decay: An L2 penalty (see `adamw` for the decoupled one).
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         amsgrad: Use the largest second moment so far.
 
     Example:
@@ -33,7 +35,7 @@ def adam(
         >>> optim.Chain(presets.adam(1e-3))
         Chain(Adam, LR)
     """
-    return [*_decay(weight_decay), m.Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), m.LR(lr)]
+    return [*_decay(weight_decay, decay), m.Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), m.LR(lr)]
 
 
 def adamw(
@@ -44,7 +46,7 @@ def adamw(
     eps: Any = 1e-8,
     weight_decay: Any = 0.01,
     amsgrad: bool = False,
-    decay: Literal["all", "matrices"] = "all",
+    decay: Decays = "all",
 ) -> list[Module]:
     """Adam with decoupled weight decay, the same as `torch.optim.AdamW`.
 
@@ -66,7 +68,9 @@ def adamw(
     return [adam, m.WeightDecay(weight_decay, only=decay), m.LR(lr)]
 
 
-def lion(lr: Any = 1e-4, *, beta1: Any = 0.9, beta2: Any = 0.99, weight_decay: Any = 0.0) -> list[Module]:
+def lion(
+    lr: Any = 1e-4, *, beta1: Any = 0.9, beta2: Any = 0.99, weight_decay: Any = 0.0, decay: Decays = "all"
+) -> list[Module]:
     """Lion, with decoupled weight decay.
 
     Args:
@@ -74,13 +78,14 @@ def lion(lr: Any = 1e-4, *, beta1: Any = 0.9, beta2: Any = 0.99, weight_decay: A
         beta1: How much of the mean enters the step.
         beta2: Memory of the mean.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.lion(1e-4, weight_decay=0.1))
         Chain(Lion, WeightDecay, LR)
     """
-    return [m.Lion(beta1=beta1, beta2=beta2), *_decay(weight_decay), m.LR(lr)]
+    return [m.Lion(beta1=beta1, beta2=beta2), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def rmsprop(
@@ -91,6 +96,7 @@ def rmsprop(
     centered: bool = False,
     momentum: Any = 0.0,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """RMSprop, the same as `torch.optim.RMSprop`.
 
@@ -101,6 +107,7 @@ def rmsprop(
         centered: Divide by a standard deviation.
         momentum: Momentum of the scaled steps.
         weight_decay: An L2 penalty.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -109,7 +116,7 @@ def rmsprop(
     """
     still = isinstance(momentum, int | float) and momentum == 0
     ball = [] if still else [m.HeavyBall(momentum)]
-    return [*_decay(weight_decay), m.RMSprop(smoothing=smoothing, eps=eps, centered=centered), *ball, m.LR(lr)]
+    return [*_decay(weight_decay, decay), m.RMSprop(smoothing=smoothing, eps=eps, centered=centered), *ball, m.LR(lr)]
 
 
 def adagrad(
@@ -119,6 +126,7 @@ def adagrad(
     initial_accumulator_value: Any = 0.0,
     eps: Any = 1e-10,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """Adagrad, the same as `torch.optim.Adagrad`.
 
@@ -128,6 +136,7 @@ def adagrad(
         initial_accumulator_value: The sum of squares at the start.
         eps: Added to the denominator.
         weight_decay: An L2 penalty.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -135,7 +144,7 @@ def adagrad(
         Chain(Adagrad, LR)
     """
     link = m.Adagrad(lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
-    return [*_decay(weight_decay), link, m.LR(lr)]
+    return [*_decay(weight_decay, decay), link, m.LR(lr)]
 
 
 def adan(
@@ -146,6 +155,7 @@ def adan(
     beta3: Any = 0.99,
     eps: Any = 1e-8,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """Adan, with decoupled weight decay.
 
@@ -156,13 +166,14 @@ def adan(
         beta3: Memory of the mean square.
         eps: Added to the denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.adan(1e-3))
         Chain(Adan, LR)
     """
-    return [m.Adan(beta1=beta1, beta2=beta2, beta3=beta3, eps=eps), *_decay(weight_decay), m.LR(lr)]
+    return [m.Adan(beta1=beta1, beta2=beta2, beta3=beta3, eps=eps), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def rprop(lr: Any = 1e-2, *, nplus: Any = 1.2, nminus: Any = 0.5, lb: Any = 1e-6, ub: Any = 50.0) -> list[Module]:
@@ -191,6 +202,7 @@ def mars(
     scaling: float = 0.025,
     eps: Any = 1e-8,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """MARS-AdamW: Adam on gradients corrected by their change.
 
@@ -201,6 +213,7 @@ def mars(
         scaling: How much is corrected.
         eps: Added to the denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -208,10 +221,12 @@ def mars(
         Chain(MARSCorrection, Adam, LR)
     """
     links = [m.MARSCorrection(beta=beta1, scaling=scaling), m.Adam(beta1=beta1, beta2=beta2, eps=eps)]
-    return [*links, *_decay(weight_decay), m.LR(lr)]
+    return [*links, *_decay(weight_decay, decay), m.LR(lr)]
 
 
-def sam(lr: Any = 1e-2, *, rho: Any = 0.05, momentum: Any = 0.9, weight_decay: Any = 0.0) -> list[Module]:
+def sam(
+    lr: Any = 1e-2, *, rho: Any = 0.05, momentum: Any = 0.9, weight_decay: Any = 0.0, decay: Decays = "all"
+) -> list[Module]:
     """Sharpness-aware descent with momentum. A step needs a closure.
 
     Args:
@@ -219,17 +234,24 @@ def sam(lr: Any = 1e-2, *, rho: Any = 0.05, momentum: Any = 0.9, weight_decay: A
         rho: The radius within which the worst point is looked for.
         momentum: How much of the last step is kept.
         weight_decay: An L2 penalty.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.sam())
         Chain(SAM, HeavyBall, LR)
     """
-    return [m.SAM(rho=rho), *_decay(weight_decay), m.HeavyBall(momentum), m.LR(lr)]
+    return [m.SAM(rho=rho), *_decay(weight_decay, decay), m.HeavyBall(momentum), m.LR(lr)]
 
 
 def lamb(
-    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-6, weight_decay: Any = 0.0
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-6,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """LAMB: Adam with decoupled weight decay, each layer's step a fraction of the layer's norm.
 
@@ -239,6 +261,7 @@ def lamb(
         beta2: Memory of the mean square.
         eps: Added to the denominator.
         weight_decay: How much of the weights enters each step.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -248,11 +271,17 @@ def lamb(
     References:
         Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020, Algorithm 2.
     """
-    return [m.Adam(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), m.TrustRatio(), m.LR(lr)]
+    return [m.Adam(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay, decay), m.TrustRatio(), m.LR(lr)]
 
 
 def lars(
-    lr: Any = 1.0, *, momentum: Any = 0.9, trust: Any = 1e-3, weight_decay: Any = 0.0, eps: Any = 1e-8
+    lr: Any = 1.0,
+    *,
+    momentum: Any = 0.9,
+    trust: Any = 1e-3,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
+    eps: Any = 1e-8,
 ) -> list[Module]:
     """LARS: momentum of gradients that are a fraction of each layer's norm.
 
@@ -261,6 +290,7 @@ def lars(
         momentum: How much of the last step is kept.
         trust: The fraction.
         weight_decay: An L2 penalty that takes part in the ratio of norms.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         eps: Added to the norm of the gradient.
 
     Example:
@@ -271,4 +301,4 @@ def lars(
     References:
         Y. You, I. Gitman, B. Ginsburg, "Large batch training of convolutional networks", 2017, Algorithm 1.
     """
-    return [m.TrustRatio(trust=trust, weight_decay=weight_decay, eps=eps), m.HeavyBall(momentum), m.LR(lr)]
+    return [m.TrustRatio(trust=trust, weight_decay=weight_decay, only=decay, eps=eps), m.HeavyBall(momentum), m.LR(lr)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import layout, m
 from ..axes import ModelAxes
 from ..optim import Module
-from ._descent import _decay
+from ._descent import Decays, _decay
 
 _EMBEDDINGS_AND_HEADS = "*embed* *wte* *wpe* *head* *classifier*"
 
@@ -50,8 +50,9 @@ def _muon(
     weight_decay: Any,
     lr: Any,
     axes: ModelAxes | None = None,
+    decay: Decays = "all",
 ) -> list[Module]:
-    return [m.Split(_IsHidden(adam, axes), list(matrices), rest), *_decay(weight_decay), m.LR(lr)]
+    return [m.Split(_IsHidden(adam, axes), list(matrices), rest), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def muon(
@@ -61,6 +62,7 @@ def muon(
     steps: int = 5,
     method: str = "polar_express",
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
     beta1: Any = 0.9,
     beta2: Any = 0.999,
     eps: Any = 1e-8,
@@ -81,6 +83,7 @@ def muon(
         steps: Iterations of the orthogonalisation.
         method: How to orthogonalise: "polar_express" (nearer for as many products), "newtonschulz" or "svd".
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         beta1: Memory of Adam's mean.
         beta2: Memory of Adam's mean square.
         eps: Added to Adam's denominator.
@@ -100,7 +103,7 @@ def muon(
     """
     orthogonal = m.Orthogonalize(steps=steps, method=method, adjust_lr=True, batch=batch)  # type: ignore[arg-type]
     matrices = [m.NAG(momentum, lerp=True), orthogonal]
-    return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2, eps=eps), adam, weight_decay, lr, axes)
+    return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2, eps=eps), adam, weight_decay, lr, axes, decay)
 
 
 def normuon(
@@ -109,6 +112,7 @@ def normuon(
     momentum: Any = 0.95,
     row_beta: Any = 0.95,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
     beta1: Any = 0.9,
     beta2: Any = 0.999,
     adam: str = _EMBEDDINGS_AND_HEADS,
@@ -120,6 +124,7 @@ def normuon(
         momentum: Momentum of the matrices.
         row_beta: Memory of the mean square of each neuron's update.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         beta1: Memory of Adam's mean.
         beta2: Memory of Adam's mean square.
         adam: Patterns of names that Adam takes, separated by spaces.
@@ -133,7 +138,7 @@ def normuon(
         Z. Li et al., "NorMuon: making Muon more efficient and scalable", 2025, Algorithm 1.
     """
     matrices = [m.EMA(momentum), m.Orthogonalize(), m.NeuronNormalize(beta=row_beta)]
-    return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2), adam, weight_decay, lr)
+    return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2), adam, weight_decay, lr, decay=decay)
 
 
 def muonclip(
@@ -144,6 +149,7 @@ def muonclip(
     tau: Any = 100.0,
     momentum: Any = 0.95,
     weight_decay: Any = 0.1,
+    decay: Decays = "all",
     adam: str = _EMBEDDINGS_AND_HEADS,
 ) -> list[Module]:
     """MuonClip: Muon, and query and key weights scaled where attention logits exceeded a bound.
@@ -155,6 +161,7 @@ def muonclip(
         tau: The bound of the logits.
         momentum: Momentum of the matrices.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         adam: Patterns of names that Adam takes, separated by spaces.
 
     Example:
@@ -167,7 +174,8 @@ def muonclip(
     References:
         Kimi Team, "Kimi K2: open agentic intelligence", 2025, Algorithm 1.
     """
-    return [*muon(lr, momentum=momentum, weight_decay=weight_decay, adam=adam), m.QKClip(pairs, logits, tau=tau)]
+    links = muon(lr, momentum=momentum, weight_decay=weight_decay, decay=decay, adam=adam)
+    return [*links, m.QKClip(pairs, logits, tau=tau)]
 
 
 def dion(
@@ -176,6 +184,7 @@ def dion(
     momentum: Any = 0.95,
     rank: int | float = 0.25,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
     adam: str = _EMBEDDINGS_AND_HEADS,
     seed: int | None = None,
 ) -> list[Module]:
@@ -186,6 +195,7 @@ def dion(
         momentum: The part of the followed directions that stays in the buffer.
         rank: How many directions; a fraction is taken of the shorter side.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         adam: Patterns of names that Adam takes, separated by spaces.
         seed: Draws from a generator of its own.
 
@@ -197,7 +207,9 @@ def dion(
     References:
         K. Ahn et al., "Dion: distributed orthonormalized updates", 2025, Algorithm 1.
     """
-    return _muon([m.Dion(momentum=momentum, rank=rank, seed=seed)], m.Adam(alpha=0.1), adam, weight_decay, lr)
+    return _muon(
+        [m.Dion(momentum=momentum, rank=rank, seed=seed)], m.Adam(alpha=0.1), adam, weight_decay, lr, decay=decay
+    )
 
 
 def scion(
@@ -232,7 +244,13 @@ def scion(
 
 
 def splus(
-    lr: Any = 0.1, *, beta1: Any = 0.9, beta2: Any = 0.999, precond_freq: int = 100, weight_decay: Any = 0.01
+    lr: Any = 0.1,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    precond_freq: int = 100,
+    weight_decay: Any = 0.01,
+    decay: Decays = "all",
 ) -> list[Module]:
     """SPlus: signs in the eigenbasis of Shampoo, with decoupled weight decay.
 
@@ -242,17 +260,24 @@ def splus(
         beta2: Memory of the covariances.
         precond_freq: Steps between two eigendecompositions.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.splus())
         Chain(SPlus, WeightDecay, LR)
     """
-    return [m.SPlus(beta1=beta1, beta2=beta2, precond_freq=precond_freq), *_decay(weight_decay), m.LR(lr)]
+    return [m.SPlus(beta1=beta1, beta2=beta2, precond_freq=precond_freq), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def kl_shampoo(
-    lr: Any = 3e-3, *, momentum: Any = 0.9, beta: Any = 0.95, precond_freq: int = 10, weight_decay: Any = 0.01
+    lr: Any = 3e-3,
+    *,
+    momentum: Any = 0.9,
+    beta: Any = 0.95,
+    precond_freq: int = 10,
+    weight_decay: Any = 0.01,
+    decay: Decays = "all",
 ) -> list[Module]:
     """KL-Shampoo of a momentum, with decoupled weight decay.
 
@@ -262,13 +287,14 @@ def kl_shampoo(
         beta: Memory of the factors.
         precond_freq: Steps between two eigendecompositions.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.kl_shampoo())
         Chain(KLShampoo, EMA, WeightDecay, LR)
     """
-    return [m.KLShampoo(beta=beta, precond_freq=precond_freq), m.EMA(momentum), *_decay(weight_decay), m.LR(lr)]
+    return [m.KLShampoo(beta=beta, precond_freq=precond_freq), m.EMA(momentum), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def soap(
@@ -277,7 +303,9 @@ def soap(
     beta1: float = 0.95,
     beta2: float = 0.95,
     precond_freq: int = 10,
+    precondition_1d: bool = False,
     weight_decay: Any = 0.01,
+    decay: Decays = "all",
 ) -> list[Module]:
     """SOAP: Adam in the eigenbasis of Shampoo, with decoupled weight decay.
 
@@ -286,19 +314,25 @@ def soap(
         beta1: Memory of the mean.
         beta2: Memory of the mean square, and of the covariances.
         precond_freq: The basis follows at every n-th step.
+        precondition_1d: Whether vectors are rotated, too; by default they are left to Adam, as in the authors' code.
         weight_decay: How much of the weights each step takes away, times `lr`; not the first, which only makes the basis.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.soap(1e-3))
         Chain(SOAP, WeightDecay, LR)
     """
-    link = m.SOAP(beta1=beta1, beta2=beta2, shampoo_beta=beta2, precond_freq=precond_freq)
+    link = m.SOAP(
+        beta1=beta1, beta2=beta2, shampoo_beta=beta2, precond_freq=precond_freq, precondition_1d=precondition_1d
+    )
     # The authors' code skips its first step, weight decay and all.
-    return [link, *_decay(weight_decay, after=1), m.LR(lr)]
+    return [link, *_decay(weight_decay, decay, after=1), m.LR(lr)]
 
 
-def shampoo(lr: Any = 0.1, *, momentum: Any = 0.9, precond_freq: int = 10, weight_decay: Any = 0.0) -> list[Module]:
+def shampoo(
+    lr: Any = 0.1, *, momentum: Any = 0.9, precond_freq: int = 10, weight_decay: Any = 0.0, decay: Decays = "all"
+) -> list[Module]:
     """Shampoo, with momentum and an L2 penalty.
 
     Args:
@@ -306,22 +340,26 @@ def shampoo(lr: Any = 0.1, *, momentum: Any = 0.9, precond_freq: int = 10, weigh
         momentum: Momentum of the preconditioned steps.
         precond_freq: The roots are computed at every n-th step.
         weight_decay: An L2 penalty.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.shampoo())
         Chain(Shampoo, HeavyBall, LR)
     """
-    return [*_decay(weight_decay), m.Shampoo(precond_freq=precond_freq), m.HeavyBall(momentum), m.LR(lr)]
+    return [*_decay(weight_decay, decay), m.Shampoo(precond_freq=precond_freq), m.HeavyBall(momentum), m.LR(lr)]
 
 
-def psgd(lr: Any = 1e-3, *, momentum: Any = 0.9, weight_decay: Any = 0.0, seed: int | None = None) -> list[Module]:
+def psgd(
+    lr: Any = 1e-3, *, momentum: Any = 0.9, weight_decay: Any = 0.0, decay: Decays = "all", seed: int | None = None
+) -> list[Module]:
     """PSGD with Kronecker factors that whiten the gradient, applied to its momentum; decoupled weight decay.
 
     Args:
         lr: The step size, as for Adam.
         momentum: Momentum of the gradient, before it is preconditioned.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         seed: Seed of the fit's noise.
 
     Example:
@@ -329,4 +367,4 @@ def psgd(lr: Any = 1e-3, *, momentum: Any = 0.9, weight_decay: Any = 0.0, seed: 
         >>> optim.Chain(presets.psgd(1e-3))
         Chain(PSGDKronWhiten, LR)
     """
-    return [m.PSGDKronWhiten(inner=m.EMA(momentum, debias=True), seed=seed), *_decay(weight_decay), m.LR(lr)]
+    return [m.PSGDKronWhiten(inner=m.EMA(momentum, debias=True), seed=seed), *_decay(weight_decay, decay), m.LR(lr)]

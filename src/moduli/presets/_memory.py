@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import m
 from ..optim import Module
-from ._descent import _decay
+from ._descent import Decays, _decay
 
 
 def adafactor(lr: Any = None, *, decay: Any = 0.8, clip: float | None = 1.0, weight_decay: Any = 0.0) -> list[Module]:
@@ -28,7 +28,13 @@ def adafactor(lr: Any = None, *, decay: Any = 0.8, clip: float | None = 1.0, wei
 
 
 def came(
-    lr: Any = 2e-4, *, beta1: Any = 0.9, beta2: Any = 0.999, beta3: Any = 0.9999, weight_decay: Any = 0.0
+    lr: Any = 2e-4,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    beta3: Any = 0.9999,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """CAME, with decoupled weight decay.
 
@@ -38,17 +44,24 @@ def came(
         beta2: Memory of the second moment.
         beta3: Memory of the instability.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.came())
         Chain(CAME, LR)
     """
-    return [m.CAME(beta1=beta1, beta2=beta2, beta3=beta3), *_decay(weight_decay), m.LR(lr)]
+    return [m.CAME(beta1=beta1, beta2=beta2, beta3=beta3), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def adam8bit(
-    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 0.0
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """Adam with moments in eight bits, and decoupled weight decay.
 
@@ -58,17 +71,24 @@ def adam8bit(
         beta2: Memory of the mean square.
         eps: Added to the denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.adam8bit())
         Chain(Quantized, LR)
     """
-    return [m.Quantized(m.Adam(beta1=beta1, beta2=beta2, eps=eps)), *_decay(weight_decay), m.LR(lr)]
+    return [m.Quantized(m.Adam(beta1=beta1, beta2=beta2, eps=eps)), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def galore(
-    lr: Any = 1e-2, *, rank: int = 128, update_gap: int = 200, scale: Any = 0.25, weight_decay: Any = 0.0
+    lr: Any = 1e-2,
+    *,
+    rank: int = 128,
+    update_gap: int = 200,
+    scale: Any = 0.25,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """GaLore: Adam on projections of the gradients to their leading singular vectors.
 
@@ -78,17 +98,24 @@ def galore(
         update_gap: Steps between two decompositions.
         scale: A factor of projected updates.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.galore())
         Chain(GaLore, LR)
     """
-    return [m.GaLore(m.Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay), m.LR(lr)]
+    return [m.GaLore(m.Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def fira(
-    lr: Any = 1e-2, *, rank: int = 128, update_gap: int = 200, scale: Any = 0.25, weight_decay: Any = 0.0
+    lr: Any = 1e-2,
+    *,
+    rank: int = 128,
+    update_gap: int = 200,
+    scale: Any = 0.25,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """Fira: GaLore that also follows the rest of the gradients.
 
@@ -98,13 +125,14 @@ def fira(
         update_gap: Steps between two decompositions.
         scale: A factor of updates.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.fira())
         Chain(Fira, LR)
     """
-    return [m.Fira(m.Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay), m.LR(lr)]
+    return [m.Fira(m.Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def apollo(
@@ -114,6 +142,7 @@ def apollo(
     update_gap: int = 200,
     mini: bool = False,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
     seed: int | None = None,
 ) -> list[Module]:
     """APOLLO: gradients scaled as Adam scales a random projection of them.
@@ -124,6 +153,7 @@ def apollo(
         update_gap: Steps between two draws.
         mini: APOLLO-Mini: one direction and one ratio for each matrix.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         seed: Draws from a generator of its own.
 
     Example:
@@ -136,4 +166,4 @@ def apollo(
         if mini
         else m.APOLLO(m.Adam(), rank=rank, update_gap=update_gap, seed=seed)
     )
-    return [link, *_decay(weight_decay), m.LR(lr)]
+    return [link, *_decay(weight_decay, decay), m.LR(lr)]

@@ -6,11 +6,17 @@ from typing import Any
 
 from .. import m
 from ..optim import Module
-from ._descent import _decay
+from ._descent import Decays, _decay
 
 
 def adopt(
-    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.9999, eps: Any = 1e-6, weight_decay: Any = 0.0
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.9999,
+    eps: Any = 1e-6,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """ADOPT, with decoupled weight decay.
 
@@ -20,13 +26,14 @@ def adopt(
         beta2: Memory of the mean square.
         eps: The smallest denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.adopt())
         Chain(ADOPT, LR)
     """
-    return [m.ADOPT(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), m.LR(lr)]
+    return [m.ADOPT(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def ademamix(
@@ -38,6 +45,7 @@ def ademamix(
     alpha: Any = 5.0,
     warmup: int | None = None,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """AdEMAMix, with decoupled weight decay.
 
@@ -49,6 +57,7 @@ def ademamix(
         alpha: How much of the slow mean enters.
         warmup: Steps over which the slow mean comes in, usually all of them; None for none.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -57,7 +66,7 @@ def ademamix(
     """
     return [
         m.AdEMAMix(beta1=beta1, beta2=beta2, beta3=beta3, alpha=alpha, warmup=warmup),
-        *_decay(weight_decay),
+        *_decay(weight_decay, decay),
         m.LR(lr),
     ]
 
@@ -70,6 +79,7 @@ def nadam(
     eps: float = 1e-8,
     momentum_decay: float = 4e-3,
     weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """NAdam, the same as `torch.optim.NAdam`.
 
@@ -80,17 +90,28 @@ def nadam(
         eps: Added to the denominator.
         momentum_decay: How fast the momentum rises.
         weight_decay: An L2 penalty.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.nadam())
         Chain(NAdam, LR)
     """
-    return [*_decay(weight_decay), m.NAdam(beta1=beta1, beta2=beta2, eps=eps, momentum_decay=momentum_decay), m.LR(lr)]
+    return [
+        *_decay(weight_decay, decay),
+        m.NAdam(beta1=beta1, beta2=beta2, eps=eps, momentum_decay=momentum_decay),
+        m.LR(lr),
+    ]
 
 
 def radam(
-    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 0.0
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """RAdam, the same as `torch.optim.RAdam`.
 
@@ -100,16 +121,19 @@ def radam(
         beta2: Memory of the mean square.
         eps: Added to the denominator.
         weight_decay: An L2 penalty.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.radam())
         Chain(RAdam, LR)
     """
-    return [*_decay(weight_decay), m.RAdam(beta1=beta1, beta2=beta2, eps=eps), m.LR(lr)]
+    return [*_decay(weight_decay, decay), m.RAdam(beta1=beta1, beta2=beta2, eps=eps), m.LR(lr)]
 
 
-def adadelta(lr: Any = 1.0, *, rho: Any = 0.9, eps: Any = 1e-6, weight_decay: Any = 0.0) -> list[Module]:
+def adadelta(
+    lr: Any = 1.0, *, rho: Any = 0.9, eps: Any = 1e-6, weight_decay: Any = 0.0, decay: Decays = "all"
+) -> list[Module]:
     """Adadelta, the same as `torch.optim.Adadelta`.
 
     Args:
@@ -117,17 +141,24 @@ def adadelta(lr: Any = 1.0, *, rho: Any = 0.9, eps: Any = 1e-6, weight_decay: An
         rho: Memory of the mean squares.
         eps: Added to the mean squares.
         weight_decay: An L2 penalty.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.adadelta())
         Chain(Adadelta, LR)
     """
-    return [*_decay(weight_decay), m.Adadelta(rho=rho, eps=eps), m.LR(lr)]
+    return [*_decay(weight_decay, decay), m.Adadelta(rho=rho, eps=eps), m.LR(lr)]
 
 
 def adamax(
-    lr: Any = 2e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 0.0
+    lr: Any = 2e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """Adamax, the same as `torch.optim.Adamax`.
 
@@ -137,17 +168,24 @@ def adamax(
         beta2: Decay of the largest magnitude.
         eps: Added to the magnitude.
         weight_decay: An L2 penalty.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.adamax())
         Chain(Adamax, LR)
     """
-    return [*_decay(weight_decay), m.Adamax(beta1=beta1, beta2=beta2, eps=eps), m.LR(lr)]
+    return [*_decay(weight_decay, decay), m.Adamax(beta1=beta1, beta2=beta2, eps=eps), m.LR(lr)]
 
 
 def adabelief(
-    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-16, weight_decay: Any = 0.0
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-16,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """AdaBelief, with decoupled weight decay.
 
@@ -157,17 +195,24 @@ def adabelief(
         beta2: Memory of the variance.
         eps: Added to the variance and to the denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.adabelief())
         Chain(AdaBelief, LR)
     """
-    return [m.AdaBelief(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), m.LR(lr)]
+    return [m.AdaBelief(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay, decay), m.LR(lr)]
 
 
 def laprop(
-    lr: Any = 4e-4, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-15, weight_decay: Any = 0.0
+    lr: Any = 4e-4,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-15,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """LaProp: gradients are scaled first and averaged then, so that any two memories go together.
 
@@ -177,6 +222,7 @@ def laprop(
         beta2: Memory of the mean square.
         eps: Added to the denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -186,13 +232,19 @@ def laprop(
     return [
         m.RMSprop(smoothing=beta2, eps=eps, debias=True),
         m.EMA(beta1, debias=True),
-        *_decay(weight_decay),
+        *_decay(weight_decay, decay),
         m.LR(lr),
     ]
 
 
 def adam_mini(
-    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 0.0
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    decay: Decays = "all",
 ) -> list[Module]:
     """Adam-mini, with decoupled weight decay.
 
@@ -202,10 +254,11 @@ def adam_mini(
         beta2: Memory of the mean square of each block.
         eps: Added to the denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
+        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.adam_mini())
         Chain(AdamMini, LR)
     """
-    return [m.AdamMini(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), m.LR(lr)]
+    return [m.AdamMini(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay, decay), m.LR(lr)]

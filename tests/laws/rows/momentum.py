@@ -33,6 +33,11 @@ def _agreement(x, g, memory, t):
 
 ROWS = [
     Row(
+        "PolyakAveraging",
+        lambda: [m.LR(0.1), m.PolyakAveraging(decay=0.9)],
+        reference=lambda params: torch.optim.SGD(params, 0.1),
+    ),
+    Row(
         "IntermoduleCautious",
         lambda: [m.IntermoduleCautious(m.EMA(0.9), m.Grad()), m.LR(0.1)],
     ),

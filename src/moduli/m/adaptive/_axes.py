@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+from ..._torch import call_batched, in_transform
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def batch_by_itself(function: F) -> F:
+    """Make a function that treats leading axes as a batch run so under `torch.vmap`, in place of each of its operations.
+
+    Vectorised one by one, a fused product (`addmm`) becomes three operations, and what a function decides for its batch can't be
+    read. Arguments are positional; the result is a tensor, or None for a function that writes in place. Where it is differentiated,
+    torch vectorises its operations.
+    """
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        if in_transform() and not torch.is_grad_enabled():
+            return call_batched(function, *args)
+        return function(*args)
+
+    return cast(F, call)
 
 
 def work(tensor: Tensor) -> Tensor:
@@ -40,10 +63,17 @@ def covariance(tensor: Tensor, axis: int) -> Tensor:
     return slices @ slices.mH
 
 
+@batch_by_itself
 def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: float) -> None:
-    """Total <- keep total + take covariance."""
-    slices = _unfold(tensor, axis)
-    total.addmm_(slices, slices.mH, beta=keep, alpha=take)
+    """Total <- keep total + take covariance; leading axes of both are a batch."""
+    lead = total.dim() - 2
+    if not lead:
+        slices = _unfold(tensor, axis)
+        total.addmm_(slices, slices.mH, beta=keep, alpha=take)
+        return
+    core = tensor.reshape(-1, *tensor.shape[lead:])
+    slices = core.movedim(axis + 1, 1).flatten(2) if core.dim() > 2 else core.unsqueeze(2)
+    total.view(-1, *total.shape[-2:]).baddbmm_(slices, slices.mH, beta=keep, alpha=take)
 
 
 def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = False) -> Tensor:

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..._torch import is_wrapped
 from ...optim import MatrixTransform
 from ...optim import ranges as check
-from ._axes import work
+from ._axes import batch_by_itself, work
 
 Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
 
@@ -48,40 +49,49 @@ def _coefficients(method: str, steps: int) -> list[tuple[float, float, float]]:
     return found
 
 
+@batch_by_itself
 def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
-    """Odd polynomials of a matrix, no higher than wide, that take its singular values to one."""
+    """Odd polynomials of a matrix, no higher than wide, that take its singular values to one; leading axes are a batch."""
     slack = 1.0 if method == "newtonschulz" else _SAFETY
     norm = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
     x = matrix / (norm * slack + torch.finfo(matrix.dtype).tiny ** 0.5)
-    if x.dim() == 2 and method == "newtonschulz" and steps <= 5 and x.shape[1] >= 2 * x.shape[0]:
-        return _iterate_gram(x, steps)
-    batched = x.dim() > 2
-    flat = x.reshape(-1, *x.shape[-2:]) if batched else x
-    fused = torch.baddbmm if batched else torch.addmm
+    shape = x.shape
+    if x.dim() > 3:
+        x = x.reshape(-1, *shape[-2:])
+    if method == "newtonschulz" and steps <= 5 and shape[-1] >= 2 * shape[-2]:
+        return _iterate_gram(x, steps).reshape(shape)
+    fused = torch.baddbmm if x.dim() > 2 else torch.addmm
+    gram = polynomial = spare = None
+    reuses = not torch.is_grad_enabled() and not is_wrapped(x)
     for a, b, c in _coefficients(method, steps):
-        gram = flat @ flat.mH
-        flat = fused(flat, fused(gram, gram, gram, beta=b, alpha=c), flat, beta=a)
-    return flat.reshape(x.shape)
+        gram = torch.matmul(x, x.mH, out=gram)
+        polynomial = fused(gram, gram, gram, beta=b, alpha=c, out=polynomial)
+        moved = fused(x, polynomial, x, beta=a, out=spare)
+        x, spare = moved, x
+        if not reuses:  # a graph holds what was computed
+            gram = polynomial = spare = None
+    return x.reshape(shape)
 
 
 def _iterate_gram(x: Tensor, steps: int) -> Tensor:
-    """The same for a wide matrix through its small side: the polynomials are of X X^H, and their product multiplies X once.
+    """The same for wide matrices through their small side: the polynomials are of X X^H, and their product multiplies X once.
 
     What rounding adds to the smallest eigenvalues of X X^H grows by 12 in an iteration, as they do; after a few it is still
     far below the width of the band that singular values end in.
     """
+    fused = torch.baddbmm if x.dim() > 2 else torch.addmm
     gram = x @ x.mH
     product: Tensor | None = None
     for k, (a, b, c) in enumerate(_coefficients("newtonschulz", steps)):
-        rest = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        rest = fused(gram, gram, gram, beta=b, alpha=c)
         if product is None:
             product = rest.clone()
-            product.diagonal().add_(a)
+            product.diagonal(dim1=-2, dim2=-1).add_(a)
         else:
-            product = torch.addmm(product, rest, product, beta=a)
+            product = fused(product, rest, product, beta=a)
         if k + 1 < steps:
-            half = torch.addmm(gram, rest, gram, beta=a)
-            gram = torch.addmm(half, half, rest, beta=a)
+            half = fused(gram, rest, gram, beta=a)
+            gram = fused(half, half, rest, beta=a)
     return x if product is None else product @ x
 
 
@@ -107,7 +117,8 @@ def orthogonalize(matrix: Tensor, method: str = "newtonschulz", steps: int = 5) 
         floor = values[..., -1:] * torch.finfo(values.dtype).eps * x.shape[-1]
         roots = torch.where(values > floor, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)
         x = (vectors * roots.unsqueeze(-2)) @ (vectors.mH @ x)
-    x = x.mH if tall else x
+    # Contiguous, because pointwise links behind it have no pass over others.
+    x = x.mH.contiguous() if tall else x
     return x.to(matrix.dtype)
 
 

@@ -7,13 +7,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ... import kernels
+from ..._torch import in_transform
 from ...optim import Across, BufferTransform, ListTransform, Need, Objective, SettingsList, States, Tensors
 from ...optim import ranges as check
+from .._decays import DecayingLink, Decays
 from .._measures import divide, dot, larger, norm, read, smaller
 from .._vectors import VectorLink, flat, gather_update
 from ..step_size._lr import multiply_scales
@@ -21,7 +25,7 @@ from ._adam import correct_bias
 from ._axes import work
 
 
-class Prodigy(BufferTransform):
+class Prodigy(BufferTransform, DecayingLink):
     r"""Adam times an estimate d of the distance to the solution, which only grows.
 
     With $\beta_3 = \sqrt{\beta_2}$ by default, $m = \beta_1 m + (1-\beta_1)\, d\, u,\quad v = \beta_2 v + (1-\beta_2)\, d^2 u^2$,
@@ -40,6 +44,7 @@ class Prodigy(BufferTransform):
         growth_rate: How much the estimate may grow in a step.
         debias: Correct for the moments starting at zero (the authors leave it out).
         weight_decay: Decoupled weight decay $\lambda$, times the estimate as the steps are.
+        only: "matrices" leaves biases and scales of normalisations alone, as in `WeightDecay`.
 
     Example:
         >>> import torch, moduli as mo
@@ -62,6 +67,7 @@ class Prodigy(BufferTransform):
     shared_settings = ("d0", "d_coef", "growth_rate", "beta3")
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
+    attributes = ("only",)
     ranges = {
         check.fraction: ("beta1", "beta2"),
         check.allow(check.fraction, None): ("beta3",),
@@ -79,6 +85,7 @@ class Prodigy(BufferTransform):
     growth_rate: float = float("inf")
     debias: bool = False
     weight_decay: Any = 0.0
+    only: Decays = "all"
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -103,29 +110,107 @@ class Prodigy(BufferTransform):
         d: Any = memory.get("next_d", setting["d0"])
         memory["d"] = d
         beta3 = setting["beta2"] ** 0.5 if setting["beta3"] is None else setting["beta3"]
-        away = [work(state["start"] - param) for state, param in zip(states, params, strict=True)]
         scales = multiply_scales(self, None if self._owner is None else self._owner(), params)
+        away: list[Tensor] = [param.detach() for param in params]
         gamma: Any = scales[0] if scales else 1.0
-        if any(scale is not gamma and (isinstance(scale, Tensor) or scale != gamma) for scale in scales):
-            away = [tensor * scale for tensor, scale in zip(away, scales, strict=True)]
-            gamma = 1.0
-        r = beta3 * memory.get("r", 0.0) + (1 - beta3) * gamma * d * d * dot(tensors, away)
-        for tensor, state, row, scale in zip(tensors, states, settings, scales, strict=True):
-            state["exp_avg"].mul_(row["beta1"]).add_(tensor * (d * (1 - row["beta1"])))
-            square = tensor.abs().square() if tensor.is_complex() else tensor * tensor
-            state["exp_avg_sq"].mul_(row["beta2"]).add_(square * (d * d * (1 - row["beta2"])))
-            state["s"].mul_(beta3).add_(tensor * (scale * d * d * (1 - beta3)))
+        alike = not any(scale is not gamma and (isinstance(scale, Tensor) or scale != gamma) for scale in scales)
+        for places in _find_alike(settings, scales):
+            row, scale = settings[places[0]], scales[places[0]]
+            lists = [[states[i][key] for i in places] for key in ("exp_avg", "exp_avg_sq", "s", "start")]
+            numbers = (row["beta1"], row["beta2"], beta3)
+            factors = (d * (1 - row["beta1"]), d * d * (1 - row["beta2"]), scale * d * d * (1 - beta3))
+            found = _learn([tensors[i] for i in places], *lists, [away[i] for i in places], *numbers, *factors)
+            for i, tensor in zip(places, found, strict=True):
+                away[i] = tensor if alike else tensor * scale
+        r = beta3 * memory.get("r", 0.0) + (1 - beta3) * (gamma if alike else 1.0) * d * d * dot(tensors, away)
         total = norm([state["s"] for state in states], 1)
         memory["r"] = r
-        found = divide(setting["d_coef"] * r, total, 0.0)
-        memory["next_d"] = larger(d, smaller(found, d * setting["growth_rate"]))
+        estimate = divide(setting["d_coef"] * r, total, 0.0)
+        memory["next_d"] = larger(d, smaller(estimate, d * setting["growth_rate"]))
 
-    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
-        d = self.global_state["d"]
-        size, grow = correct_bias(d, state["step"], setting)
-        out = state["exp_avg"] * size / (state["exp_avg_sq"].sqrt() * grow + d * setting["eps"])
-        out = out + work(param) * (size * setting["weight_decay"])
-        return out.to(tensor.dtype)
+    def multi_tensor_apply(
+        self,
+        tensors: Tensors,
+        params: Tensors,
+        grads: Tensors | None,
+        loss: Tensor | None,
+        states: States,
+        settings: SettingsList,
+    ) -> Sequence[Tensor]:
+        d, out = self.global_state["d"], list(tensors)
+        for places in _find_alike(settings, [state["step"] for state in states]):
+            row = settings[places[0]]
+            size, grow = correct_bias(d, states[places[0]]["step"], row)
+            means, squares = ([states[i][key] for i in places] for key in ("exp_avg", "exp_avg_sq"))
+            numbers = (size, grow, d * row["eps"], size * row["weight_decay"])
+            own = [params[i].detach() for i in places]
+            for i, tensor in zip(places, _step(means, squares, own, *numbers), strict=True):
+                out[i] = tensor.to(tensors[i].dtype)
+        return out
+
+
+def _find_alike(settings: SettingsList, others: Sequence[Any]) -> list[list[int]]:
+    """The positions of parameters with equal settings and one more equal value, which share a pass."""
+    groups: list[list[int]] = []
+    for i, setting in enumerate(settings):
+        for places in groups:
+            first = places[0]
+            same = others[i] is others[first] or (not isinstance(others[i], Tensor) and others[i] == others[first])
+            if same and (setting is settings[first] or dict(setting) == dict(settings[first])):
+                places.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
+
+
+def _learn_pointwise(
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    s: Tensor,
+    start: Tensor,
+    p: Tensor,
+    beta1: Any,
+    beta2: Any,
+    beta3: Any,
+    take1: Any,
+    take2: Any,
+    take3: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Both moments and the weighted sum of updates after one more, and where the parameter came from."""
+    return m * beta1 + g * take1, v * beta2 + g * g * take2, s * beta3 + g * take3, start - p
+
+
+def _step_pointwise(m: Tensor, v: Tensor, p: Tensor, size: Any, grow: Any, eps: Any, decay: Any) -> Tensor:
+    return m * size / (v.sqrt() * grow + eps) + p * decay
+
+
+_learn_fused = kernels.fuse(_learn_pointwise, inplace=("m", "v", "s", None))
+_step_fused = kernels.fuse(_step_pointwise)
+
+
+def _can_fuse(tensors: Tensors) -> bool:
+    return not in_transform() and not torch.is_grad_enabled() and not any(map(torch.is_complex, tensors))
+
+
+def _learn(g: Tensors, m: Tensors, v: Tensors, s: Tensors, start: Tensors, p: Tensors, *numbers: Any) -> list[Tensor]:
+    """`_learn_pointwise` over lists, in one pass for real tensors; returns the differences to the start."""
+    if _can_fuse(g):
+        return list(_learn_fused(g, m, v, s, start, p, *numbers)[-1])
+    beta1, beta2, beta3, take1, take2, take3 = numbers
+    for tensor, mean, square, total in zip(g, m, v, s, strict=True):
+        mean.mul_(beta1).add_(tensor * take1)
+        square.mul_(beta2).add_((tensor * tensor.conj()).real * take2)
+        total.mul_(beta3).add_(tensor * take3)
+    return [work(first - param) for first, param in zip(start, p, strict=True)]
+
+
+def _step(m: Tensors, v: Tensors, p: Tensors, *numbers: Any) -> list[Tensor]:
+    """`_step_pointwise` over lists, in one pass for real tensors."""
+    if _can_fuse(m):
+        return list(_step_fused(m, v, p, *numbers))
+    return [_step_pointwise(*row, *numbers) for row in zip(m, v, map(work, p), strict=True)]
 
 
 class DAdaptAdam(ListTransform):

@@ -17,7 +17,7 @@ from ...optim import Chainable, Follows, MatrixTransform, MatrixView, Objective,
 from ...optim import ranges as check
 from .._measures import read
 from ._adam import correct_bias
-from ._axes import accumulate, covariance, eigh, merge_shape, multiply, power, work
+from ._axes import accumulate, batch_by_itself, covariance, eigh, merge_shape, multiply, power, work
 
 
 class Shampoo(MatrixTransform):
@@ -170,24 +170,29 @@ def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bo
     return x
 
 
+@batch_by_itself
 def eigenvectors(matrix: Tensor) -> Tensor:
     """Eigenvectors that depend on the matrix alone, also where it is zero: there any basis would do, and rounding chose it."""
     values, vectors = eigh(matrix)
-    if not len(values):
+    size = values.shape[-1]
+    if not values.numel():
         return vectors
-    below = values <= values[-1] * (len(values) * torch.finfo(values.dtype).eps)
+    below = values <= values[..., -1:] * (size * torch.finfo(values.dtype).eps)
     # Of the space that was never seen, the basis in which a fixed ramp is diagonal.
-    ramp = torch.linspace(1, 2, len(values), dtype=values.dtype, device=values.device)
-    unseen = read(below.sum())
-    if isinstance(unseen, Tensor):
-        # The others keep their order behind it: their part is diagonal, with larger numbers.
-        behind = torch.where(below, 0.0, 3 + torch.arange(len(values), dtype=values.dtype, device=values.device))
-        inside = torch.where(below[:, None] & below, vectors.mH @ (ramp[:, None] * vectors), 0.0)
-        return vectors @ eigh(inside + torch.diag(behind))[1]
-    if unseen > 1:
-        space = vectors[:, :unseen]
-        vectors[:, :unseen] = space @ eigh(space.mH @ (ramp[:, None] * space))[1]
-    return vectors
+    ramp = torch.linspace(1, 2, size, dtype=values.dtype, device=values.device)
+    unseen = read(below.sum(-1).amax())
+    if not isinstance(unseen, Tensor):
+        if unseen <= 1:
+            return vectors
+        if matrix.dim() == 2:
+            space = vectors[:, :unseen]
+            vectors[:, :unseen] = space @ eigh(space.mH @ (ramp[:, None] * space))[1]
+            return vectors
+    # The others keep their order behind it: their part is diagonal, with larger numbers.
+    behind = torch.where(below, 0.0, 3 + torch.arange(size, dtype=values.dtype, device=values.device))
+    both = below.unsqueeze(-1) & below.unsqueeze(-2)
+    inside = torch.where(both, vectors.mH @ (ramp[:, None] * vectors), 0.0)
+    return vectors @ eigh(inside + torch.diag_embed(behind))[1]
 
 
 def learn(state: Any, update: Tensor, beta: float) -> None:
@@ -293,7 +298,6 @@ class SOAP(MatrixTransform):
             raise ValueError("SOAP: inner= and batch= or matrix= do not go together; put the links before SOAP")
         # To follow the basis costs two rotations, to be outside of it one at each step.
         self.inside = given["precond_freq"] > 2 if self.proj_exp_avg is None else self.proj_exp_avg
-        self._inner: dict[int, Tensor] = {}
 
     def find_view(self, param: Tensor) -> MatrixView | None:
         """As for other links, but with links inside a parameter is what its shape says: they see whole updates."""
@@ -301,15 +305,20 @@ class SOAP(MatrixTransform):
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """The covariances see the update, the moments what the inner links make of it."""
-        if "inner" in self.children:
-            copy = objective.clone(clone_updates=True)
-            copy = self.children["inner"].step(copy)
-            objective.update_attrs_from_clone_(copy)
-            self._inner = {id(state): update for state, update in zip(states, copy.get_updates(), strict=True)}
+        if "inner" not in self.children:
+            super().update_states(objective, states, settings)
+            return
+        copy = objective.clone(clone_updates=True)
+        copy = self.children["inner"].step(copy)
+        objective.update_attrs_from_clone_(copy)
+        started = [(state, update) for state, update in zip(states, copy.get_updates(), strict=True) if state]
         try:
+            for state, update in started:
+                state["inner"] = update
             super().update_states(objective, states, settings)
         finally:
-            self._inner = {}
+            for state, _ in started:
+                del state["inner"]
 
     def apply(self, objective: Objective) -> Objective:
         """The step in the basis; the inner links have had their turn when the moments learnt."""
@@ -356,14 +365,12 @@ class SOAP(MatrixTransform):
         # The basis that the last step's covariances ask for: a step is made in the basis from before it.
         if state["axes"] and made > 0 and made % setting["precond_freq"] == 0:
             self._follow(state)
-        given = work(self._inner[id(state)]).reshape(state["shape"]) if self._inner else x
+        given = work(state["inner"]).reshape(state["shape"]) if "inner" in state else x
         rotated = multiply(given, matrices(state), adjoint=True)
-        state["exp_avg"].lerp_(rotated if self.inside else given, 1 - setting["beta1"])
-        beta2 = setting["beta2"]
-        if rotated.is_complex():
-            state["exp_avg_sq"].lerp_(rotated.abs().square(), 1 - beta2)
-        else:
-            state["exp_avg_sq"].mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
+        beta1, beta2 = setting["beta1"], setting["beta2"]
+        # Not lerp_ and addcmul_, which fall apart into more operations for a stack of matrices.
+        state["exp_avg"].mul_(beta1).add_(rotated if self.inside else given, alpha=1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).add_((rotated * rotated.conj()).real, alpha=1 - beta2)
         learn(state, x, setting["shampoo_beta"])
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:

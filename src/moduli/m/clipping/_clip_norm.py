@@ -92,6 +92,7 @@ class ClipNorm(_NormLink):
         R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent neural networks", ICML 2013.
     """
 
+    clips = True
     ranges = {check.non_negative: ("max_norm",)}
 
     max_norm: Any = field(kw_only=False)
@@ -145,6 +146,7 @@ class ClipValue(UpdateTransform):
         [tensor([ 1.0000, -0.5000, -1.0000])]
     """
 
+    clips = True
     elementwise = True
     ranges = {check.non_negative: ("value",)}
 

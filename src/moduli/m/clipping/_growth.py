@@ -54,6 +54,7 @@ class ClipNormGrowth(_Growth, ListTransform):
         [tensor([2.])]
     """
 
+    clips = True
     members = "batched"
 
     shared_settings = ("tensorwise",)
@@ -107,6 +108,7 @@ class ClipValueGrowth(_Growth):
         [tensor([-2.0000,  1.5000])]
     """
 
+    clips = True
     elementwise = True
     counts = True
 
@@ -165,6 +167,7 @@ class ClipNormByEMA(ListTransform):
         [tensor([1.5000])]
     """
 
+    clips = True
     members = "batched"
 
     shared_settings = ("tensorwise",)
@@ -267,6 +270,7 @@ class ClipValueByEMA(BufferTransform):
         [tensor([-5.])]
     """
 
+    clips = True
     elementwise = True
     static = ("init",)
     tfms = {"exp_avg_tfm": ("exp_avg_abs",)}

@@ -220,9 +220,8 @@ class Switch(Alternate):
 class GradientAccumulation(Module):
     """Collects the updates of n steps; the links that follow, and the parameters, see only every n-th.
 
-    Functions of the step (`m.LR(lambda step: ...)`) and `opt.current_step` count all steps, also those in between: a schedule
-    over T updates of the parameters is one over n T steps. `state["step"]` and other counts of the links that follow are
-    of the steps that they see.
+    The links that follow count the steps that they see: a function of the step (`m.LR(lambda step: ...)`) behind it is one of the
+    updates of the parameters, as `state["step"]` is. `opt.current_step` and links before it count all steps.
 
     Args:
         n: How many steps make one.
@@ -269,6 +268,11 @@ class GradientAccumulation(Module):
             objective.stop = objective.skip_update = True
             objective.updates = [torch.zeros_like(param) for param in objective.params]
             return objective
+        if setting["stop"]:
+            # A state that was saved by an earlier release has no count of its own.
+            step = self.global_state.get("passed", objective.current_step // self.n)
+            self.global_state["passed"] = step + 1
+            objective.current_step = self.settings.binding.step = step
         sums = self.get_state(objective.params, "sum")
         objective.updates = [total / count if setting["mean"] else total.clone() for total in sums]
         return objective

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...layout import Guard, check_pattern, match_name
-from ...optim import Across, Chainable, Module, Objective, Optimizer
+from ...optim import Across, Chain, Chainable, Module, Objective, Optimizer
 from ...optim import step as run
 
 Filter = Callable[..., bool] | Iterable[Tensor] | torch.nn.Module | str
@@ -130,7 +130,10 @@ class Split(Module):
 
     def step(self, objective: Objective) -> Objective:
         """Each chain makes its step on its part."""
-        return self._run_branches(objective, lambda child, part: run(part, [child]))
+        # A chain knows which of its links are one pass; a link alone is one here.
+        return self._run_branches(
+            objective, lambda child, part: run(part, [child], owner=None if isinstance(child, Chain) else child)
+        )
 
 
 def _count_arguments(function: Callable[..., bool]) -> int:

@@ -2,6 +2,7 @@
 
 * Averages over the last updates.
 * Lookahead: k steps forward, one step back.
+* Averages of the parameters, to be evaluated in their place.
 * Schedule-free averaging in place of momentum and a schedule.
 """
 
@@ -172,6 +173,67 @@ class Lookahead(BufferTransform):
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         back = (state["step"] % setting["k"] == 0) * 1.0
         return tensor + (param - tensor - state["slow"]) * back
+
+
+class PolyakAveraging(BufferTransform):
+    r"""Averages the parameters over the steps; training goes on where it is, and the average is evaluated.
+
+    $\bar x_t = \bar x_{t-1} + c_t (x_t - \bar x_{t-1})$ with $c_t = 1 / t$, the mean of all points, or $c_t = 1 - d$ for a memory
+    of d, from step `start` on; before it the average is the parameters. Put it last, after `LR`. `opt.eval()` puts the average
+    into the parameters and `opt.train()` the trained ones back.
+
+    Args:
+        decay: The memory d of a running average; None for the mean of all steps.
+        start: Steps that do not count.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([0.0]))
+        >>> opt = mo.Optimizer([w], m.LR(1.0), m.PolyakAveraging())
+        >>> for _ in range(3):
+        ...     _ = opt.step(mo.closure(lambda: -w.sum()))
+        >>> opt.link("PolyakAveraging").averages([w])
+        [tensor([2.])]
+
+    References:
+        B. T. Polyak, A. B. Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J. Control Optim. 30, 1992.
+    """
+
+    points = ("average",)
+    elementwise = True
+    counts = True
+    static = ("start",)
+    ranges = {check.allow(check.fraction, None): ("decay",), check.non_negative: ("start",)}
+
+    decay: Any = None
+    start: int = 0
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["average"] = param.clone()
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        counted = state["step"] - setting["start"]
+        late = (counted > 1) * 1.0
+        fading = 1 / (counted * late + (1 - late)) if setting["decay"] is None else 1 - setting["decay"] * late
+        state["average"].lerp_(param - tensor, fading)
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor
+
+    def averages(self, params: Iterable[Tensor]) -> list[Tensor]:
+        """Return the average of each parameter; one that has not been stepped is its own."""
+        out = []
+        for param in params:
+            here, average = param.detach(), self.state.get(param, {}).get("average")
+            if average is not None and here.is_complex() and not average.is_complex():
+                average = torch.view_as_complex(average)
+            out.append(here.clone() if average is None else average.to(here.dtype, copy=True))
+        return out
 
 
 class ScheduleFree(BufferTransform):

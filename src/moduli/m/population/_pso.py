@@ -98,8 +98,9 @@ class PSO(DeclaredLink):
         losses = objective.get_loss(backward=False)
         losses = torch.where(losses.isfinite(), losses, torch.full_like(losses, torch.inf))
         best = self.global_state.get("best")
-        if best is None:
-            best = self.global_state["best"] = torch.full_like(losses, torch.inf)
+        # In the dtype of the losses: the population may have been converted since.
+        best = torch.full_like(losses, torch.inf) if best is None else best.to(losses)
+        self.global_state["best"] = best
         for param in objective.params:
             state = self.state[param]
             if "place" not in state:
@@ -312,6 +313,7 @@ class DE(PopulationLink):
     """
 
     search_class = evolve.DE
+    left_out = ("population", "shrink")
 
 
 class GA(PopulationLink):

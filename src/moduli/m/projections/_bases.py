@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, ChainError, DeclaredLink, Need, Objective, StandIns, step_tensors
+from ...optim import Chainable, ChainError, DeclaredLink, Need, Objective, StandIns, map_alike, step_tensors
 from ...optim import ranges as check
 from ...optim.module import ProjectedBuffer
 from .._vectors import flat, unflat
@@ -139,6 +139,21 @@ def _pad(matrix: Tensor, size: int) -> Tensor:
     return out
 
 
+def _rotate(buffer: Tensor, old: Sequence[Tensor | None], new: Sequence[Tensor | None]) -> Tensor:
+    """A mean in the new basis; pointwise links keep complex numbers as pairs."""
+    pairs = not buffer.is_complex() and any(matrix is not None and matrix.is_complex() for matrix in new)
+    value = torch.view_as_complex(buffer.contiguous()) if pairs else buffer
+    value = multiply(multiply(value, old), new, adjoint=True)
+    return torch.view_as_real(value) if pairs else value
+
+
+def _reorder(buffer: Tensor, axes: Sequence[int], orders: Sequence[Tensor]) -> Tensor:
+    """Mean squares with the order that the eigenvectors have moved to."""
+    for axis, order in zip(axes, orders, strict=True):
+        buffer = buffer.index_select(axis, order)
+    return buffer
+
+
 class SOAPBasis(Projection):
     r"""Runs links in the slowly moving eigenbasis of Shampoo's covariances: with `Adam` inside it is SOAP.
 
@@ -193,43 +208,62 @@ class SOAPBasis(Projection):
     # ------------------------------------------------------------------ learning
 
     def _learn(self, objective: Objective) -> None:
-        names = self._names(objective.params)
-        for i, (param, update) in enumerate(zip(objective.params, objective.peek_updates(), strict=True)):
+        names, params, updates = self._names(objective.params), objective.params, objective.peek_updates()
+        states, settings = self.find_rows(params), [self.settings[param] for param in params]
+        started, following = [], []
+        for i, state in enumerate(states):
             if objective.present is not None and not objective.present[i]:
                 continue
-            state, beta = self.state[param], self.settings[param]["shampoo_beta"]
             if "rows" not in state:
-                begin(state, update, beta, self.max_dim, self.merge_small, self.precondition_1d)
+                beta = settings[i]["shampoo_beta"]
+                begin(state, updates[i], beta, self.max_dim, self.merge_small, self.precondition_1d)
                 state["step"] = 1
                 continue
             made = state["step"] - 1  # without the step that made the basis
             if state["axes"] and made > 0 and made % self.precond_freq == 0:
-                self._follow(state, f"modules {names[i]}")
+                following.append(i)
             state["step"] += 1
-            learn(state, work(update).reshape(state["shape"]), beta)
+            started.append(i)
+        if following:
+            self._follow([states[i] for i in following], [f"modules {names[i]}" for i in following])
+        if started:
+            map_alike(
+                lambda k, item, state: learn(
+                    state, work(item[0]).reshape(state["shape"]), settings[started[k]]["shampoo_beta"]
+                ),
+                [(updates[i],) for i in started],
+                [states[i] for i in started],
+                [settings[i] for i in started],
+            )
 
-    def _follow(self, state: Any, key: str) -> None:
+    def _follow(self, states: list[dict[str, Any]], keys: list[str]) -> None:
         """One step of orthogonal iteration; what the links inside remember moves to the new basis."""
-        old = matrices(state)
-        orders = follow(state)
-        new = matrices(state)
-        stand_ins = self._stand_ins.get(key)
-        fakes = [] if stand_ins is None else stand_ins.tensors
-        for buffers in self.get_child_projected_buffers("modules", "grad", fakes):
-            for buffer in buffers:
-                if buffer.dim() >= len(state["shape"]):
-                    # Pointwise links keep complex numbers as pairs.
-                    pairs = not buffer.is_complex() and any(m is not None and m.is_complex() for m in new)
-                    value = torch.view_as_complex(buffer.contiguous()) if pairs else buffer
-                    value = multiply(multiply(value, old), new, adjoint=True)
-                    buffer.copy_(torch.view_as_real(value) if pairs else value)
-        for buffers in self.get_child_projected_buffers("modules", ["grad_sq", "grad_cu"], fakes):
-            for buffer in buffers:
-                if buffer.dim() >= len(state["shape"]):
-                    value = buffer
-                    for axis, order in zip(state["axes"], orders, strict=True):
-                        value = value.index_select(axis, order)
-                    buffer.copy_(value)
+        buffers, kinds = [], []
+        follows: tuple[tuple[ProjectedBuffer, ...], ...] = (("grad",), ("grad_sq", "grad_cu"))
+        for state, key in zip(states, keys, strict=True):
+            stand_ins = self._stand_ins.get(key)
+            fakes = [] if stand_ins is None else stand_ins.tensors
+            means, squares = (
+                [
+                    buffer
+                    for column in self.get_child_projected_buffers("modules", kind, fakes)
+                    for buffer in column
+                    if buffer.dim() >= len(state["shape"])
+                ]
+                for kind in follows
+            )
+            buffers.append([*means, *squares])
+            kinds.append(len(means))
+
+        def move(i: int, item: Sequence[Any], state: dict[str, Any]) -> list[Tensor]:
+            old, orders, new = matrices(state), follow(state), matrices(state)
+            means = [_rotate(tensor, old, new) for tensor in item[: kinds[i]]]
+            return [*means, *(_reorder(tensor, state["axes"], orders) for tensor in item[kinds[i] :])]
+
+        moved = map_alike(move, buffers, states, [{}] * len(states), kinds)
+        for tensors, values in zip(buffers, moved, strict=True):
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
 
     # ------------------------------------------------------------------ the basis
 
@@ -239,16 +273,19 @@ class SOAPBasis(Projection):
         return keys
 
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [
-            multiply(work(tensor).reshape(row["shape"]), matrices(row), adjoint=True) if "rows" in row else work(tensor)
-            for tensor, row in zip(tensors, self._rows, strict=True)
-        ]
+        def rotate(i: int, item: Sequence[Any], row: dict[str, Any]) -> Tensor:
+            tensor = work(item[0])
+            return multiply(tensor.reshape(row["shape"]), matrices(row), adjoint=True) if "rows" in row else tensor
+
+        return map_alike(rotate, [(tensor,) for tensor in tensors], self._rows, [{}] * len(tensors))
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-        return [
-            (multiply(tensor, matrices(row)) if "rows" in row else tensor).reshape(param.shape).to(param.dtype)
-            for tensor, row, param in zip(tensors, self._rows, params, strict=True)
-        ]
+        def rotate(i: int, item: Sequence[Any], row: dict[str, Any]) -> Tensor:
+            out = multiply(item[0], matrices(row)) if "rows" in row else item[0]
+            return out.reshape(params[i].shape).to(params[i].dtype)
+
+        shapes = [(param.shape, param.dtype) for param in params]
+        return map_alike(rotate, [(tensor,) for tensor in tensors], self._rows, [{}] * len(tensors), shapes)
 
     def _find_fresh(self, objective: Objective) -> list[bool]:
         """For each parameter whether this step only made its basis."""

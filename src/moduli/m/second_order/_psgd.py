@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Objective, sample_like
+from ...optim import Objective, map_alike, sample_like
 from .._vectors import VectorLink, flat, mask_absent, refuse_complex
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
@@ -92,6 +93,7 @@ class PSGDKronNewton(_PSGDNewton):
         found = self.pairs(objective, settings[0])
         if found is None:
             return
+        pairs, rows, own = [], [], []
         for i, (v, Hv, state, setting) in enumerate(zip(*found, states, settings, strict=True)):
             if not v.numel() or (objective.present is not None and not objective.present[i]):
                 continue
@@ -100,16 +102,24 @@ class PSGDKronNewton(_PSGDNewton):
             if _kron.flip(setting["balance_probability"], self.get_generator("cpu", self.seed)):
                 _kron.balance(state, setting)
             shape = state["shape"]
-            _kron.fit(state, work(Hv).reshape(shape), work(v).reshape(shape), setting)
+            pairs.append((work(Hv).reshape(shape), work(v).reshape(shape)))
+            rows.append(state)
+            own.append(setting)
+        map_alike(lambda i, pair, state: _kron.fit(state, pair[0], pair[1], own[i]), pairs, rows, own)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Preconditions each tensor."""
         out = list(objective.get_updates())
-        for i, (state, setting) in enumerate(zip(states, settings, strict=True)):
-            if "factors" in state:
-                found = _kron.precondition(state, work(out[i]).reshape(state["shape"]))
-                found = _kron.limit_amplitude(found, setting["grad_clip_max_amp"])
-                out[i] = found.reshape(out[i].shape).to(out[i].dtype)
+        kept = [i for i, state in enumerate(states) if "factors" in state]
+
+        def precondition(k: int, item: Sequence[Any], state: dict[str, Any]) -> Tensor:
+            found = _kron.precondition(state, work(item[0]).reshape(state["shape"]))
+            found = _kron.limit_amplitude(found, settings[kept[k]]["grad_clip_max_amp"])
+            return found.reshape(item[0].shape).to(item[0].dtype)
+
+        rows, own = [states[i] for i in kept], [settings[i] for i in kept]
+        for i, tensor in zip(kept, map_alike(precondition, [(out[i],) for i in kept], rows, own), strict=True):
+            out[i] = tensor
         objective.updates = out
         return objective
 

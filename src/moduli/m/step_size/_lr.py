@@ -18,6 +18,7 @@ from torch import Tensor
 from ...axes import ModelAxes, check_base, find_step_scale
 from ...optim import Across, Chain, ListTransform, Module, Optimizer, SettingsList, States, Tensors, UpdateTransform
 from ...optim import ranges as check
+from .._decays import DecayingLink, Decays
 from .._measures import lengths, metric_of_all
 
 
@@ -303,7 +304,7 @@ class RandomStepSize(ListTransform):
         return tensor * state["factor"]
 
 
-class TrustRatio(UpdateTransform):
+class TrustRatio(UpdateTransform, DecayingLink):
     r"""Rescales the update of each tensor to a fraction of the tensor's own norm.
 
     $u \leftarrow \eta\,\frac{\phi(\|x\|)}{\|u\| + \lambda\|x\| + \epsilon}\,(u + \lambda x)$ with
@@ -313,6 +314,7 @@ class TrustRatio(UpdateTransform):
     Args:
         trust: The fraction $\eta$.
         weight_decay: An L2 penalty $\lambda$ that takes part in the ratio, as in LARS.
+        only: "matrices" leaves biases and scales of normalisations without the penalty, as in `WeightDecay`.
         eps: Added to the denominator.
         low: The least norm that a tensor counts for, l.
         high: The largest norm that a tensor counts for, h; None for no limit.
@@ -338,11 +340,14 @@ class TrustRatio(UpdateTransform):
         check.allow(check.positive, None): ("high",),
     }
 
+    attributes = ("only",)
+
     trust: Any = 1.0
     weight_decay: Any = 0.0
     eps: Any = 0.0
     low: Any = 0.0
     high: float | None = None
+    only: Decays = "all"
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         wide = torch.promote_types(tensor.dtype, torch.float32)

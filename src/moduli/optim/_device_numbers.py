@@ -1,0 +1,94 @@
+"""Numbers of a step as 0-d tensors on the device of the parameters, for steps that are captured in a graph.
+
+A captured graph repeats what the device did. Numbers of the host are part of it as they were: a count of steps would stand still.
+With `capturable=True` the counts, the other numbers that links change at every step (`numbers`) and the step that schedules are
+given are tensors, written in place by the step itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._needs import ChainError
+
+if TYPE_CHECKING:
+    from . import Module
+    from .transform import TensorTransform
+
+
+class DeviceSteps:
+    """The number of the step on each device that has parameters."""
+
+    def __init__(self) -> None:
+        self._counters: dict[torch.device, Tensor] = {}
+
+    def find(self, device: torch.device, step: int) -> Tensor:
+        """Return the counter of a device; a new one starts at this step."""
+        if device not in self._counters:
+            self._counters[device] = place_number(step, device)
+        return self._counters[device]
+
+    def advance(self) -> None:
+        """Count a step, on each device."""
+        for counter in self._counters.values():
+            counter.add_(1)
+
+    def read(self, step: int) -> int:
+        """Return how many steps were made, replayed ones too; the number on the host where no schedule asked."""
+        return next((int(counter) for counter in self._counters.values()), step)
+
+    def clear(self) -> None:
+        """Start again from the number on the host, which was loaded."""
+        self._counters.clear()
+
+
+def place_number(value: float | Tensor, device: torch.device) -> Tensor:
+    """Return a number as a tensor of its own on a device, in double precision where the device has it."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.full((), float(value), dtype=dtype, device=device)
+
+
+def read_number(value: Any) -> Any:
+    """Return a number that may be a 0-d tensor as a Python number; counts are whole."""
+    if not isinstance(value, Tensor):
+        return value
+    number = value.item()
+    return int(number) if number == int(number) else number
+
+
+def advance_copies(link: TensorTransform, numbers: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a link after one more step; those given stay."""
+    after = dict(numbers)
+    link.advance_numbers(after, setting)
+    return after
+
+
+def check_capturable(links: Sequence[Module], fuse: bool) -> None:
+    """Raise ChainError for what a captured graph would repeat with the numbers of the step at which it was captured."""
+    from .chain import Chain
+
+    for link in links:
+        name = type(link).__name__
+        if not getattr(link, "elementwise", isinstance(link, Chain)):
+            raise ChainError(f"{name} counts or decides in Python, and a captured graph would repeat one step of it")
+        if not fuse and (getattr(link, "counts", False) or getattr(link, "numbers", ())):
+            raise ChainError(f"{name} counts its steps on the device only in a fused pass; leave out fuse=False")
+        for key, value in link.defaults.items():
+            if callable(value):
+                _check_schedule(name, key, value)
+
+
+def _check_schedule(name: str, key: str, schedule: Callable[[Any], Any]) -> None:
+    """Raise ChainError for a function of the step that decides in Python: it is given a tensor without a value."""
+    try:
+        schedule(torch.zeros((), dtype=torch.float64, device="meta"))
+    except Exception as error:
+        raise ChainError(
+            f"{name}: {key} is a function of the step that can't be computed on a device ({error}); in a captured graph the step "
+            "is a 0-d tensor: use operations of torch (`torch.where` for a choice, `torch.cos`), or a schedule of "
+            "moduli.optim.schedules"
+        ) from error

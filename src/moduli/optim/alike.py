@@ -1,0 +1,227 @@
+"""One call for many tensors: those of one shape, with equal settings and state of one structure, are stacked.
+
+A function of one matrix is run for all matrices of its kind under `torch.vmap`, so that the number of operations does not grow with
+the number of matrices. State stays as rows of the stacks: the next call finds them stacked and copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._torch import in_transform, is_fake, map_batched
+from ._settings import same
+from .forms.members import OutOfPlace
+
+__all__ = ["map_alike"]
+
+Item = Sequence[Any]
+"""The tensors of one call; None where there is none."""
+
+# The numbers in a stack of tensors, on an accelerator: copies of all matrices of a large model would not fit beside it, and a
+# matrix of this size occupies the device alone.
+STACK_LIMIT = 2**24
+# On the CPU: about what a core's cache holds, because each operation passes over the whole stack.
+HOST_STACK_LIMIT = 2**18
+# Fewer or larger tensors come one by one on the CPU: what a stack costs is the dispatch of some hundred operations, and to dispatch
+# one takes a small part of a product of large matrices.
+HOST_LEAST = 16
+HOST_LARGEST = 2**14
+
+
+def map_alike(
+    function: Callable[[int, Item, dict[str, Any]], Any],
+    items: Sequence[Item],
+    states: Sequence[dict[str, Any]],
+    settings: Sequence[Mapping[str, Any]],
+    kinds: Sequence[Any] | None = None,
+) -> list[Any]:
+    """Call a function for each item, all items that are alike in one call, and return what it returns for each.
+
+    Items are alike whose tensors have the same shapes, dtypes and devices, whose settings and kinds are equal, and whose state has
+    one structure: the same keys and shapes, and the same values where they are no tensors. A function of several such items runs
+    under `torch.vmap`: it must not decide by the numbers of a tensor. Random numbers are drawn once for all of them. On the CPU
+    only 16 or more tensors of less than 16,384 numbers share a call: to stack fewer or larger ones costs more than it spares.
+
+    Args:
+        function: Called with the position of an item (of the first, where it is called for several), its tensors and its state,
+            which it may change. Returns a tensor, None, or nested data of tensors.
+        items: The tensors of each item; a function of several sees copies.
+        states: The state of each item.
+        settings: The settings of each item; tensors among them are compared by identity.
+        kinds: What else has to be equal.
+
+    Returns:
+        The results, in the order of the items. Those of a stack are its rows.
+
+    Example:
+        >>> import torch
+        >>> from moduli.optim import map_alike
+        >>> calls = []
+        >>> def square(i, tensors, state):
+        ...     calls.append(i)
+        ...     return tensors[0] @ tensors[0]
+        >>> items = [(torch.eye(3),)] + [(torch.eye(2) * k,) for k in range(20)]
+        >>> out = map_alike(square, items, [{} for _ in items], [{}] * len(items))
+        >>> calls, out[4]
+        ([0, 1], tensor([[9., 0.],
+                [0., 9.]]))
+    """
+    if len(items) == 1:
+        return [function(0, items[0], states[0])]
+    results: list[Any] = [None] * len(items)
+    rows = list(map(_take_apart, states))
+    for places in _group(items, rows, settings, kinds or [None] * len(items)):
+        if len(places) == 1:
+            i = places[0]
+            results[i] = function(i, items[i], states[i])
+        else:
+            chosen = _call_stacked(
+                function, places, [items[i] for i in places], [states[i] for i in places], [rows[i] for i in places]
+            )
+            for i, result in zip(places, chosen, strict=True):
+                results[i] = result
+    return results
+
+
+class _Items(tuple[Any, ...]):
+    """The structure of a dictionary: its keys and what is under them, in its order."""
+
+
+class _StateParts(NamedTuple):
+    """Nested data taken apart: its tensors, and the rest, equal for data that differs only in its tensors."""
+
+    tensors: list[Tensor]
+    structure: Any
+
+    def matches(self, other: _StateParts) -> bool:
+        """Whether the data differs only in the numbers of its tensors."""
+        return self.structure == other.structure and all(
+            one.shape == two.shape and one.dtype == two.dtype
+            for one, two in zip(self.tensors, other.tensors, strict=True)
+        )
+
+
+def _take_apart(value: Any) -> _StateParts:
+    tensors: list[Tensor] = []
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return Tensor
+        if isinstance(value, dict):
+            return _Items([(key, visit(each)) for key, each in value.items()])
+        return [visit(each) for each in value] if isinstance(value, list) else value
+
+    return _StateParts(tensors, visit(value))
+
+
+def _put_together(tensors: Iterable[Tensor], structure: Any) -> Any:
+    """Return the nested data with a structure, of which these are the tensors."""
+    items = iter(tensors)
+
+    def visit(structure: Any) -> Any:
+        if structure is Tensor:
+            return next(items)
+        if isinstance(structure, _Items):
+            return {key: visit(each) for key, each in structure}
+        return [visit(each) for each in structure] if isinstance(structure, list) else structure
+
+    return visit(structure)
+
+
+def _group(
+    items: Sequence[Item], rows: Sequence[_StateParts], settings: Sequence[Mapping[str, Any]], kinds: Sequence[Any]
+) -> list[list[int]]:
+    """Return the positions of items, those that share a call together."""
+    shapes: dict[Any, list[list[int]]] = {}
+    for i, item in enumerate(items):
+        key = tuple(None if tensor is None else (tensor.shape, tensor.dtype, tensor.device) for tensor in item)
+        groups = shapes.setdefault(key, [])
+        for places in groups:
+            first = places[0]
+            if same(settings[i], settings[first]) and kinds[i] == kinds[first] and rows[i].matches(rows[first]):
+                places.append(i)
+                break
+        else:
+            groups.append([i])
+    out = []
+    for groups in shapes.values():
+        for places in groups:
+            length = _limit_stack(items[places[0]], len(places))
+            out += [places[start : start + length] for start in range(0, len(places), length)]
+    return out
+
+
+def _limit_stack(item: Item, count: int) -> int:
+    """Return how many items like one are stacked at most, where there are `count` of them."""
+    largest = max((tensor for tensor in item if tensor is not None), key=Tensor.numel, default=None)
+    size = 0 if largest is None else largest.numel()
+    if largest is None or not size:
+        return 1
+    if largest.device.type == "cpu":
+        return HOST_STACK_LIMIT // size if count >= HOST_LEAST and size < HOST_LARGEST else 1
+    return max(STACK_LIMIT // size, 1)
+
+
+def _call_stacked(
+    function: Callable[[int, Item, dict[str, Any]], Any],
+    places: Sequence[int],
+    items: Sequence[Item],
+    states: Sequence[dict[str, Any]],
+    rows: Sequence[_StateParts],
+) -> list[Any]:
+    """Call a function once for several items, and give each its row of the results and of the state."""
+    # Copies, which the function may write into: the tensors may be gradients.
+    stacks = [None if column[0] is None else torch.stack(column) for column in zip(*items, strict=True)]
+    joined = [join_rows(column) for column in zip(*(row.tensors for row in rows), strict=True)]
+    before = rows[0].structure
+    structures: list[Any] = [None, None]
+    origins: list[int | None] = []
+    returned: list[None] = []
+
+    inputs = [stack for stack in stacks if stack is not None]
+
+    def call(tensors: list[Tensor]) -> list[Tensor]:
+        given, leaves = iter(tensors), tensors[len(inputs) :]
+        item = [None if stack is None else next(given) for stack in stacks]
+        state = _put_together(leaves, before)
+        with OutOfPlace():
+            result = function(places[0], item, state)
+        results, structures[0] = _take_apart(result)
+        after, structures[1] = _take_apart(state)
+        positions = {id(leaf): k for k, leaf in enumerate(leaves)}
+        # A leaf that was written in place is the stack that came in.
+        origins[:] = [positions.get(id(leaf)) for leaf in after]
+        returned[:] = [None] * len(results)
+        return [*results, *(leaf for leaf, origin in zip(after, origins, strict=True) if origin is None)]
+
+    out = map_batched(call, [*inputs, *(stack for stack, _ in joined)])
+    results, changed = out[: len(returned)], out[len(returned) :]
+    if changed or any(copied for _, copied in joined) or structures[1] != before:
+        fresh = iter(changed)
+        parts = [(next(fresh).contiguous() if origin is None else joined[origin][0]).unbind() for origin in origins]
+        for k, state in enumerate(states):
+            row = _put_together([part[k] for part in parts], structures[1])
+            for key in state.keys() - row.keys():
+                del state[key]
+            state.update(row)
+    # What does not depend on the batch comes out expanded, and links write into updates.
+    outs = [result.contiguous().unbind() for result in results]
+    return [_put_together([out[k] for out in outs], structures[0]) for k in range(len(places))]
+
+
+def join_rows(tensors: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    """Return tensors of one shape as one with an axis more in front, and whether that is a copy: not of rows of one tensor."""
+    first, count = tensors[0], len(tensors)
+    if not (in_transform() or is_fake(first) or torch.is_grad_enabled()) and all(map(Tensor.is_contiguous, tensors)):
+        size = first.numel()
+        start, step = first.data_ptr(), size * first.element_size()
+        # All addresses are inside the storage of the first, so that no other storage can have them.
+        inside = first.untyped_storage().nbytes() - first.storage_offset() * first.element_size() >= count * step
+        if inside and [tensor.data_ptr() for tensor in tensors] == list(range(start, start + count * step, step or 1)):
+            return first.as_strided((count, *first.shape), (size, *first.stride())), False
+    return torch.stack(list(tensors)), True

@@ -1,0 +1,80 @@
+"""Parameters of half precision with a copy in single precision: the link that `Optimizer(master="float32")` adds."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._checks import HALVES
+from .transforms import UpdateTransform
+
+__all__ = ["MasterWeights", "RoundingTransform"]
+
+
+class RoundingTransform(UpdateTransform):
+    """A pointwise link that decides to which number of its dtype a parameter of half precision is rounded; the last of a chain.
+
+    Parameters of other dtypes pass it unchanged.
+
+    Example:
+        >>> import torch
+        >>> from moduli.optim import RoundingTransform
+        >>> class Truncate(RoundingTransform):
+        ...     def round_update(self, tensor, param, state, setting):
+        ...         moved = (param - tensor).to(setting["dtype"]).float()
+        ...         return param - moved
+        >>> Truncate.is_last
+        True
+    """
+
+    elementwise = True
+    uses_dtype = True
+    is_last = True
+
+    def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
+        """`round_update` for parameters of half precision, the update itself for others."""
+        return self.round_update(tensor, param, state, setting) if setting["dtype"] in HALVES else tensor
+
+    @abstractmethod
+    def round_update(self, tensor: Tensor, param: Tensor, state: Any, setting: Any) -> Tensor:
+        """Return an update that leads to a number of `setting["dtype"]`; update, parameter and result are in single precision."""
+
+
+class MasterWeights(RoundingTransform):
+    """Keeps parameters of half precision in single precision too, moves those, and rounds them.
+
+    It is the last link of a chain; `Optimizer(..., master="float32")` adds it. Four bytes for each number. Where a program
+    writes into a parameter itself, its master follows.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        >>> opt = mo.Optimizer([w], m.Adam(), m.LR(1e-4), master="float32")
+        >>> for _ in range(200):
+        ...     w.grad = torch.ones_like(w)
+        ...     _ = opt.step()
+        >>> opt.link("MasterWeights").state[w]["master"]
+        tensor([0.9800])
+
+    References:
+        P. Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1.
+    """
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        """Copy the parameter in single precision."""
+        if setting["dtype"] in HALVES:
+            state["master"] = param.detach().to(torch.float32, copy=True)
+
+    def round_update(self, tensor: Tensor, param: Tensor, state: Any, setting: Any) -> Tensor:
+        """Move the master, and return what leads to its rounded value."""
+        master, dtype = state["master"], setting["dtype"]
+        # A parameter that is not its rounded master was written by the program.
+        master = torch.where(master.to(dtype).float() == param, master, param) - tensor
+        state["master"] = master
+        return param - master.to(dtype).float()

@@ -1,0 +1,103 @@
+"""State of links in the memory of the host: `groups={"*": {"offload": "cpu"}}`.
+
+Between steps the state of such parameters is on the host, in pages that a device reads directly where they are "pinned". A fused
+pass copies the state of some parameters to the device, runs, and copies it back, so that the device holds little of it at a time; a
+link that runs by itself gets the state of all of its parameters. Each step moves the state once each way: twice its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..layout import map_tensors
+
+if TYPE_CHECKING:
+    from . import Module
+    from ._settings import Binding
+
+PLACES = ("cpu", "pinned")
+#: Elements of the parameters whose state is on the device at a time.
+STREAMED = 1 << 24
+
+
+def check_place(value: Any) -> None:
+    """Raise ValueError for a place that state can't be put to."""
+    if value is not None and value not in PLACES:
+        raise ValueError(f'offload is {value!r}; it is "cpu", "pinned" (pages that a device reads directly) or None')
+
+
+def find_place(binding: Binding, param: Tensor) -> str | None:
+    """Return where the state of a parameter is stored between steps; None for beside the parameter."""
+    if not binding.offload:
+        return None
+    slots = binding.slots
+    slot = slots.find(param)
+    return None if slot is None else binding.offload.get(slots.groups[slots.find_source(slot)])
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether parameters on a device have their state on the host anyway."""
+    return device.type == "cpu"
+
+
+def copy_to_host(tensor: Tensor, place: str) -> Tensor:
+    """Return a tensor in the memory of the host."""
+    if tensor.device.type == "cpu":
+        return tensor
+    here = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=place == "pinned")
+    return here.copy_(tensor)
+
+
+def send_row(row: dict[str, Any], place: str | None) -> None:
+    """Put the tensors of a row where they are stored between steps; what is there stays, and so do numbers."""
+    for key, value in list(row.items()) if place is not None else ():
+        moved = map_tensors(value, lambda tensor: copy_to_host(tensor, str(place)) if tensor.dim() else tensor)
+        dict.__setitem__(row, key, moved)  # not a change of the row
+
+
+def fetch_row(row: dict[str, Any], device: torch.device) -> None:
+    """Put the tensors of a row on a device; numbers stay where they are."""
+    for key, value in list(row.items()):
+        near = map_tensors(value, lambda tensor: tensor.to(device) if tensor.dim() else tensor)
+        dict.__setitem__(row, key, near)  # not a change of the row
+
+
+@contextmanager
+def fetched_rows(link: Module, params: Sequence[Tensor]) -> Iterator[None]:
+    """Have the state of a link, and of links inside it, beside its parameters for the length of a block."""
+    binding = link.settings.binding
+    places = [find_place(binding, param) for param in params] if binding.offload else []
+    if not any(places):
+        yield
+        return
+    links = [each for _, each in link.links()]
+    for each in links:
+        for row, param, place in zip(each.find_rows(params), params, places, strict=True):
+            if place is not None:
+                fetch_row(row, param.device)
+    try:
+        yield
+    finally:
+        for each in links:
+            for row, place in zip(each.find_rows(params), places, strict=True):
+                send_row(row, place)
+
+
+def fetch_columns(columns: Sequence[Sequence[Tensor]], params: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return copies of states beside their parameters."""
+    return [
+        [state.to(param.device, non_blocking=True) for state, param in zip(column, params, strict=True)]
+        for column in columns
+    ]
+
+
+def store_columns(columns: Sequence[Sequence[Tensor]], near: Sequence[Sequence[Tensor]]) -> None:
+    """Write states that were fetched back to where they are stored."""
+    for column, copies in zip(columns, near, strict=True):
+        for state, copy in zip(column, copies, strict=True):
+            state.copy_(copy)

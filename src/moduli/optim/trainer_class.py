@@ -1,0 +1,90 @@
+"""Optimizer classes from chains, for trainers that want a class and its arguments."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .chain import flatten
+from .module import Chainable, Module
+from .optimizer import Optimizer
+
+__all__ = ["bind"]
+
+_OPTIONS = frozenset(inspect.signature(Optimizer.__init__).parameters) - {"self", "params", "modules"}
+
+
+def bind(*chain: Chainable | Callable[..., Any], **settings: Any) -> type[Optimizer]:
+    """Return a class of optimizers with this chain: `cls(params, **settings)`, as trainers make their optimizers.
+
+    Args:
+        *chain: A function that returns links, such as a preset, which is called with the settings; or links, of which each
+            optimizer gets copies, and whose settings of these names are changed.
+        **settings: Settings by default; those that are given to the class win. What `Optimizer` takes (`axes`, `master`, `fuse`)
+            goes to it, everything else to the chain.
+
+    Raises:
+        TypeError: There is no chain.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim, presets
+        >>> net = torch.nn.Linear(2, 1)
+        >>> optim.bind(presets.adamw, weight_decay=0.1)(net.parameters(), lr=1e-3)
+        Optimizer(Adam(beta1=0.9, beta2=0.999, eps=1e-08, alpha=1.0, amsgrad=False, debias=True), \
+WeightDecay(weight_decay=0.1, ord=2), LR(lr=0.001))
+        >>> optim.bind(m.ClipNorm(1.0), m.Lion(), m.LR(1e-4))(net.parameters(), lr=0.01).param_groups[0]["lr"]
+        0.01
+    """
+    if not chain:
+        raise TypeError(
+            "bind takes a preset or links: bind(presets.adamw), bind(m.ClipNorm(1.0), m.Adam(), m.LR(1e-3))"
+        )
+    made = _is_function(chain[0])
+    if made and len(chain) > 1:
+        raise TypeError("bind takes one function that returns links, or links; call the function for its links")
+
+    class BoundOptimizer(Optimizer):
+        __doc__ = f"An optimizer with the chain that `bind` was given: {_describe(chain)}."
+
+        def __init__(self, params: Any, **given: Any) -> None:
+            every = {**settings, **given}
+            options = {key: every.pop(key) for key in _OPTIONS & every.keys()}
+            if made:
+                function: Any = chain[0]
+                links = function(**every)
+                super().__init__(params, *([links] if isinstance(links, Module) else links), **options)
+                return
+            links = list(flatten(copy.deepcopy(chain)))
+            _change_settings(links, every)
+            super().__init__(params, *links, **options)
+
+    BoundOptimizer.__name__ = BoundOptimizer.__qualname__ = f"{_describe(chain)}Optimizer"
+    return BoundOptimizer
+
+
+def _is_function(chain: Any) -> bool:
+    return callable(chain) and not isinstance(chain, Module) and not isinstance(chain, type)
+
+
+def _describe(chain: tuple[Any, ...]) -> str:
+    names = [each.__name__ if _is_function(each) else type(each).__name__ for each in chain]
+    return "".join(name[:1].upper() + name[1:] for name in names)
+
+
+def _change_settings(links: Sequence[Module], settings: Mapping[str, Any]) -> None:
+    """Change settings of links that were copied; TypeError for a name that none of them has."""
+    every = [link for top in links for _, link in top.links()]
+    known = {key for link in every for key in (*link.defaults, *link.aliases)}
+    unknown = [key for key in settings if key not in known]
+    if unknown:
+        raise TypeError(f"no link has a setting {unknown[0]!r}; the chain has {', '.join(sorted(known))}")
+    for link in every:
+        own = {key: value for key, value in settings.items() if key in link.defaults}
+        for key in link.aliases.keys() & settings.keys():
+            own |= link.resolve_aliases({key: settings[key]})
+        for key, value in own.items():
+            link.check_setting(key, value)
+            link.defaults[key] = value

@@ -1,0 +1,280 @@
+"""What an optimizer did in its last step, as one flat dictionary of numbers: for logs and dashboards.
+
+Norms of what pointwise links compute are found inside the pass that computes it (`kernels.record_square`); those of other links by
+one foreach norm of their update. Nothing is computed without a watch, and values stay on their device until they are read.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..kernels import PartialSquares
+from ..layout import public_name, select
+from ._vectors import as_real
+
+if TYPE_CHECKING:
+    from . import Module, Objective, Optimizer
+
+__all__ = ["Watch"]
+
+By = Literal["group", "parameter"] | str | Mapping[str, str] | Sequence[str] | None
+# The sums of squares of some tensors: the tensors, and a number for each.
+_Squares = list[tuple[Sequence[Tensor], Tensor]]
+
+
+class Watch:
+    """The numbers of an optimizer's last step; made by `Optimizer.watch`, called to read them.
+
+    Args:
+        optimizer: The optimizer.
+        by: What norms are given for besides all parameters; see `Optimizer.watch`.
+        history: Whether the numbers of every step are kept.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> opt = mo.Optimizer([w], m.ClipNorm(1.0), m.LR(0.5))
+        >>> log = opt.watch()
+        >>> _ = opt.step(mo.closure(lambda: (w**2).sum() / 2))
+        >>> {name: round(value, 2) for name, value in log().items()}
+        {'step': 1, 'loss': 12.5, 'evaluations': 1, 'lr': 0.5, 'grad_norm': 5.0, 'update_norm': 0.5, 'param_norm': 5.0, \
+'update_ratio': 0.1, 'norm/0.ClipNorm': 1.0, 'gain/0.ClipNorm': 0.2, 'clipped/0.ClipNorm': 1.0, 'norm/1.LR': 0.5, 'gain/1.LR': 0.5}
+    """
+
+    def __init__(self, optimizer: Optimizer, by: By, history: bool = False) -> None:
+        #: The numbers of every step, or None where only those of the last one are kept.
+        self.history: list[dict[str, float]] | None = [] if history else None
+        self._optimizer = weakref.ref(optimizer)
+        self._parts = find_parts(optimizer, by)
+        self._begin()
+
+    # ------------------------------------------------------------------ during a step
+
+    def _begin(self) -> None:
+        #: For each link what it was given and what it made of it.
+        self._links: dict[int, tuple[Module, _Squares, _Squares]] = {}
+        self._named: dict[str, _Squares] = {}
+        self._runs: list[tuple[Sequence[Module], Sequence[Tensor], Tensor | PartialSquares, bool]] = []
+        self._numbers: dict[str, Any] = {}
+
+    def start(self, optimizer: Optimizer) -> None:
+        """Forget the last step."""
+        self._begin()
+        self._evaluations = optimizer.num_evaluations
+
+    def add_run(
+        self, links: Sequence[Module], params: Sequence[Tensor], squares: Tensor | PartialSquares | None, moves: bool
+    ) -> None:
+        """Take the sums of a fused run: of what it was given, after each link, and of the parameters where it moves them.
+
+        Args:
+            links: The links of the run.
+            params: The parameters that it ran over.
+            squares: The sums by parameter; None where the pass found none, as on a device without numbers.
+            moves: Whether it moved the parameters.
+        """
+        if squares is not None:
+            self._runs.append((links, params, squares, moves))
+
+    def _read_runs(self) -> None:
+        """Sort the sums of fused runs by link, which can wait until they are read."""
+        for links, params, squares, moves in self._runs:
+            columns = (squares.read() if isinstance(squares, PartialSquares) else squares).unbind(1)
+            for k, link in enumerate(links):
+                self._put(link, [(params, columns[k])], [(params, columns[k + 1])])
+            if moves:
+                self._named.setdefault("param", []).append((params, columns[-1]))
+        self._runs = []
+
+    def add_link(self, link: Module, params: Sequence[Tensor], before: Tensor | None, after: Tensor) -> None:
+        """Take the sums of squares of the update before (if it was known) and after a link that ran by itself."""
+        self._put(link, [] if before is None else [(params, before)], [(params, after)])
+
+    def _put(self, link: Module, before: _Squares, after: _Squares) -> None:
+        _, first, last = self._links.setdefault(id(link), (link, [], []))
+        first += before
+        last += after
+
+    def finish(self, optimizer: Optimizer, objective: Objective, loss: Tensor | None) -> None:
+        """Take the loss, the settings and the norms that no pass has found."""
+        params, runs = objective.params, self._runs
+        if not objective.skip_update and objective.updates is not None:
+            self._named["update"] = [(params, sum_squares(objective.updates))]
+        first = optimizer.modules[0]
+        known = (runs and runs[0][0][0] is first) or (id(first) in self._links and self._links[id(first)][1])
+        if objective.grads is not None and not known:
+            self._named["grad"] = [(params, sum_squares(objective.grads))]
+        if not any(moves for *_, moves in runs):
+            self._named["param"] = [(params, sum_squares([param.detach() for param in params]))]
+        self._rates = [group.get("lr") for group in optimizer._group_list]
+        self._numbers = {"step": optimizer.current_step, "loss": loss}
+        self._numbers["evaluations"] = optimizer.num_evaluations - self._evaluations
+        if self.history is not None:
+            self.history.append(self())
+
+    # ------------------------------------------------------------------ reading
+
+    def __call__(self) -> dict[str, float]:
+        """Read the numbers of the last step; empty before the first.
+
+        "step", "loss", "lr", "evaluations", "grad_norm", "update_norm" (by how much the parameters moved), "param_norm",
+        "update_ratio" (of these two). For each link "norm/PATH" (of the update after it), "gain/PATH" (that norm over the norm
+        before it: the trust ratio of LAMB, the factor of a clip) and, for links that clip, "clipped/PATH" (the fraction of
+        parameters whose update it made smaller). "state/PATH/KEY" for numbers that links keep for all parameters (step sizes,
+        radii, Prodigy's d). With `by`, norms have a further part, "grad_norm/decoder.*".
+        """
+        optimizer = self._optimizer()
+        if optimizer is None or not self._numbers:
+            return {}
+        self._read_runs()
+        numbers = {name: value for name, value in self._numbers.items() if value is not None}
+        numbers |= self._read_rates()
+        paths = {id(link): path for path, link in optimizer._links}
+        numbers |= self._read_norms(optimizer, None, "", paths)
+        for label, names in self._parts(optimizer).items():
+            numbers |= self._read_norms(optimizer, names, f"/{label}", paths)
+        for path, link in optimizer._links:
+            for key, value in link.global_state.items():
+                if _is_number(value):
+                    numbers[f"state/{path}/{key}"] = value
+        return {name: _read(value) for name, value in numbers.items()}
+
+    def _read_rates(self) -> dict[str, Any]:
+        """Return the learning rates of the step: "lr" where all groups have one, otherwise "lr/0", "lr/1", ..."""
+        step = self._numbers["step"] - 1
+        rates = [rate(step) if callable(rate) else rate for rate in self._rates]
+        read = {i: _read(rate) for i, rate in enumerate(rates) if _is_number(rate)}
+        if len(set(read.values())) == 1 and len(read) == len(rates):
+            return {"lr": read[0]}
+        return {f"lr/{i}": rate for i, rate in read.items()}
+
+    def _read_norms(
+        self, optimizer: Optimizer, names: frozenset[str] | None, ending: str, paths: Mapping[int, str]
+    ) -> dict[str, float]:
+        """Return the norms over some of the parameters, or all of them."""
+        slots = optimizer.binding.slots
+
+        def add(squares: _Squares) -> float:
+            total = 0.0
+            for params, values in squares:
+                if names is None:
+                    total += values.sum().item()
+                else:
+                    chosen = [i for i, param in enumerate(params) if slots.find_name(param) in names]
+                    total += values[chosen].sum().item() if chosen else 0.0
+            return float(total**0.5)
+
+        last = self._links.get(id(optimizer.modules[-1]))
+        update = self._named.get("update", [] if last is None else last[2])
+        first = self._links.get(id(optimizer.modules[0]))
+        grads = self._named.get("grad", [] if first is None else first[1])
+        norms = {"grad": add(grads), "update": add(update), "param": add(self._named["param"])}
+        out = {f"{name}_norm{ending}": norm for name, norm in norms.items()}
+        if not grads:
+            del out[f"grad_norm{ending}"]
+        out[f"update_ratio{ending}"] = norms["update"] / norms["param"] if norms["param"] else float("nan")
+        for key, (link, before, after) in self._links.items():
+            path = paths.get(key)
+            if path is None:
+                continue
+            sizes = add(before), add(after)
+            out[f"norm/{path}{ending}"] = sizes[1]
+            if not before:
+                continue
+            out[f"gain/{path}{ending}"] = sizes[1] / sizes[0] if sizes[0] else float("nan")
+            if link.clips and names is None:
+                out[f"clipped/{path}"] = _count_smaller(before, after)
+        return out
+
+    def close(self) -> None:
+        """Stop watching."""
+        optimizer = self._optimizer()
+        if optimizer is not None and optimizer.binding.watch is self:
+            optimizer.binding.watch = None
+            optimizer.binding.writes.add()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def run_watched(link: Module, objective: Objective, run: Callable[[Objective], Objective]) -> Objective:
+    """Run a link by itself, and have its watch take the norms of the update before and after it, if there is one."""
+    watch = link.settings.binding.watch
+    if watch is None:
+        return run(objective)
+    known = objective.updates is not None or objective.grads is not None
+    before = sum_squares(objective.peek_updates()) if known else None
+    after: Any = run(objective)
+    updates = getattr(after, "updates", None)
+    if updates is not None:
+        watch.add_link(link, after.params, before, sum_squares(updates))
+    return after  # type: ignore[no-any-return]
+
+
+def find_parts(optimizer: Optimizer, by: By) -> Callable[[Optimizer], dict[str, frozenset[str]]]:
+    """Return a function that gives the names of the parameters of each part, as the optimizer has them then.
+
+    Raises:
+        ValueError: A pattern matches no parameter.
+    """
+    if by is None:
+        return lambda optimizer: {}
+    if optimizer.population is not None:
+        raise ValueError("watch: a population is one matrix for its links, so that by= can't tell parameters apart")
+    if by == "group":
+        return lambda optimizer: {
+            f"group{i}": frozenset(filter(None, map(optimizer.binding.slots.find_name, group["params"])))
+            for i, group in enumerate(optimizer.param_groups)
+        }
+    if by == "parameter":
+        return lambda optimizer: {public_name(name): frozenset([name]) for name in _list_names(optimizer)}
+    given = [by] if isinstance(by, str) else by
+    patterns = dict(given) if isinstance(given, Mapping) else {pattern: pattern for pattern in given}
+
+    def find(optimizer: Optimizer) -> dict[str, frozenset[str]]:
+        names = _list_names(optimizer)
+        return {label: frozenset(names[i] for i in select(pattern, names)) for label, pattern in patterns.items()}
+
+    find(optimizer)  # raises for a pattern that matches nothing
+    return find
+
+
+def _list_names(optimizer: Optimizer) -> list[str]:
+    names = (optimizer.binding.slots.find_name(param) for param in optimizer.list_params())
+    return [name for name in names if name is not None]
+
+
+def sum_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of the squares of each tensor, in double precision where the device has it, by one foreach norm."""
+    real = [as_real(tensor.detach()) for tensor in tensors]
+    wide = torch.float32 if real and real[0].device.type == "mps" else torch.float64
+    norms = torch._foreach_norm([each.float() if each.dtype.itemsize < 4 else each for each in real])
+    return torch.stack([norm.to(wide) for norm in norms]).square()
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _read(value: Any) -> float:
+    number = value.mean().item() if isinstance(value, Tensor) else value
+    return number if isinstance(number, int) else float(number)
+
+
+def _count_smaller(before: _Squares, after: _Squares) -> float:
+    """Return the fraction of tensors whose norm a link made smaller."""
+    smaller = [(last < first * (1 - 1e-5)).double() for (_, first), (_, last) in zip(before, after, strict=True)]
+    every = torch.cat(smaller) if smaller else torch.zeros(0)
+    return float(every.mean().item()) if every.numel() else 0.0

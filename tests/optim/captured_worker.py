@@ -1,0 +1,51 @@
+"""A process with a fake accelerator: the numbers of the host that each step of capturable chains gives to its kernels, as JSON."""
+
+from __future__ import annotations
+
+import json
+from unittest import mock
+
+import torch
+from torch import nn
+
+from laws.fake_device import DEVICE, fake_accelerator, leave
+from moduli import Optimizer, kernels, m, presets
+from moduli.optim import schedules
+
+CHAINS = {
+    "adam": lambda: [m.Adam(), m.LR(0.1)],
+    "adamw": lambda: [presets.adamw(lr=0.1, weight_decay=0.1)],
+    "nadam": lambda: [m.NAdam(), m.LR(0.1)],
+    "radam": lambda: [m.RAdam(), m.LR(0.1)],
+    "lion": lambda: [presets.lion(lr=0.1)],
+    "sgd": lambda: [m.HeavyBall(0.9), m.LR(0.1)],
+    "clip": lambda: [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.1), m.LR(schedules.Cosine(0.1, steps=20, warmup=3))],
+    "rounded": lambda: [m.Adam(), m.LR(0.1), m.StochasticRounding()],
+}
+
+
+def record_numbers(name: str) -> list[list[float]]:
+    """For each of five steps the numbers that kernels were given by value."""
+    params = [nn.Parameter(torch.empty(3, 2, device=DEVICE, dtype=torch.bfloat16)) for _ in range(3)]
+    optimizer = Optimizer(params, *CHAINS[name](), capturable=True)
+    run, steps = kernels.Bound.__call__, []
+
+    def call(self, *args, **kwargs):
+        steps[-1] += [value for value in args if isinstance(value, int | float)]
+        return run(self, *args, **kwargs)
+
+    with mock.patch.object(kernels.Bound, "__call__", call):
+        for _ in range(5):
+            steps.append([])
+            for param in params:
+                param.grad = torch.empty_like(param)
+            optimizer.step()
+    numbers = [value for row in optimizer.state.values() for key, value in row.items() if key.endswith("/step")]
+    assert all(isinstance(value, torch.Tensor) and value.device.type == DEVICE for value in numbers)
+    return steps
+
+
+if __name__ == "__main__":
+    with fake_accelerator():
+        print(json.dumps({name: record_numbers(name) for name in CHAINS}))
+    leave()

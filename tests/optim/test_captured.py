@@ -1,0 +1,124 @@
+"""Steps that can be captured in a graph of an accelerator: no number of the host changes between two of them."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from moduli import Optimizer, Population, m, presets
+from moduli.optim import ChainError, schedules
+
+TESTS = Path(__file__).parent.parent
+CHAINS = {
+    "adam": lambda: [m.Adam(), m.LR(0.1)],
+    "nadam": lambda: [m.NAdam(), m.LR(0.1)],
+    "radam": lambda: [m.RAdam(), m.LR(0.1)],
+    "lion": lambda: [m.Lion(), m.LR(0.1)],
+    "clip": lambda: [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.1), m.LR(schedules.Cosine(0.1, steps=20, warmup=5))],
+    "late decay": lambda: [
+        m.Adam(),
+        m.WeightDecay(schedules.After(4, 0.1)),
+        m.LR(schedules.WSD(0.1, 12, 2, 3, 0.0, "sqrt")),
+    ],
+}
+
+
+def train(make, capturable, steps=10, resume=None):
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 3), (5,), ())]
+    optimizer = Optimizer(params, *make(), capturable=capturable)
+    for step in range(steps):
+        if step == resume:
+            saved = copy.deepcopy(optimizer.state_dict())
+            optimizer = Optimizer(params, *make(), capturable=not capturable)
+            optimizer.load_state_dict(saved)
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        if step == 3:
+            params[1].grad = None  # its count falls behind
+        optimizer.step()
+    return torch.cat([param.detach().flatten() for param in params]), optimizer
+
+
+def test_no_number_of_the_host_changes_between_steps():
+    path = f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}"
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "optim" / "captured_worker.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for name, steps in json.loads(done.stdout).items():
+        assert all(numbers == steps[0] for numbers in steps), name
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_counts_on_the_device_give_the_numbers_of_counts_on_the_host(name):
+    expected, host = train(CHAINS[name], capturable=False)
+    captured, device = train(CHAINS[name], capturable=True)
+    torch.testing.assert_close(captured, expected, rtol=1e-6, atol=1e-7)
+    assert "one pass" in device.explain()
+    for begun in (True, False):  # a state goes from one kind to the other
+        other, _ = train(CHAINS[name], capturable=begun, resume=5)
+        torch.testing.assert_close(other, expected, rtol=1e-6, atol=1e-7)
+    assert device.current_step == host.current_step == 10
+
+
+def test_numbers_are_those_of_capturable_adam_of_torch():
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4)) for _ in range(2)]
+    ours = Optimizer(params[:1], m.Adam(), m.LR(0.1), capturable=True)
+    # Torch lets only accelerators be captured; what it computes does not depend on the device.
+    with mock.patch("torch.optim.adam._get_capturable_supported_devices", return_value=["cpu"]):
+        theirs = torch.optim.Adam(params[1:], 0.1, capturable=True, foreach=False)
+        for k in range(8):
+            for param in params:
+                param.grad = torch.sin(param.detach() * (k + 1))
+            ours.step()
+            theirs.step()
+    torch.testing.assert_close(params[0], params[1], rtol=1e-4, atol=1e-5)  # torch counts in single precision
+
+
+def test_a_schedule_goes_on_where_replayed_steps_left_it():
+    """A replay runs what the device does, and nothing of Python."""
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = Optimizer([param], m.LR(lambda step: step + 1.0), capturable=True)
+    param.grad = torch.ones(1)
+    optimizer.step()
+    optimizer.binding.device_steps.advance()  # as a replay does
+    param.grad = torch.ones(1)
+    optimizer.step()
+    assert param.item() == -4.0  # 1 + 3
+    assert optimizer.state_dict()["current_step"] == 3
+
+
+def test_what_is_refused():
+    param = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ChainError, match="lr is a function of the step that can't be computed on a device"):
+        Optimizer([param], m.LR(lambda step: min(1.0, step / 10)), capturable=True)
+    with pytest.raises(ChainError, match="decides in Python"):
+        Optimizer([param], m.LBFGS(), capturable=True)
+    with pytest.raises(ChainError, match="leave out fuse=False"):
+        Optimizer([param], m.Adam(), m.LR(0.1), capturable=True, fuse=False)
+
+
+def test_members_of_a_population_are_counted_on_the_device():
+    ends = []
+    for capturable in (False, True):
+        torch.manual_seed(0)
+        population = Population.of(torch.nn.Linear(2, 1), 3)
+        optimizer = Optimizer(population, presets.adamw(lr=0.1), capturable=capturable)
+        for _ in range(3):
+            optimizer.zero_grad()
+            population.losses(lambda f: f(torch.ones(4, 2)).square().sum()).sum().backward()
+            optimizer.step()
+        ends.append(population.matrix.clone())
+    torch.testing.assert_close(*ends)

@@ -1,0 +1,143 @@
+"""Averages that are evaluated in the place of the trained parameters, and classes for trainers."""
+
+import copy
+
+import pytest
+import torch
+
+import moduli as mo
+from moduli import Optimizer, m, optim, presets
+
+AVERAGING = {
+    "schedule-free": lambda: [presets.schedule_free()],
+    "mean": lambda: [m.Adam(), m.LR(0.1), m.PolyakAveraging()],
+    "running": lambda: [m.Adam(), m.LR(0.1), m.PolyakAveraging(decay=0.8, start=2)],
+}
+
+
+def make_net(dtype=torch.float64):
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2).to(dtype)
+
+
+def step(net, opt, k=0):
+    x = torch.linspace(-1, 1, 12).reshape(4, 3).to(net.weight.dtype) + k
+    opt.step(mo.closure(lambda: (net(x) - 1).square().mean()))
+
+
+@pytest.mark.parametrize("fuse", ["auto", False])
+def test_averages_are_those_of_the_points(fuse):
+    net = make_net()
+    opt = Optimizer(net, m.LR(0.1), m.PolyakAveraging(), fuse=fuse)
+    other = make_net()
+    running = Optimizer(other, m.LR(0.1), m.PolyakAveraging(decay=0.8, start=2), fuse=fuse)
+    points, expected = [], None
+    for k in range(6):
+        step(net, opt, k)
+        step(other, running, k)
+        points.append(net.weight.detach().clone())
+        here = other.weight.detach().clone()
+        expected = here if k < 3 else 0.8 * expected + 0.2 * here
+    torch.testing.assert_close(opt.link("PolyakAveraging").averages([net.weight])[0], torch.stack(points).mean(0))
+    torch.testing.assert_close(running.link("PolyakAveraging").averages([other.weight])[0], expected)
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_an_evaluation_in_between_changes_nothing(name, dtype):
+    """Also one during which everything is saved and loaded elsewhere, bit for bit."""
+    nets = [make_net(dtype) for _ in range(3)]
+    opts = [Optimizer(net, *AVERAGING[name]()) for net in nets]
+    for k in range(6):
+        for i, net in enumerate(nets):
+            step(net, opts[i], k)
+        if k == 3:
+            trained = nets[1].weight.detach().clone()
+            for i in (1, 2):
+                opts[i].eval()
+                opts[i].eval()  # twice is once
+            assert not torch.equal(nets[1].weight, trained)
+            with pytest.raises(RuntimeError, match=r"call opt.train\(\) before a step"):
+                step(nets[1], opts[1], k)
+            saved = copy.deepcopy(opts[2].state_dict()), copy.deepcopy(nets[2].state_dict())
+            nets[2], again = make_net(dtype), None
+            again = Optimizer(nets[2], *AVERAGING[name]())
+            nets[2].load_state_dict(saved[1])
+            again.load_state_dict(saved[0])
+            opts[2] = again
+            assert again.evaluating
+            for i in (1, 2):
+                opts[i].train()
+            assert torch.equal(nets[1].weight, trained)
+    for net in nets[1:]:
+        assert all(map(torch.equal, nets[0].parameters(), net.parameters()))
+
+
+def test_chains_without_averages_and_parameters_without_steps():
+    net = make_net()
+    opt = Optimizer(net, presets.adamw(lr=0.1))
+    before = net.weight.detach().clone()
+    opt.eval()
+    opt.train()
+    step(net, opt)
+    assert not torch.equal(net.weight, before)
+    fresh = Optimizer(make_net(), presets.schedule_free())
+    fresh.eval()
+    fresh.train()
+
+
+def test_members_of_a_population_are_averaged():
+    population = mo.Population.of(make_net(), 3)
+    opt = Optimizer(population, m.LR(0.1), m.PolyakAveraging())
+    points = []
+    for _ in range(3):
+        opt.step(mo.closure(lambda: population.losses(lambda f: f(torch.ones(2, 3).double()).square().sum())))
+        points.append(population.matrix.clone())
+    opt.eval()
+    torch.testing.assert_close(population.matrix, torch.stack(points).mean(0))
+    opt.train()
+    assert torch.equal(population.matrix, points[-1])
+
+
+# ---------------------------------------------------------------------- classes for trainers
+
+
+def test_a_bound_class_is_the_chain():
+    nets = [make_net(), make_net(), make_net()]
+    decayed = [{"params": [net.weight], "weight_decay": 0.1} for net in nets]
+    groups = [[group, {"params": [net.bias], "weight_decay": 0.0}] for net, group in zip(nets, decayed, strict=True)]
+    opts = [
+        optim.bind(presets.adamw)(groups[0], lr=0.05),
+        optim.bind(m.Adam(), m.WeightDecay(0.5), m.LR(1.0))(groups[1], lr=0.05),
+        torch.optim.AdamW(groups[2], lr=0.05),
+    ]
+    for k in range(3):
+        for net, opt in zip(nets, opts, strict=True):
+            opt.zero_grad()
+            (net(torch.ones(2, 3).double() * (k + 1)) - 1).square().mean().backward()
+            opt.step()
+    for net in nets[:2]:
+        torch.testing.assert_close(net.weight, nets[2].weight)
+        torch.testing.assert_close(net.bias, nets[2].bias)
+    assert isinstance(opts[0], Optimizer)
+    assert type(opts[0]).__name__ == "AdamwOptimizer"
+
+
+def test_a_bound_class_copies_its_links_and_takes_options():
+    cls = optim.bind(m.Adam(), m.LR(1.0), master="float32")
+    first, second = cls(make_net(torch.bfloat16)), cls(make_net(torch.bfloat16), betas=(0.5, 0.6))
+    assert first.modules[0] is not second.modules[0]
+    assert type(first.modules[-1]).__name__ == "MasterWeights"
+    assert second.modules[0].defaults["beta1"] == 0.5
+    assert first.modules[0].defaults["beta1"] == 0.9
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="takes a preset or links"):
+        optim.bind()
+    with pytest.raises(TypeError, match="one function that returns links"):
+        optim.bind(presets.adamw, m.LR(1.0))
+    with pytest.raises(TypeError, match="no link has a setting 'momentum'"):
+        optim.bind(m.Adam(), m.LR(1.0))(make_net(), momentum=0.9)
+    with pytest.raises(ValueError, match="beta1"):
+        optim.bind(m.Adam(), m.LR(1.0))(make_net(), beta1=3.0)
