@@ -1,18 +1,26 @@
-"""BBOB through `ioh`: success rates and evaluations beside pycma, EvoX and nevergrad: `python benchmarks/bbob.py`.
+"""BBOB through `ioh`: targets reached, success rates and evaluations beside pycma, SciPy, EvoX and nevergrad.
 
 The 24 noiseless functions of the BBOB suite, instances 1, 2, ..., from a random point of [-4, 4]ⁿ with a step size of 2 for
-everyone. A run has succeeded when it is within 1e-8 of the optimum. The table has the share of runs that succeeded and the
-median number of evaluations of those; the last column is the ratio of ours to pycma's where pycma solves more than half.
-Everything is a function of the seeds. A full run (`--seeds 15 --budget 10000`) takes hours; the tables of docs/evolution.md are
-made by these calls, which say how small they are:
+everyone; restarts begin anywhere in that box. `python benchmarks/bbob.py` prints, for each solver, the share of 51 targets (100 to
+1e-8 above the optimum, evenly in the logarithm) that it reached within the budget, as the mean over functions for each instance,
+and the mean and the standard error over instances. Values and evaluations are those that `ioh` counted.
 
-    python benchmarks/bbob.py --dims 5 --seeds 3 --methods CMAES "CMAES bipop" pycma
-    python benchmarks/bbob.py --dims 5 --seeds 3 --functions 1 2 5 6 7 8 9 10 11 12 13 14
-    python benchmarks/bbob.py --dims 20 --seeds 2 --budget 700 --functions 1 5 6 8 10 14
-    python benchmarks/bbob.py --dims 40 --seeds 1 --functions 1 5 6 8 10 14
+With `--solved` it prints, for each function, the share of runs that came within 1e-8 of the optimum and the median number of
+evaluations of those; the last column is the ratio of ours to pycma's where pycma solves more than half.
+
+Everything is a function of the seeds. The tables of docs/evolution.md are made by these calls, which say how small they are:
+
+    python benchmarks/bbob.py
+    python benchmarks/bbob.py --first 21 --methods "CMAES bipop" "pycma bipop"
+    python benchmarks/bbob.py --solved --dims 5 --methods CMAES "CMAES bipop" pycma
+    python benchmarks/bbob.py --solved --dims 5 --functions 1 2 5 6 7 8 9 10 11 12 13 14
+    python benchmarks/bbob.py --solved --dims 20 --seeds 2 --budget 700 --functions 1 5 6 8 10 14
+    python benchmarks/bbob.py --solved --dims 40 --seeds 1 --functions 1 5 6 8 10 14
 """
 
 import argparse
+import contextlib
+import functools
 import multiprocessing
 import os
 
@@ -25,7 +33,7 @@ import warnings
 import numpy as np
 import torch
 
-from moduli.evolve import CMAES, DE, PSO
+from moduli.evolve import CMAES, DE, PSO, Polish
 
 PRECISION = 1e-8
 
@@ -34,12 +42,29 @@ def told(make):
     """A search of ours."""
 
     def run(problem, start, target, budget, seed):
-        search = make(torch.from_numpy(start), seed=seed, target=target, max_evaluations=budget, tol=1e-14)
-        while not search.should_stop():
-            search.tell(problem(search.ask().numpy().tolist()))
-        return search.best_fitness <= target, search.evaluations
+        descend(make(torch.from_numpy(start), seed=seed, target=target, max_evaluations=budget), problem)
 
     return run
+
+
+def polished(make):
+    """A search of ours for four fifths of the budget, and a descent from what it has found, as `search(polish=True)` does."""
+
+    def run(problem, start, target, budget, seed):
+        first = make(torch.from_numpy(start), seed=seed, target=target, max_evaluations=budget - budget // 5, tol=0.01)
+        descend(first, problem)
+        left = budget - first.evaluations
+        if first.best_fitness > target:
+            goal = {"bounds": (-5.0, 5.0), "target": target, "max_evaluations": left}
+            descend(Polish(first.best, value=first.best_fitness, **goal), problem)
+
+    return run
+
+
+def descend(search, problem):
+    """Ask and tell until there is a reason to stop."""
+    while not search.should_stop():
+        search.tell(problem(search.ask().numpy().tolist()))
 
 
 def pycma(problem, start, target, budget, seed):
@@ -51,7 +76,44 @@ def pycma(problem, start, target, budget, seed):
     while not es.stop() and es.countevals + es.popsize <= budget:
         x = es.ask()
         es.tell(x, problem([row.tolist() for row in x]))
-    return es.result.fbest <= target, es.result.evaluations
+
+
+def pycma_bipop(problem, start, target, budget, seed):
+    """Its restarts with two regimes of populations, which begin anywhere in [-4, 4]ⁿ."""
+    import cma
+
+    drawn, starts = np.random.default_rng(seed), [start]
+    options = {"verbose": -9, "seed": seed + 1, "ftarget": target, "maxfevals": budget}
+
+    def begin():
+        return starts.pop() if starts else drawn.uniform(-4, 4, len(start))
+
+    with contextlib.suppress(Spent):
+        cma.fmin2(limit(problem, target, budget), begin, 2.0, options, restarts=9, bipop=True)
+
+
+def scipy_de(problem, start, target, budget, seed, polish=False):
+    """SciPy's differential evolution as it comes, with its population of 15 for each dimension."""
+    from scipy.optimize import differential_evolution
+
+    box = [(-5.0, 5.0)] * len(start)
+    with contextlib.suppress(Spent):
+        differential_evolution(limit(problem, target, budget), box, x0=start, rng=seed, polish=polish, maxiter=budget)
+
+
+class Spent(Exception):
+    """The target is reached, or the budget spent."""
+
+
+def limit(problem, target, budget):
+    """The function, which ends a solver that does not know its target or budget."""
+
+    def call(x):
+        if problem.state.evaluations >= budget or problem.state.current_best.y <= target:
+            raise Spent
+        return problem(x.tolist())
+
+    return call
 
 
 def nevergrad(problem, start, target, budget, seed):
@@ -61,13 +123,9 @@ def nevergrad(problem, start, target, budget, seed):
     parametrization = ng.p.Array(init=start).set_mutation(sigma=2.0)
     parametrization.random_state.seed(seed)
     optimizer = ng.optimizers.CMA(parametrization=parametrization, budget=budget)
-    for count in range(1, budget + 1):
+    while problem.state.evaluations < budget and problem.state.current_best.y > target:
         x = optimizer.ask()
-        value = problem([x.value.tolist()])[0]
-        if value <= target:
-            return True, count
-        optimizer.tell(x, value)
-    return False, budget
+        optimizer.tell(x, problem([x.value.tolist()])[0])
 
 
 def evox(problem, start, target, budget, seed):
@@ -88,29 +146,35 @@ def evox(problem, start, target, budget, seed):
     workflow = StdWorkflow(Theirs(torch.from_numpy(start), 2.0), Function(), monitor)
     workflow.init_step()
     size = int(workflow.algorithm.pop_size)
-    spent = size
-    while spent + size <= budget:
+    while problem.state.evaluations + size <= budget and problem.state.current_best.y > target:
         workflow.step()
-        spent += size
-        if float(monitor.get_best_fitness()) <= target:
-            return True, spent
-    return False, spent
 
 
+BOX = {"bounds": (-5.0, 5.0)}
+SHADE = {"strategy": "current-to-pbest/1", "adapt": "shade"}
 METHODS = {
-    "CMAES": told(lambda x, **o: CMAES(x, sigma=2.0, **o)),
-    "CMAES bipop": told(lambda x, **o: CMAES(x, sigma=2.0, restarts="bipop", bounds=(-5.0, 5.0), **o)),
-    "SHADE": told(lambda x, **o: DE(x, strategy="current-to-pbest/1", adapt="shade", population=30, spread=2.0, **o)),
+    "CMAES": told(lambda x, **o: CMAES(x, sigma=2.0, tol=1e-14, **o)),
+    "CMAES bipop": told(lambda x, **o: CMAES(x, sigma=2.0, restarts="bipop", restart_region=(-4.0, 4.0), **o)),
+    "DE": told(lambda x, **o: DE(x, **BOX, **o)),
+    "SHADE": told(lambda x, **o: DE(x, **SHADE, **BOX, **o)),
+    "L-SHADE": told(lambda x, **o: DE(x, **SHADE, shrink=True, **BOX, **o)),
+    "DE polish": polished(lambda x, **o: DE(x, **BOX, **o)),
+    "L-SHADE polish": polished(lambda x, **o: DE(x, **SHADE, shrink=True, **BOX, **o)),
     "PSO": told(lambda x, **o: PSO(x, population=30, spread=2.0, **o)),
     "pycma": pycma,
+    "pycma bipop": pycma_bipop,
+    "SciPy DE": scipy_de,
+    "SciPy DE polish": functools.partial(scipy_de, polish=True),
     "nevergrad CMA": nevergrad,
     "EvoX CMAES": evox,
 }
-USUAL = ["CMAES", "pycma", "EvoX CMAES", "nevergrad CMA"]
+TARGETS = np.logspace(2, -8, 51)
+COMPARED = ["CMAES bipop", "pycma bipop", "DE", "DE polish", "SHADE", "L-SHADE", "SciPy DE", "SciPy DE polish"]
+SOLVED = ["CMAES", "pycma", "EvoX CMAES", "nevergrad CMA"]
 
 
 def run_one(task):
-    """One run: (succeeded, evaluations)."""
+    """One run: (succeeded, evaluations, share of targets)."""
     import ioh
 
     name, function, dim, instance, budget = task
@@ -118,31 +182,39 @@ def run_one(task):
     warnings.simplefilter("ignore")
     problem = ioh.get_problem(function, instance, dim, ioh.ProblemClass.BBOB)
     start = np.random.default_rng([dim, function, instance]).uniform(-4, 4, dim)
-    done, evaluations = METHODS[name](problem, start, problem.optimum.y + PRECISION, budget, instance)
-    return bool(done), int(evaluations)
+    METHODS[name](problem, start, problem.optimum.y + PRECISION, budget, instance)
+    error = problem.state.current_best.y - problem.optimum.y
+    return error <= PRECISION, int(problem.state.evaluations), float((error <= TARGETS).mean())
+
+
+def measure(names, dim, functions, instances, budget, pool):
+    """All runs of one dimension, by method and function, one for each instance."""
+    runs = {}
+    for name in names:
+        tasks = [(name, f, dim, instance, budget * dim) for f in functions for instance in instances]
+        found = pool.map(run_one, tasks, chunksize=1)
+        count = len(instances)
+        runs[name] = {f: found[i * count : (i + 1) * count] for i, f in enumerate(functions)}
+        solved = sum(done for done, _, _ in found)
+        print(f"{dim} dimensions, {name}: {solved} of {len(found)} solved", file=sys.stderr, flush=True)
+    return runs
 
 
 def cell(runs):
     """Successes, and the median of their evaluations."""
-    solved = [evaluations for done, evaluations in runs if done]
+    solved = [evaluations for done, evaluations, _ in runs if done]
     return f"{len(solved)}/{len(runs)}" + (f" {statistics.median(solved):.0f}" if solved else "")
 
 
 def ratio(ours, theirs):
     """Median evaluations of ours by theirs, where they solve more than half."""
-    a, b = ([evaluations for done, evaluations in runs if done] for runs in (ours, theirs))
+    a, b = ([evaluations for done, evaluations, _ in runs if done] for runs in (ours, theirs))
     return f"{statistics.median(a) / statistics.median(b):.2f}" if a and 2 * len(b) > len(theirs) else "-"
 
 
-def table(names, dim, functions, seeds, budget, pool):
-    """The table of one dimension."""
-    runs = {}
-    for name in names:
-        tasks = [(name, f, dim, instance, budget * dim) for f in functions for instance in range(1, seeds + 1)]
-        found = pool.map(run_one, tasks, chunksize=1)
-        runs[name] = {f: found[i * seeds : (i + 1) * seeds] for i, f in enumerate(functions)}
-        solved = sum(done for done, _ in found)
-        print(f"{dim} dimensions, {name}: {solved} of {len(found)} solved", file=sys.stderr, flush=True)
+def tabulate_solved(dim, runs, first):
+    """Runs that came within 1e-8, one row for each function."""
+    names, functions = list(runs), list(next(iter(runs.values())))
     compare = "CMAES" in names and "pycma" in names
     lines = [f"| {dim} dimensions | {' | '.join(names)} |" + (" CMAES / pycma |" if compare else "")]
     lines.append("|---|" + "---|" * (len(names) + compare))
@@ -150,24 +222,45 @@ def table(names, dim, functions, seeds, budget, pool):
         cells = [cell(runs[name][f]) for name in names]
         cells += [ratio(runs["CMAES"][f], runs["pycma"][f])] if compare else []
         lines.append(f"| f{f} | {' | '.join(cells)} |")
-    total = [f"{sum(done for f in functions for done, _ in runs[name][f])}/{len(functions) * seeds}" for name in names]
+    every = {name: [run for found in runs[name].values() for run in found] for name in names}
+    total = [f"{sum(done for done, _, _ in found)}/{len(found)}" for found in every.values()]
     lines.append(f"| all | {' | '.join(total)} |" + (" |" if compare else ""))
+    return "\n".join(lines)
+
+
+def tabulate_targets(dim, runs, first):
+    """The share of targets reached, one row for each method: by instance, then the mean and its standard error."""
+    seeds = len(next(iter(next(iter(runs.values())).values())))
+    lines = [
+        f"| {dim} dimensions | {' | '.join(f'instance {first + i}' for i in range(seeds))} | mean | standard error |"
+    ]
+    lines.append("|---|" + "---|" * (seeds + 2))
+    for name, found in runs.items():
+        shares = np.array([[share for _, _, share in cells] for cells in found.values()]).mean(0)
+        error = f"{shares.std(ddof=1) / np.sqrt(seeds):.3f}" if seeds > 1 else "-"
+        lines.append(f"| {name} | {' | '.join(f'{s:.3f}' for s in shares)} | {shares.mean():.3f} | {error} |")
     return "\n".join(lines)
 
 
 def main(argv):
     """Make the tables."""
-    parser = argparse.ArgumentParser(description="Success rates and evaluations of searches on BBOB.")
-    parser.add_argument("--dims", type=int, nargs="+", default=[5, 20, 40])
+    parser = argparse.ArgumentParser(description="Targets reached, success rates and evaluations of searches on BBOB.")
+    parser.add_argument("--dims", type=int, nargs="+", default=[5, 10])
     parser.add_argument("--functions", type=int, nargs="+", default=list(range(1, 25)))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=USUAL)
-    parser.add_argument("--seeds", type=int, default=5, help="how many instances of each function")
+    parser.add_argument("--methods", nargs="+", choices=METHODS)
+    parser.add_argument("--seeds", type=int, default=3, help="how many instances of each function")
+    parser.add_argument("--first", type=int, default=1, help="the first instance")
     parser.add_argument("--budget", type=int, default=1000, help="evaluations per dimension")
+    parser.add_argument("--solved", action="store_true", help="success rates and evaluations of each function instead")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args(argv)
+    names = options.methods or (SOLVED if options.solved else COMPARED)
+    tabulate = tabulate_solved if options.solved else tabulate_targets
+    instances = range(options.first, options.first + options.seeds)
     with multiprocessing.get_context("fork").Pool(options.workers) as pool:
         made = [
-            table(options.methods, dim, options.functions, options.seeds, options.budget, pool) for dim in options.dims
+            tabulate(dim, measure(names, dim, options.functions, instances, options.budget, pool), options.first)
+            for dim in options.dims
         ]
     head = f"{options.seeds} instances of each function, {options.budget} evaluations per dimension:"
     print("\n\n".join([head, *made]))

@@ -97,6 +97,31 @@ def generations():
     return rows
 
 
+def small_dimensions():
+    """CMA-ES as people use it on few numbers: runs of 60 generations with the default population, and whether to stop asked."""
+    from cmaes import CMA
+
+    rows = []
+    for dim in (5, 10):
+
+        def mine(dim=dim):
+            search = CMAES(torch.ones(dim, dtype=torch.float64), sigma=1.0)
+            for _ in range(60):
+                search.tell(search.ask().square().sum(1))
+                search.should_stop()
+
+        def theirs(dim=dim):
+            es = CMA(mean=np.ones(dim), sigma=1.0)
+            for _ in range(60):
+                members = [es.ask() for _ in range(es.population_size)]
+                es.tell([(x, float((x * x).sum())) for x in members])
+                es.should_stop()
+
+        times = interleaved({"ours": mine, "cmaes": theirs}, rounds=31, number=1)
+        rows.append(row(f"CMA-ES, default population of {dim}, against cmaes", times["ours"] / times["cmaes"], 1.0))
+    return rows
+
+
 MEMORY = """
 import torch
 from moduli.evolve import search
@@ -229,4 +254,4 @@ def latency():
 
 
 def table():
-    return [*generations(), *memory(), *workers(), *ray_transfer(), *ray_members(), *latency()]
+    return [*generations(), *small_dimensions(), *memory(), *workers(), *ray_transfer(), *ray_members(), *latency()]

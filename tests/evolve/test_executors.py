@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evolve.work import Faulty, noisy, sphere
-from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, OpenES, Pool, Ranks, Ray
+from evolve.work import Counted, Faulty, Opaque, noisy, sphere
+from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, OpenES, Pool, Ranks, Ray, search
 from moduli.evolve._noise import Noise
 from moduli.evolve._search import Chosen, ModuleFitness
 from moduli.evolve._workers import Worker, pack
@@ -414,3 +414,37 @@ class Attributes:
 def test_attributes_of_a_users_fitness_are_its_own(make):
     with make() as executor:
         assert executor.map(Attributes(), torch.eye(3)).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "killed", "opaque"])
+def test_workers_evaluate_their_slices_by_shared_products(kind, executor, tmp_path):
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
+    y = torch.tanh(x[:, :1] - x[:, 1:2])
+    method = "snes" if kind == "plain" else "openes"  # with a deviation for each number, and with one for all
+    options = {"method": method, "budget": 48, "population": 24, "rank": 1, "seed": 3}
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+
+    def net():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+
+    expected = search(net(), Counted(here, x, y), **options)
+    assert len(list(here.iterdir())) == 2  # once for each generation
+    fitness = Opaque(there, x, y) if kind == "opaque" else Counted(there, x, y, kill=kind == "killed")
+    pool = executor()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = search(net(), fitness, executor=pool, **options)
+    torch.testing.assert_close(torch.tensor(found.history), torch.tensor(expected.history), rtol=1e-5, atol=1e-7)
+    for name, value in expected.x.items():
+        torch.testing.assert_close(found.x[name], value, rtol=1e-4, atol=1e-5)
+    calls = len(list(there.iterdir()))
+    assert any("one by one" in str(each.message) for each in told) == (kind == "opaque")
+    if kind == "plain":
+        assert calls == 2 * pool.workers  # a slice for each worker
+    else:
+        assert calls > (
+            24 if kind == "opaque" else 12
+        )  # one by one, in all slices or in that of the worker that was lost

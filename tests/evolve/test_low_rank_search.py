@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from moduli.evolve import EvaluationWarning, OpenES, search
-from moduli.evolve._distribution import Distribution
+import moduli as mo
+from moduli import m
+from moduli.evolve import Distribution, EvaluationWarning, OpenES, search
+from moduli.m import _search_link
+from moduli.population._low_rank import LowRankTensor
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.tanh(X[:, :1] - X[:, 1:2])
@@ -23,7 +26,7 @@ def _fitness(net):
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-@pytest.mark.parametrize("method", ["openes", "ars"])
+@pytest.mark.parametrize("method", ["openes", "ars", "pgpe", "snes", "sepcmaes"])
 def test_members_that_are_not_made_have_the_fitness_of_those_that_are(method, rank, monkeypatch):
     options = {"method": method, "budget": 160, "population": 40, "rank": rank, "seed": 3}
     shared = search(_net(), _fitness, **options)
@@ -55,9 +58,7 @@ def test_sums_of_many_directions_are_products():
     torch.testing.assert_close(linear, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_methods_with_a_deviation_for_each_number_make_their_members():
-    result = search(_net(), _fitness, method="snes", budget=60, population=20, rank=1)
-    assert not result.search.shares_products()
+def test_bounded_methods_make_their_members():
     bounded = search(_net(), _fitness, method="openes", budget=40, population=20, rank=1, bounds=(-2.0, 2.0))
     assert not bounded.search.shares_products()
 
@@ -77,3 +78,47 @@ def test_a_part_of_the_model_is_searched():
     before = net[2].weight.detach().clone()
     search(net, _fitness, "0.*", method="openes", budget=40, population=20, rank=1)
     assert torch.equal(net[2].weight, before)
+
+
+@pytest.mark.parametrize("link", ["OpenES", "ARS", "PGPE", "SNES"])
+def test_links_evaluate_models_that_are_not_made(link, monkeypatch):
+    def train(shared):
+        monkeypatch.setattr(Distribution, "shares_products", (lambda self: True) if shared else (lambda self: False))
+        net = _net()
+        opt = mo.Optimizer(net, getattr(m, link)(population=40, rank=1, seed=3), m.LR(0.05))
+        losses = [opt.step(mo.closure(_fitness)) for _ in range(4)]
+        return torch.stack([loss.double() for loss in losses]), net
+
+    made = _search_link.Population.of
+    calls = []
+    monkeypatch.setattr(_search_link.Population, "of", lambda *given: calls.append(1) or made(*given))
+    losses, net = train(True)
+    assert not calls
+    expected, other = train(False)
+    assert calls
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-6)
+    for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_scaled_noise_is_that_of_members_that_are_made():
+    torch.manual_seed(0)
+    w, s, a, b = torch.randn(5, 4), torch.rand(5, 4), torch.randn(5, 2), torch.randn(4, 2)
+    weight, full = LowRankTensor("w", w, a, b, {}, spread=s), w + s * (a @ b.T)
+    x, y, index = torch.randn(3, 4), torch.randn(3, 5), torch.tensor([[0, 4], [2, 2]])
+    pairs = [
+        (nn.functional.linear(x, weight), x @ full.T),
+        (y @ weight, y @ full),
+        (x @ weight.T, x @ full.T),
+        (weight @ x.T, full @ x.T),
+        (nn.functional.embedding(index, weight), full[index]),
+        (weight + 1.0, full + 1.0),
+        (
+            nn.functional.conv1d(
+                torch.ones(2, 2, 6), LowRankTensor("c", w.view(5, 2, 2), a, b, {}, spread=s.view(5, 2, 2))
+            ),
+            nn.functional.conv1d(torch.ones(2, 2, 6), full.view(5, 2, 2)),
+        ),
+    ]
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected)

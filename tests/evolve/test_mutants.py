@@ -119,7 +119,7 @@ def equal_weights(real):
 
 def no_cumulation(real):
     def mutant(p_sigma, p_c, *rest):
-        return real(torch.zeros_like(p_sigma), torch.zeros_like(p_c), *rest)
+        return real(0 * p_sigma, 0 * p_c, *rest)
 
     return mutant
 

@@ -1,9 +1,11 @@
 """What workers of a cluster are sent in the tests of hosted populations."""
 
+import time
+
 import moduli as mo
 from moduli import m
 
-__all__ = ["adam", "error"]
+__all__ = ["adam", "error", "hang", "sphere"]
 
 
 def adam(pop):
@@ -12,3 +14,12 @@ def adam(pop):
 
 def error(net, x):
     return (net(x) - 1).square().mean()
+
+
+def hang(net, x):
+    while True:
+        time.sleep(1)
+
+
+def sphere(row):
+    return row.square().sum()

@@ -77,10 +77,54 @@ def test_the_best_member_and_all_of_them_are_modules_of_their_own(pop):
             pop.best(wrong)
 
 
-@pytest.mark.parametrize("mean", [False, True])
-def test_an_ensemble_is_exported(pop, mean):
+FORMS = [{}, {"mean": True}, {"mean": True, "classes": True}]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_ensemble_is_exported(pop, form):
+    x, other = torch.randn(6, 3), torch.randn(9, 3)
+    whole = pop.to_ensemble(**form)
+    exported = torch.export.export(whole, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
+    expected = pop.predict(other, classes="classes" in form)
+    torch.testing.assert_close(exported(other), expected.mean if form else expected.outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_member_is_exported(pop):
     x = torch.randn(6, 3)
-    whole = pop.to_ensemble(mean)
-    exported = torch.export.export(whole, (x,)).module()
-    expected = pop.predict(x)
-    torch.testing.assert_close(exported(x), expected.mean if mean else expected.outputs, rtol=1e-4, atol=1e-5)
+    best = pop.best(torch.arange(7.0).roll(3))
+    torch.testing.assert_close(torch.export.export(best, (x,)).module()(x), pop[3](x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter, about torch itself
+@pytest.mark.parametrize("form", [{"mean": True, "classes": True}, None])
+def test_an_ensemble_and_a_member_go_through_onnx(pop, form, tmp_path):
+    for needed in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(needed, reason="ONNX is no dependency: pip install onnx onnxscript onnxruntime")
+    import onnxruntime
+
+    net = pop.to_module(2).eval() if form is None else pop.to_ensemble(**form).eval()
+    shapes = ({0: torch.export.Dim("rows")},)
+    torch.onnx.export(net, (torch.randn(6, 3),), dynamo=True, dynamic_shapes=shapes, verbose=False).save(
+        tmp_path / "net.onnx"
+    )
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    x = torch.randn(9, 3)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_calibration_error_is_the_mean_over_the_table():
+    generator = torch.Generator().manual_seed(0)
+    told = EnsemblePrediction(torch.randn(5, 400, 3, generator=generator), True)
+    labels = torch.randint(3, (400,), generator=generator)
+    p = told.outputs.softmax(-1).mean(0)
+    expected = 0.0
+    for low in range(8):
+        inside = [i for i in range(400) if low / 8 <= float(p[i].max()) < (low + 1) / 8 + (low == 7)]
+        if inside:
+            confidence = sum(float(p[i].max()) for i in inside) / len(inside)
+            accuracy = sum(int(p[i].argmax()) == int(labels[i]) for i in inside) / len(inside)
+            expected += abs(confidence - accuracy) * len(inside) / 400
+    assert told.find_calibration_error(labels, bins=8).item() == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close(told.quantile(0.5), told.outputs.softmax(-1).median(0).values)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from torch import nn
 
 import moduli as mo
 from moduli.particles import StructureError
-from population.hosted_work import adam, error
+from population.hosted_work import adam, error, hang, sphere
 
 ROOT = Path(__file__).resolve().parents[2]
 DOUBLE = torch.float64
@@ -96,3 +98,60 @@ def test_what_cannot_be_is_refused(executor):
             hosted.copy([0, 1], [2])
         with pytest.raises(IndexError, match="from 0 to 2"):
             hosted.copy([0], [3])
+
+
+def test_idle_workers_of_a_search_make_room(executor):
+    x, fitness = torch.ones(6, 3, dtype=DOUBLE), torch.tensor([1.0, 4.0, 9.0], dtype=DOUBLE)
+    rows = torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(executor.map(sphere, rows), fitness)  # its workers hold all processors from now on
+    pop = make(4)
+    with pop.host(executor, adam) as hosted:
+        assert len(hosted._actors) == 2
+        torch.testing.assert_close(hosted.losses(error, x), pop.losses(error, x).detach(), rtol=1e-12, atol=1e-12)
+        # Now the members' workers do, and others can't start.
+        with pytest.raises(RuntimeError, match="room for none of 2 actors: it did not start them within 2.0 seconds"):
+            pop.host(mo.evolve.Ray(2, start_timeout=2.0))
+    assert torch.equal(executor.map(sphere, rows), fitness)
+    executor.close()
+
+
+def test_a_worker_that_hangs_is_an_error_and_its_members_are_as_they_were(executor):
+    limited = mo.evolve.Ray(2, timeout=0.5, retries=0)
+    x = torch.ones(6, 3, dtype=DOUBLE)
+    pop = make(4)
+    with pop.host(limited, adam) as hosted:
+        with pytest.raises(
+            RuntimeError, match=r"worker 0 had no answer within 1.0 seconds .*members 0 to 1 are as they"
+        ):
+            hosted.losses(hang, x)
+        limited.timeout = 100.0
+        torch.testing.assert_close(hosted.losses(error, x), pop.losses(error, x).detach(), rtol=1e-12, atol=1e-12)
+
+
+LOST = """
+import torch, ray, moduli as mo
+from ray.cluster_utils import Cluster
+from population.hosted_work import adam, error
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+node = cluster.add_node(num_cpus=1)
+ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+executor = mo.evolve.Ray(2)
+with mo.Population.of(torch.nn.Linear, 4, 3, 2).host(executor, adam) as hosted:
+    hosted.step(error, torch.ones(6, 3))
+    executor.start_timeout = 5.0
+    cluster.remove_node(node, allow_graceful=False)
+    hosted.step(error, torch.ones(6, 3))
+"""
+
+
+def test_a_lost_node_is_an_error():
+    pytest.importorskip("ray", reason="Ray is an extra: pip install moduli[ray]")
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run([sys.executable, "-c", LOST], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode != 0
+    assert "and no other could take its members" in done.stderr, done.stderr[-3000:]
+    assert "within 5.0 seconds" in done.stderr

@@ -7,12 +7,13 @@ Everything is minimised. Four nouns:
 * a **Reason** is the sentence that says why a search should stop;
 * an **executor** evaluates the members: in this process, in a pool of processes that share memory (`Pool`), on Ray (`Ray`),
   or on the ranks of `torch.distributed` (`Ranks`), with the same results;
-* `search` does all of it for chosen parameters of a module, in one line.
+* `search` does all of it for chosen parameters of a module, in one line. `problems` has fitness functions: `problems.gym` is the
+  return of a policy in an environment of Gymnasium.
 
 The methods: `PSO`, `DE`, `GA` and `CEM` keep a population. `OpenES`, `PGPE`, `ARS` and `GuidedES` estimate a gradient, `SNES`,
 `XNES` and `CMAES` adapt a distribution; these draw their noise again from seeds instead of storing it, but for the full
 covariances of `XNES` and `CMAES`. `NSGA2` searches for the front of several objectives, and `MAPElites` for the best member of each
-kind, by descriptors that are told beside the fitness.
+kind, by descriptors that are told beside the fitness. `Polish` descends from a point to the last digits.
 
 Each method is a file with its mathematics, in the order of its paper, and its ask and tell. The links of `moduli.m` with the
 same names are made of them by one adapter, and have the same settings.
@@ -20,13 +21,14 @@ same names are made of them by one adapter, and have the same settings.
 
 from __future__ import annotations
 
+from . import problems
 from ._base import Search
-from ._distribution import GradientSearch
+from ._distribution import Distribution, GradientSearch
 from ._executor import EvaluationError, EvaluationWarning, Executor, InProcess, Ranks
 from ._pool import Pool
 from ._problem import Bounds, Reason
-from ._search import SearchResult, search
-from ._workers import Ray
+from ._ray import Ray
+from ._search import SearchResult, evaluate_low_rank, search
 from .ars import ARS
 from .cem import CEM
 from .cmaes import CMAES
@@ -37,6 +39,7 @@ from .map_elites import MAPElites
 from .nsga2 import NSGA2, ParetoFront
 from .open_es import OpenES
 from .pgpe import PGPE
+from .polish import Polish
 from .pso import PSO, informed_velocity, neighbourhood_best, remember_best, swarm_velocity
 from .snes import SNES
 from .xnes import XNES
@@ -45,6 +48,7 @@ __all__ = [
     "search",
     "SearchResult",
     "Search",
+    "Distribution",
     "GradientSearch",
     "Reason",
     "Bounds",
@@ -62,6 +66,7 @@ __all__ = [
     "NSGA2",
     "ParetoFront",
     "MAPElites",
+    "Polish",
     "Executor",
     "InProcess",
     "Pool",
@@ -71,6 +76,8 @@ __all__ = [
     "informed_velocity",
     "neighbourhood_best",
     "remember_best",
+    "evaluate_low_rank",
     "EvaluationWarning",
     "EvaluationError",
+    "problems",
 ]

@@ -89,13 +89,14 @@ class Distribution(Search):
 
         None where members are stored, or so small that they are sent.
         """
-        made_in_parts = self._noise.in_pieces and self._separable()
+        made_in_parts = (self._noise.in_pieces and self._separable()) or self.shares_products()
         if not made_in_parts or self.device.type != "cpu" or self.dtype is torch.bfloat16:
             return None
         out = copy.copy(self)
         made_of = ("seed", "counter", "population", "mean", "sigma", "C")
         out.state = {name: self.state[name] for name in made_of if name in self.state}
         out._pending = out.share = None
+        out._noise = self._noise.copy_plan()
         return out
 
     def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
@@ -113,15 +114,21 @@ class Distribution(Search):
 
     def shares_products(self) -> bool:
         """Whether members are a mean plus noise of low rank, so that they need not be made to be evaluated."""
-        return (
-            self.rank is not None
-            and self._separable()
-            and not self.coordinates.bounded
-            and isinstance(self._scale(), float)
-        )
+        return self.rank is not None and self._separable() and not self.coordinates.bounded
+
+    def spread(self) -> Tensor | None:
+        """Return the standard deviation of each number; None where it is the same for all."""
+        scale = self._scale()
+        return scale if isinstance(scale, Tensor) else None
+
+    def count_drawn(self) -> int:
+        """Return how many numbers are drawn for one direction."""
+        return self._noise.drawn
 
     def factors(self, members: Sequence[int]) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the noise of members for each parameter: (A, B) of A Bᵀ, or (numbers, None), with scales and signs.
+        """Return the noise of members for each parameter: (A, B) of A Bᵀ, or (numbers, None), with signs.
+
+        It is also scaled where all numbers have one standard deviation; otherwise `spread` is to be multiplied in.
 
         Args:
             members: Which.
@@ -131,7 +138,8 @@ class Distribution(Search):
         distinct = sorted(set(directions))
         rows = torch.tensor([distinct.index(each) for each in directions], device=self.device)
         signs = [1 - 2 * (member % 2) if self.antithetic else 1 for member in members]
-        scale = torch.tensor(signs, dtype=self.dtype, device=self.device) * self._scale()
+        scale = torch.tensor(signs, dtype=self.dtype, device=self.device)
+        scale = scale if self.spread() is not None else scale * self._scale()
         found: list[tuple[Tensor, Tensor | None]] = []
         for left, right in self._noise.factors(self._int("seed"), self._int("counter"), distinct):
             scaled = left[rows] * scale.view(-1, *[1] * (left.dim() - 1))

@@ -216,10 +216,7 @@ class InProcess(Executor):
                 with torch.no_grad():
                     values = fitness.evaluate_together(members).tolist()
             except (RuntimeError, ValueError, TypeError) as error:
-                why = str(error).strip().splitlines()[0]
-                told = f"members are made one by one, because the fitness can't be vectorised: {why}"
-                warnings.warn(EvaluationWarning(told), stacklevel=6)
-                fitness.refused = True
+                fitness.refuse(str(error).strip().splitlines()[0])
                 return start
             yield from zip(members, values, strict=True)
         return len(todo)

@@ -7,6 +7,7 @@ population needs the memory of one direction, or of one block where its parts ar
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -85,6 +86,12 @@ class Noise:
         self._held: tuple[int, int] | None = None
         # Who makes one member after the other gives memory for a direction: the mirrored member has the same.
         self.last: dict[Any, Tensor] | None = None
+
+    def copy_plan(self) -> Noise:
+        """Return the same plan without what it has drawn and stored."""
+        out = copy.copy(self)
+        out._whole, out._held, out.last = self._empty(0), None, None
+        return out
 
     def rows(self, seed: int, counter: int, start: int, stop: int) -> Tensor:
         """Directions `start` to `stop`, one per row. Not to be written to."""
@@ -226,6 +233,8 @@ class Noise:
         if self.block > 1:
             first, last = start // self.block, -(-stop // self.block)
             out = self._empty(min(last * self.block, self.directions) - first * self.block, self.dim)
+            if last - first == 1 and start == 0 and stop == len(out):
+                return self._normal(seed, counter + first, out)
             for number, part in enumerate(torch.split(out, self.block), first):
                 self._normal(seed, counter + number, part)
             return out[start - first * self.block : stop - first * self.block]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from ..layout import Entry, layout_and_tensors, select
 from ..population import FunctionOfMember, call_low_rank
 from . import ars, cem, cmaes, de, ga, guided_es, open_es, pgpe, pso, snes, xnes
-from ._base import Search
+from ._base import MatrixSearch, Search
 from ._distribution import Distribution, choose_population
 from ._executor import EvaluationWarning, Executor, InProcess, member_seeds
 from ._problem import Reason
 from ._tensor_tree import TensorTree, TreeFitness
+from .polish import Polish
 
 if TYPE_CHECKING:
     from ._checkpoint import SearchFile
@@ -31,6 +32,7 @@ METHODS: dict[str, tuple[type[Search], dict[str, Any]]] = {
     "de": (de.DE, {}),
     "jade": (de.DE, {"strategy": "current-to-pbest/1", "adapt": "jade"}),
     "shade": (de.DE, {"strategy": "current-to-pbest/1", "adapt": "shade"}),
+    "lshade": (de.DE, {"strategy": "current-to-pbest/1", "adapt": "shade", "shrink": True}),
     "ga": (ga.GA, {}),
     "cem": (cem.CEM, {}),
     "openes": (open_es.OpenES, {}),
@@ -94,6 +96,7 @@ def search(
     target: float | None = None,
     checkpoint: str | Path | None = None,
     callback: Callable[[Search], Any] | None = None,
+    polish: bool = False,
     **settings: Any,
 ) -> SearchResult:
     """Search for parameters of a module that minimise a fitness, without gradients.
@@ -114,19 +117,23 @@ def search(
             are named by keys and indices, `"layer/0/weight"`.
         method: `"auto"` chooses by the number of parameters: full CMA-ES up to 1,000, separable up to 100,000, and beyond
             that seed-replayed `OpenES`, which keeps four vectors of the size of the model. By name: `"cmaes"`, `"sepcmaes"`,
-            `"ipop"`, `"bipop"`, `"pso"`, `"de"`, `"jade"`, `"shade"`, `"ga"`, `"cem"`, `"openes"`, `"pgpe"`, `"ars"`,
+            `"ipop"`, `"bipop"`, `"pso"`, `"de"`, `"jade"`, `"shade"`, `"lshade"`, `"ga"`, `"cem"`, `"openes"`, `"pgpe"`, `"ars"`,
             `"guidedes"`, `"snes"` or `"xnes"`.
         budget: How many evaluations there are at most; they are spent in whole generations.
         executor: Who evaluates: `Pool`, `Ray`, `Ranks`, or None for this process.
         vectorised: In this process, evaluate all members in one call: `fitness` then gets a function to call like the
-            module, and runs under `torch.func.vmap`. With `rank=` (methods with one sigma for all numbers: `"openes"`,
-            `"ars"`) members are never made in this process and over `Ranks`: one product serves all of them, as in
-            `Population.around`; a fitness that `torch.vmap` can't follow is evaluated one by one, with a warning.
+            module, and runs under `torch.func.vmap`. With `rank=` (`"openes"`, `"ars"`, `"pgpe"`, `"snes"`,
+            `"sepcmaes"`) members are never made, in this process and over `Pool`, `Ray` and `Ranks`: products serve all of
+            them, as in `Population.around`, or those of a worker's slice; a fitness that `torch.vmap` can't follow is
+            evaluated one by one, with a warning.
         seed: Decides every random number.
         target: Stop when a fitness this low is found.
         checkpoint: A file to keep the state in after each generation, and to resume from if it exists; with `Ranks`, one
             that all ranks can read.
         callback: Called with the search after each generation; a true result ends it.
+        polish: Descend from the best point by L-BFGS with gradients by differences (`Polish`) when the search has ended, as
+            SciPy's differential evolution does. It has a fifth of the budget and what is left; population methods then end when
+            their members differ by a hundredth of their size. For smooth functions of few numbers.
         **settings: Those of the method: `population`, `sigma`, `bounds`, `patience`, `lr`, and so on.
 
     Raises:
@@ -148,7 +155,7 @@ def search(
         tree = TensorTree(net)
         options: dict[str, Any] = {
             "method": method, "budget": budget, "executor": executor, "vectorised": vectorised, "seed": seed,
-            "target": target, "checkpoint": checkpoint, "callback": callback,
+            "target": target, "checkpoint": checkpoint, "callback": callback, "polish": polish,
         }  # fmt: skip
         result = search(tree, TreeFitness(fitness), over, **options, **settings)
         return replace(result, x=tree.read())
@@ -160,6 +167,10 @@ def search(
         raise ValueError(f"method={method!r} is unknown; there are auto, {', '.join(METHODS)}")
     if vectorised and executor is not None:
         raise ValueError("vectorised=True evaluates in this process; leave executor out")
+    if polish and checkpoint is not None:
+        raise ValueError(
+            "polish=True is not kept in checkpoints; search with the checkpoint first, and polish its result"
+        )
     kind, preset = METHODS[method]
     # A covariance matrix loses its positive eigenvalues in single precision long before it has converged.
     double = kind in (cmaes.CMAES, xnes.XNES) and preset.get("covariance", settings.get("covariance")) != "separable"
@@ -170,11 +181,15 @@ def search(
             f"method={method!r} keeps a covariance of {size} x {size} numbers, which takes {needed:.3g} GB; use 'sepcmaes', "
             "'snes' or 'openes', whose memory is that of the model, or ask for it with covariance='full'"
         )
-    settings.setdefault("population", _first_population(kind, chosen.numel, budget))
+    limit = budget - budget // 5 if polish else budget
+    if kind is not de.DE:  # which knows the budget
+        settings.setdefault("population", _first_population(kind, chosen.numel, limit))
+    if polish and issubclass(kind, MatrixSearch):
+        settings.setdefault("tol", 0.01)
     x0 = chosen.read(net, torch.float64 if double else None)
     if "rank" in settings:
         settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
-    searcher = kind(x0, seed=seed, target=target, max_evaluations=budget, own=True, **{**preset, **settings})
+    searcher = kind(x0, seed=seed, target=target, max_evaluations=limit, own=True, **{**preset, **settings})
     del x0
     workers = executor or InProcess(vectorised=vectorised)
     searcher.share = workers.share
@@ -185,13 +200,25 @@ def search(
 
         file = SearchFile(checkpoint, workers.keeps_files, about)
         history, known = file.load(searcher)
-    evaluate = functools.partial(workers.collect, ModuleFitness(net, chosen, fitness, searcher), searcher.rows)
+    steps = evaluations = 0
+
+    def run(searcher: Search) -> Reason:
+        evaluate = functools.partial(workers.collect, ModuleFitness(net, chosen, fitness, searcher), searcher.rows)
+        return _run(evaluate, searcher, file, history, known, callback)
+
     try:
-        reason = _run(evaluate, searcher, file, history, known, callback)
+        reason = run(searcher)
+        unfinished = reason not in (Reason.TARGET, Reason.CALLBACK, Reason.INTERRUPTED, Reason.NOT_FINITE)
+        if polish and unfinished and budget - searcher.evaluations >= chosen.numel:
+            steps, evaluations = searcher.generation, searcher.evaluations
+            options = {"bounds": settings.get("bounds"), "seed": seed + 1, "target": target}
+            left = budget - evaluations
+            searcher = Polish(searcher.best, value=searcher.best_fitness, max_evaluations=left, **options)
+            reason = run(searcher)
     finally:
         best = searcher.lend_best()
         chosen.write(net, best)
-    done = searcher.generation, searcher.evaluations, perf_counter() - started
+    done = steps + searcher.generation, evaluations + searcher.evaluations, perf_counter() - started
     return SearchResult(
         chosen.named(best), searcher.best_fitness, reason, reason.success, *done, history=history, search=searcher
     )
@@ -293,6 +320,41 @@ class Chosen:
         return found
 
 
+def evaluate_low_rank(
+    net: nn.Module, fitness: Callable[[Any], Any], like: Mapping[str, Tensor], search: Any, members: Sequence[int]
+) -> Tensor:
+    """Return the fitness of members that differ by noise of low rank, without making them: one product serves all of them.
+
+    Args:
+        net: The module.
+        fitness: The function of it.
+        like: The parameters that are searched over, by name, in the order of the search.
+        search: The search, a `Distribution` that shares products.
+        members: Which members.
+
+    Raises:
+        RuntimeError: If `torch.vmap` can't follow the fitness.
+        ValueError: If it is more than one number for each member.
+    """
+    mean, spread, at = search.state["mean"], search.spread(), 0
+    means, factors, vectors, spreads = {}, {}, {}, {}
+    for (name, param), (left, right) in zip(like.items(), search.factors(members), strict=True):
+        own = mean[at : at + param.numel()].view(param.shape).to(param.dtype)
+        scale = None if spread is None else spread[at : at + param.numel()].view(param.shape).to(param.dtype)
+        at += param.numel()
+        if right is None:
+            noise = left.view(-1, *param.shape).to(param.dtype)
+            vectors[name] = own + (noise if scale is None else noise * scale)
+        else:
+            if scale is not None:
+                spreads[name] = scale
+            means[name], factors[name] = own, (left.to(param.dtype), right.to(param.dtype))
+    values = call_low_rank(FunctionOfMember(net), fitness, (), (), means, factors, vectors, spreads, report={})
+    if not isinstance(values, Tensor) or values.shape.numel() != len(members):
+        raise ValueError("fitness is one number per member")
+    return values.reshape(len(members))
+
+
 class ModuleFitness:
     """The fitness of a module as a function of its chosen parameters, for one row or for many.
 
@@ -323,6 +385,12 @@ class ModuleFitness:
             self.chosen.write(self.net, values, at)
         return self.fitness(self.net)
 
+    def refuse(self, why: str) -> None:
+        """Take notice that torch can't vectorise the fitness, and warn."""
+        told = f"members are made one by one, because the fitness can't be vectorised: {why}"
+        warnings.warn(EvaluationWarning(told), stacklevel=7)
+        self.refused = True
+
     def shares_products(self) -> bool:
         """Whether members need not be made to be evaluated: they differ by noise of low rank."""
         return not self.refused and isinstance(self.search, Distribution) and self.search.shares_products()
@@ -333,21 +401,8 @@ class ModuleFitness:
         Raises:
             RuntimeError: If `torch.vmap` can't follow the fitness.
         """
-        search: Any = self.search
-        mean, at = search.state["mean"], 0
-        means, factors, vectors = {}, {}, {}
-        for entry, (left, right) in zip(self.chosen.entries, search.factors(members), strict=True):
-            own = mean[at : at + entry.numel].view(entry.shape).to(entry.dtype)
-            at += entry.numel
-            if right is None:
-                vectors[entry.name] = own + left.view(-1, *entry.shape).to(entry.dtype)
-            else:
-                means[entry.name], factors[entry.name] = own, (left.to(entry.dtype), right.to(entry.dtype))
-        caller = FunctionOfMember(self.net)
-        values = call_low_rank(caller, self.fitness, (), (), means, factors, vectors, report={})
-        if not isinstance(values, Tensor) or values.shape.numel() != len(members):
-            raise ValueError("fitness is one number per member")
-        return values.reshape(len(members))
+        like = dict(zip(self.chosen.names, self.chosen.tensors(self.net), strict=True))
+        return evaluate_low_rank(self.net, self.fitness, like, self.search, members)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "search": None}

@@ -1,12 +1,11 @@
-"""`Workers`: the part of an executor that hands members to workers and survives their faults; `Ray` has actors for that."""
+"""`Workers`: the part of an executor that hands members to workers and survives their faults."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from time import monotonic
 from typing import Any
@@ -18,6 +17,9 @@ from torch import Tensor
 from ._base import Search
 from ._executor import EvaluationWarning, Executor, Faults, RowFitness, Rows, Values, answer
 from ._search import ModuleFitness
+
+# Members that a worker evaluates together at most: their noise is in its memory.
+_SLICE = 256
 
 
 class Workers(Executor):
@@ -128,6 +130,8 @@ class Workers(Executor):
             self._launch(worker)
         self._greet(new if told else list(self._staff))
         faults = Faults(self.retries, len(todo))
+        if isinstance(fitness, ModuleFitness) and draft is not None and fitness.shares_products():
+            todo = yield from self._evaluate_slices(fitness, seeds, todo)
         failed_on: dict[int, int] = {}
         busy: dict[int, tuple[int, Future[Any], float]] = {}
         last: dict[int, int] = {}
@@ -172,97 +176,59 @@ class Workers(Executor):
             raise
         faults.check()
 
+    def _evaluate_slices(
+        self, fitness: ModuleFitness, seeds: Sequence[int], todo: Sequence[int]
+    ) -> Generator[tuple[int, float], None, list[int]]:
+        """Evaluate members that differ by noise of low rank, each worker its slice of them by one product for all of these.
+
+        Returns:
+            The members that are left: those of workers that died or were late, all where torch can't vectorise the fitness.
+        """
+        size = min(_SLICE, -(-len(todo) // self.workers))
+        size += size % 2  # mirrored members are neighbours, and share what is drawn for them
+        slices = [list(todo[start : start + size]) for start in range(0, len(todo), size)]
+        busy: dict[int, tuple[list[int], Future[Any], float]] = {}
+        left: list[int] = []
+        try:
+            while slices or busy:
+                for worker in [number for number in self._staff if number not in busy][: len(slices)]:
+                    members = slices.pop(0)
+                    deadline = monotonic() + (math.inf if self.timeout is None else self.timeout * len(members))
+                    future = self._submit(worker, (self._draft, members), seeds[members[0]])
+                    busy[worker] = members, future, deadline
+                soonest = min(deadline for _, _, deadline in busy.values())
+                seconds = None if soonest == math.inf else max(0.0, soonest - monotonic())
+                wait([future for _, future, _ in busy.values()], seconds, FIRST_COMPLETED)
+                for worker, (members, future, deadline) in list(busy.items()):
+                    if not future.done() and deadline > monotonic():
+                        continue
+                    del busy[worker]
+                    if not future.done() or future.exception() is not None:
+                        # Which of them it was is found one by one.
+                        self._replace(worker)
+                        left += members
+                        continue
+                    values, why = future.result()
+                    if why is None:
+                        yield from zip(members, values, strict=True)
+                        continue
+                    left += members
+                    for rest in slices:
+                        left += rest
+                    slices = []
+                    fitness.refuse(why)
+        except BaseException:
+            for worker in busy.keys() & self._staff.keys():
+                self._replace(worker)
+            raise
+        return sorted(left)
+
     def close(self) -> None:
         """End the workers."""
         for worker in list(self._staff):
             self._end(worker)
         self._fitness = self._sent = None
         self._draft = self._publish(None)
-
-
-class Ray(Workers):
-    """Actors on Ray, here or on a cluster. Needs the extra: `pip install moduli[ray]`.
-
-    Actors hold the model and the fitness, which are sent once. Of a seed-replayed search over many parameters (`OpenES`,
-    `PGPE`, `ARS`, `SNES`, separable `CMAES`) they get seeds, and the mean once for each generation, which the actors of one
-    machine share; members of other searches travel as flat NumPy arrays through the object store. Ray is started with its
-    defaults unless `ray.init` was called before. Where the cluster has not the resources for so many actors, also after it
-    lost a node, there are fewer, and a warning; where it has them for none, an error.
-
-    Args:
-        workers: How many actors; by default as many as the cluster has processors.
-        timeout: Seconds that one member may take; None waits forever.
-        retries: How often a member that failed is tried again elsewhere.
-        threads: How many threads torch uses in each actor.
-        start_timeout: Seconds that actors may take to start; those that do not are given up, and none at all is an error.
-        **options: Options of the actors: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, and so on.
-
-    Example:
-        >>> from moduli.evolve import Ray
-        >>> Ray.__name__  # with Ray(8) as executor: search(net, fitness, executor=executor)
-        'Ray'
-    """
-
-    def __init__(
-        self,
-        workers: int | None = None,
-        *,
-        timeout: float | None = None,
-        retries: int = 1,
-        threads: int = 1,
-        start_timeout: float = 120.0,
-        **options: Any,
-    ) -> None:
-        try:
-            self._ray: Any = importlib.import_module("ray")
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("Ray is not installed; use `pip install moduli[ray]`", name="ray") from error
-        if not self._ray.is_initialized():
-            self._ray.init(log_to_driver=False, include_dashboard=False)
-        self.options = options
-        fits, why = self._count_affordable()
-        if fits < 1:
-            raise ValueError(f"{why}; ask for less, or add a node")
-        super().__init__(fits if workers is None else workers, timeout, retries, threads, start_timeout)
-        if self.workers > fits:
-            what = f"Ray: {why}, which is enough for {fits} workers of the {workers} asked for"
-            warnings.warn(EvaluationWarning(what), stacklevel=2)
-            self.workers = fits
-
-    def _count_affordable(self) -> tuple[int, str]:
-        options = self.options
-        asked = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
-        there = self._ray.cluster_resources()
-        most = [(int(there.get(kind, 0) // need), kind, need) for kind, need in asked.items() if need]
-        if not most:
-            return int(there.get("CPU", 1)), "the Ray cluster has its processors"
-        fits, kind, need = min(most)
-        return fits, f"an actor needs {need} {kind}, and the Ray cluster has {there.get(kind, 0):g}"
-
-    def _send(self, fitness: RowFitness) -> Any:
-        return self._ray.put(fitness)
-
-    def _publish(self, draft: tuple[Search, dict[str, Any]] | None) -> Any:
-        return None if draft is None else self._ray.put(draft)
-
-    def _launch(self, worker: int) -> None:
-        actor = self._ray.remote(**{"num_cpus": 1, **self.options})(Worker)
-        self._staff[worker] = actor.remote(self.threads)
-
-    def _meet(self, worker: int) -> Future[Any]:
-        return self._staff[worker].learn.remote(self._sent).future()  # type: ignore[no-any-return]
-
-    def _submit(self, worker: int, what: Any, seed: int) -> Future[Any]:
-        actor = self._staff[worker]
-        if isinstance(what, tuple):
-            return actor.make.remote(*what, seed).future()  # type: ignore[no-any-return]
-        # NumPy arrays go through the object store without pickling; tensors would be copied several times.
-        row = what.detach().cpu().contiguous()
-        sent = row if row.dtype == torch.bfloat16 else row.numpy()
-        return actor.evaluate.remote(sent, seed).future()  # type: ignore[no-any-return]
-
-    def _end(self, worker: int) -> None:
-        self._ray.kill(self._staff.pop(worker))
 
 
 class Worker:
@@ -283,8 +249,8 @@ class Worker:
         row = torch.from_numpy(what.copy()) if isinstance(what, np.ndarray) else what
         return answer(self.fitness, row, seed)
 
-    def make(self, draft: tuple[Search, dict[str, Any]], member: int, seed: int) -> tuple[float, str | None]:
-        """The same of a member that is made here, of the packed draft."""
+    def make(self, draft: tuple[Search, dict[str, Any]], member: int | list[int], seed: int) -> tuple[Any, str | None]:
+        """The same of a member that is made here, of the packed draft; of several that are not made, a list."""
         search: Any = draft[0]
         # They may be memory that can't be written to, and are not.
         with warnings.catch_warnings():
@@ -293,7 +259,18 @@ class Worker:
         if search.antithetic:
             search._noise.last = self.last
         self.fitness.search = search
+        if isinstance(member, list):
+            return self._evaluate_together(member, seed)
         return answer(self.fitness.evaluate_member, member, seed)
+
+    def _evaluate_together(self, members: list[int], seed: int) -> tuple[list[float], str | None]:
+        """The fitness of members by one product for all of them, or why torch can't vectorise it."""
+        torch.manual_seed(seed)
+        try:
+            with torch.no_grad():
+                return self.fitness.evaluate_together(members).tolist(), None
+        except (RuntimeError, ValueError, TypeError) as error:
+            return [], str(error).strip().splitlines()[0]
 
 
 def pack(draft: Search) -> tuple[Search, dict[str, Any]]:

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ._covariance import add_product, cholesky_root, symmetric_root
 from ._distribution import Distribution, choose_population
-from ._problem import Reason, check_choice, check_sigma
+from ._problem import Bounds, Coordinates, Reason, check_choice, check_sigma
 
-# Above this dimension the eigendecomposition costs more than everything else together.
+# Above this dimension the eigendecomposition costs more than everything else together; up to it, calling torch does.
 _EIGEN_UP_TO = 40
 
 
@@ -42,7 +44,8 @@ class CMAES(Distribution):
         restarts: What to do when the distribution has converged: None (stop), `"ipop"` (start again with twice the
             population), or `"bipop"` (take turns between large populations and small ones).
         max_restarts: How often to start again.
-        **options: Those of `Search`. With finite bounds a restart begins anywhere inside them, otherwise near x0.
+        restart_region: (lower, upper) of where restarts begin, not of members; by default finite bounds, else near x0.
+        **options: Those of `Search`.
 
     Example:
         >>> import torch
@@ -72,6 +75,7 @@ class CMAES(Distribution):
         factor: str = "auto",
         restarts: str | None = None,
         max_restarts: int = 9,
+        restart_region: Bounds | None = None,
         **options: Any,
     ) -> None:
         check_choice("covariance", covariance, ("full", "separable"))
@@ -85,10 +89,17 @@ class CMAES(Distribution):
         dim = x0.numel()
         self.covariance, self.restarts, self.max_restarts = covariance, restarts, max_restarts
         self.factor = ("eigen" if dim <= _EIGEN_UP_TO else "cholesky") if factor == "auto" else factor
+        # Few numbers on the CPU are computed with by NumPy, in the memory of the tensors: its calls take a third of torch's time.
+        few = dim <= _EIGEN_UP_TO and x0.device.type == "cpu" and x0.dtype in (torch.float32, torch.float64)
+        self._numpy = covariance == "full" and few
+        self._views: dict[str, tuple[Tensor, Any]] = {}
         self._sigma0 = sigma
         self._default = choose_population(dim) if population is None else population
         options.setdefault("antithetic", False)
         super().__init__(x0, population=self._default, **options)
+        self._region = self.coordinates
+        if restart_region is not None:
+            self._region = Coordinates(dim, x0.dtype, x0.device, restart_region, None, None)
 
     def _start(self, x0: Tensor) -> None:
         if self.restarts:
@@ -135,43 +146,84 @@ class CMAES(Distribution):
             self._pending = super()._directions(0, self.population) @ self._tensor("root").mT
         return self._pending[start:stop]  # type: ignore[no-any-return]
 
+    def _propose(self, start: int, stop: int) -> Tensor:
+        if self._numpy:
+            return torch.from_numpy(self._sample()[2][start:stop].copy())
+        return super()._propose(start, stop)
+
+    def _sample(self) -> tuple[Any, Any, Any]:
+        """Normal rows z, the steps y = z Aᵀ and the members m + σ y as they are evaluated, of this generation."""
+        if self._pending is None:
+            z = super()._directions(0, self.population).numpy()
+            with np.errstate(all="ignore"):  # what overflows ends the run, with a reason
+                y = z @ self._view("root").T
+                x = self._view("mean") + self.sigma * y
+            self._pending = z, y, self._reflect(torch.from_numpy(x)).numpy() if self.coordinates.bounded else x
+        return self._pending  # type: ignore[no-any-return]
+
+    def _improve(self, index: int) -> None:
+        if self._numpy and not self._lent:
+            self._view("best")[:] = self._sample()[2][index]
+        else:
+            super()._improve(index)
+
     def _separable(self) -> bool:
         return self.covariance == "separable"
 
     def _learn(self, fitness: Tensor) -> None:
-        state, k, order = self.state, self.constants, fitness.argsort(stable=True)
+        state, k = self.state, self.constants
+        values = fitness.cpu().numpy()
+        order = values.argsort(kind="stable")
         state["age"] = age = self._int("age") + 1
-        learn = self._learn_separable if self._separable() else self._learn_full
-        learn(order, age, k)
+        with np.errstate(all="ignore"):
+            learn: Any = self._learn_separable if self._separable() else self._learn_full
+            learn(order if self._numpy else torch.from_numpy(order).to(self.device), age, k)
+        best, worst = float(values[order[0]]), float(values[order[-1]])
+        if worst == math.inf:
+            worst = float(values[np.isfinite(values)].max(initial=-math.inf))
+        state["range"] = worst - best if worst > -math.inf else math.inf
         # A ring: the fitness of generation g is at g modulo its length.
-        recent = self._tensor("recent")
-        recent[age % len(recent)] = fitness[order[0]]
-        finite = fitness[fitness.isfinite()]
-        state["range"] = float(finite.max() - finite.min()) if len(finite) else math.inf
-        spent = "spent_large" if self._int("is_large") else "spent_small"
-        state[spent] = self._int(spent) + self.population
+        recent = self._view("recent")
+        recent[age % len(recent)] = best
+        if self._int("runs"):  # the first run belongs to neither regime
+            spent = "spent_large" if self._int("is_large") else "spent_small"
+            state[spent] = self._int(spent) + self.population
         if self.restarts and self._int("runs") < self.max_restarts and self._run_over() is not None:
             self._restart()
 
-    def _learn_full(self, order: Tensor, age: int, k: Constants) -> None:
-        z, y = super()._directions(0, self.population), self._directions(0, self.population)
-        C = self._tensor("C")
-        w = k.weights.to(z)
-        weights = torch.empty_like(w).index_copy_(0, order, w)
-        good = weights.clamp(min=0)  # a product with zeros in it takes less than to copy the best rows
+    def _view(self, name: str) -> Any:
+        """A tensor of the state as it is computed with: itself, or a NumPy array in its memory where there are few numbers."""
+        tensor = self._tensor(name)
+        if not self._numpy:
+            return tensor
+        if name not in self._views or self._views[name][0] is not tensor:
+            self._views[name] = tensor, tensor.numpy()
+        return self._views[name][1]
+
+    def _learn_full(self, order: Any, age: int, k: Constants) -> None:
+        C = self._view("C")
+        if self._numpy:
+            z, y = (each[order] for each in self._sample()[:2])
+            w: Any = k.weights.numpy().astype(z.dtype, copy=False)
+        else:
+            sampled = super()._directions(0, self.population), self._directions(0, self.population)
+            z, y = (each.index_select(0, order) for each in sampled)
+            w = k.weights.to(z)
         # C^(-1/2) y_w is the root's inverse times y_w, whichever root; for the symmetric one it is the tutorial's.
-        h = self._follow(good @ z, good @ y, age, k)
+        h = self._follow(w[: k.mu] @ z[: k.mu], w[: k.mu] @ y[: k.mu], age, k)
         # The weight of a bad step is divided by its squared length ‖C^(-1/2) y‖² = ‖z‖² (46): C stays positive definite.
-        lengths = torch.linalg.vector_norm(z, dim=1).square_()
-        weights = torch.where(weights < 0, weights * k.dim / (lengths + 1e-8), weights)
+        bad, scaled = z[k.mu :], y * w[:, None]
+        scaled[k.mu :] *= k.dim / ((bad * bad).sum(1)[:, None] + 1e-8)
         decay = 1 + k.c_1 * (1 - h) * k.c_c * (2 - k.c_c) - k.c_1 - k.c_mu * k.total
-        C.addmm_((y * weights[:, None]).mT, y, beta=decay, alpha=k.c_mu)  # (47)
-        C.addr_(self._tensor("p_c"), self._tensor("p_c"), alpha=k.c_1)
+        add_product(C, scaled.T, y, decay, k.c_mu)  # (47)
+        p_c = self._view("p_c")
+        add_product(C, p_c[:, None], p_c[None], 1.0, k.c_1)
         # The root follows C when C has changed enough to matter: appendix B.2 of the tutorial.
         gap = max(1, int(1 / (10 * self.dim * (k.c_1 + k.c_mu))))
-        if age % gap == 0 and bool(C.diagonal().isfinite().all()):
-            root = symmetric_root(C) if self.factor == "eigen" else cholesky_root(C)
-            self.state["root"], self.state["thin"], self.state["thick"] = root
+        if age % gap == 0 and math.isfinite(float(C.diagonal().sum())):
+            factor = symmetric_root if self.factor == "eigen" else cholesky_root
+            root, self.state["thin"], self.state["thick"] = factor(C)
+            self.state["root"] = torch.from_numpy(root) if self._numpy else root
 
     def _learn_separable(self, order: Tensor, age: int, k: Constants) -> None:
         C = self._tensor("C")
@@ -184,43 +236,55 @@ class CMAES(Distribution):
         p_c = self._tensor("p_c")
         self.state["C"] = (decay * C).addcmul_(p_c, p_c, value=k.c_1).addcmul_(C, square, value=k.c_mu)
 
-    def _follow(self, z_w: Tensor, y_w: Tensor, age: int, k: Constants) -> float:
+    def _follow(self, z_w: Any, y_w: Any, age: int, k: Constants) -> float:
         """Move the mean, the paths and the step size; whether the path of the covariance moved is the result."""
-        state, sigma = self.state, self.sigma
-        state["mean"] = torch.add(self._tensor("mean"), y_w, alpha=k.c_m * sigma)  # (42)
-        paths = update_paths(self._tensor("p_sigma"), self._tensor("p_c"), z_w, y_w, sigma, age, k)
-        state["p_sigma"], state["p_c"], state["sigma"], h = paths
+        p_sigma, p_c, sigma = self._view("p_sigma"), self._view("p_c"), self.sigma
+        mean = self._view("mean") + (k.c_m * sigma) * y_w  # (42); what `revise` was given stays the caller's
+        self.state["mean"] = torch.from_numpy(mean) if self._numpy else mean
+        p_sigma[:], p_c[:], self.state["sigma"], h = update_paths(p_sigma, p_c, z_w, y_w, sigma, age, k)
         return h
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_views": {}}
 
     # -- the end of a run, and the next one
 
     def _run_over(self) -> Reason | None:
         """Why this distribution has nothing more to find: appendix B.3 of the tutorial."""
-        C, sigma, first, age = self._tensor("C"), self.sigma, self._float("first_sigma"), self._int("age")
+        C, mean, p_c = self._view("C"), self._view("mean"), self._view("p_c")
+        sigma, first, age = self.sigma, self._float("first_sigma"), self._int("age")
         variances = C if self._separable() else C.diagonal()
         thin, thick = math.sqrt(max(float(variances.min()), 0.0)), math.sqrt(max(float(variances.max()), 0.0))
         if not (math.isfinite(sigma) and math.isfinite(thick)) or sigma * thick > 1e8 * first:
             return Reason.DIVERGED
-        reach = max(float(self._tensor("p_c").abs().max()), thick)
+        reach, least = max(float(abs(p_c).max()), thick), thin
         if not self._separable():
             thin, thick = min(thin, self._float("thin")), max(thick, self._float("thick"))
         if thick > (1e7 if self.dtype == torch.float64 else 1e4) * thin:
             return Reason.CONDITION
         if age == 0:
             return None
+        size = float(abs(mean).max())
+        if not math.isfinite(size):
+            return Reason.DIVERGED
         # 0.2 deviations added to a coordinate change nothing that the dtype can show.
-        mean = self._tensor("mean")
-        unseen = mean + 0.2 * sigma * variances.clamp(min=0).sqrt() == mean
-        if sigma * reach < self.tol * first or bool(unseen.any()):
+        small = 0.2 * sigma * least <= torch.finfo(self.dtype).eps * size
+        unseen = small and bool((mean + 0.2 * sigma * variances.clip(0) ** 0.5 == mean).any())
+        if sigma * reach < self.tol * first or unseen:
             return Reason.SMALL_STEP
-        ring = self._tensor("recent")
-        window = min(10 + math.ceil(30 * self.dim / self.population), len(ring))
-        recent = ring.roll(-age - 1)[-window:]
-        if age >= window and bool(recent.isfinite().all()):
-            width = max(float(recent.max() - recent.min()), self._float("range"))
-            if width <= self.tol * max(1e-300, min(1.0, float(recent.abs().max()))) or width == 0.0:
-                return Reason.FLAT
-        return None
+        return Reason.FLAT if self._is_flat(age) else None
+
+    def _is_flat(self, age: int) -> bool:
+        """Whether the best fitness of recent generations, and all of the last one, are the same to the tolerance."""
+        # Values are the squares of distances near an optimum: their differences are known less well than their places.
+        recent, spread, tol = self._view("recent"), self._float("range"), 10 * self.tol
+        window = min(10 + math.ceil(30 * self.dim / self.population), len(recent))
+        if age < window or spread > tol:
+            return False
+        best = [float(recent[generation % len(recent)]) for generation in range(age - window + 1, age + 1)]
+        low, high = min(best), max(best)
+        width = max(high - low, spread)
+        return width <= tol * max(1e-300, min(1.0, max(abs(low), abs(high)))) or width == 0.0
 
     def _find_convergence(self) -> Reason | None:
         reason = self._run_over()
@@ -241,10 +305,11 @@ class CMAES(Distribution):
             state["is_large"] = int(large)
             if large:
                 state["large"] = size
-        both = c.lower.isfinite() & c.upper.isfinite()
-        width = (c.upper - c.lower).nan_to_num(posinf=0.0)
+        low, high = self._region.lower, self._region.upper
+        both = low.isfinite() & high.isfinite()
+        width = (high - low).nan_to_num(posinf=0.0)
         x0 = self._tensor("x0")
-        start = torch.where(both, c.lower.nan_to_num(neginf=0.0) + uniform * width, x0 + self._sigma0 * normal)
+        start = torch.where(both, low.nan_to_num(neginf=0.0) + uniform * width, x0 + self._sigma0 * normal)
         state["runs"] = self._int("runs") + 1
         state["population"] = size
         state["flat"] = state["stalled"] = 0
@@ -303,42 +368,16 @@ def constants(dim: int, population: int, *, separable: bool = False) -> Constant
     return Constants(n, weights, mu, mueff, c_sigma, d_sigma, c_c, c_1, c_mu, 1.0, float(weights.sum()))
 
 
-def symmetric_root(C: Tensor) -> tuple[Tensor, float, float]:
-    """C^(1/2), and the smallest and largest standard deviation; eigenvalues below rounding count as rounding."""
-    values, B = torch.linalg.eigh(C)
-    largest = float(values[-1])
-    d = values.clamp(min=largest * torch.finfo(C.dtype).eps).sqrt()
-    return (B * d) @ B.mT, float(d[0]), float(d[-1])
-
-
-def cholesky_root(C: Tensor) -> tuple[Tensor, float, float]:
-    """The lower triangular root, and bounds of the standard deviations from its diagonal.
-
-    Rounding can make C lose its definiteness; then the smallest shift (in powers of ten of eps) that restores it is added.
-    """
-    shift = 0.0
-    while True:
-        A, info = torch.linalg.cholesky_ex(C)
-        if not int(info):
-            return A, float(A.diagonal().min()), float(A.diagonal().max())
-        mean = float(C.diagonal().abs().mean())
-        if not math.isfinite(mean) or shift > 1:
-            raise ArithmeticError("the covariance matrix is not finite; the fitness or the step size overflowed")
-        shift = 10 * shift if shift else torch.finfo(C.dtype).eps
-        C = C.clone()
-        C.diagonal().add_(shift * max(mean, torch.finfo(C.dtype).tiny))
-
-
 def update_paths(
-    p_sigma: Tensor, p_c: Tensor, z_w: Tensor, y_w: Tensor, sigma: float, generation: int, k: Constants
-) -> tuple[Tensor, Tensor, float, float]:
-    """Both evolution paths and the step size: (43), (45), (44). `generation` counts from one.
+    p_sigma: Any, p_c: Any, z_w: Any, y_w: Any, sigma: float, generation: int, k: Constants
+) -> tuple[Any, Any, float, float]:
+    """Both evolution paths, tensors or arrays, and the step size: (43), (45), (44). `generation` counts from one.
 
     `y_w` = Σ wᵢ yᵢ is the step of the mean in units of σ, and `z_w` = C^(-1/2) y_w. Returns h_σ last.
     """
     n = len(p_sigma)
     p_sigma = (1 - k.c_sigma) * p_sigma + math.sqrt(k.c_sigma * (2 - k.c_sigma) * k.mueff) * z_w  # (43)
-    length, chi = float(p_sigma.norm()), math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))  # below (27)
+    length, chi = math.sqrt(float(p_sigma @ p_sigma)), math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))  # below (27)
     stale = math.sqrt(1 - (1 - k.c_sigma) ** (2 * (generation + 1)))
     h_sigma = 1.0 if length / stale < (1.4 + 2 / (n + 1)) * chi else 0.0  # below (45)
     p_c = (1 - k.c_c) * p_c + (h_sigma * math.sqrt(k.c_c * (2 - k.c_c) * k.mueff)) * y_w  # (45)

@@ -3,7 +3,8 @@
 References:
     Storn and Price, Differential evolution, J. Global Optimization 11 (1997) 341-359;
     Zhang and Sanderson, JADE: adaptive differential evolution with optional external archive, IEEE TEC 13 (2009) 945-958;
-    Tanabe and Fukunaga, Success-history based parameter adaptation for differential evolution, CEC 2013.
+    Tanabe and Fukunaga, Success-history based parameter adaptation for differential evolution, CEC 2013;
+    Tanabe and Fukunaga, Improving the search performance of SHADE using linear population size reduction, CEC 2014.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class DE(MatrixSearch):
 
     Args:
         x0: Where to start.
-        population: How many members; at least 4.
+        population: How many members; at least 4. By default 10 for each coordinate (Storn and Price), 18 with `shrink=True`
+            (L-SHADE), but at least 20 and at most 400, nor more than a 25th of `max_evaluations` where that is known.
         strategy: One of the three above.
         adapt: `"jade"` or `"shade"` (both for `"current-to-pbest/1"`): draw F and CR for each member around what has
             worked; None keeps `scale` and `rate`.
@@ -39,6 +41,7 @@ class DE(MatrixSearch):
         p: The share of members that count as best.
         memory: How many means SHADE remembers.
         learning: How fast the means of JADE move (its c).
+        shrink: Whether the population falls linearly to 4 while `max_evaluations` are spent, the worst first (L-SHADE).
         **options: `spread`, `initial`, and those of `Search`.
 
     Example:
@@ -52,7 +55,7 @@ class DE(MatrixSearch):
         tensor([ 2.0000,  0.5000, -1.0000,  3.0000])
 
     References:
-        Storn and Price (1997); Zhang and Sanderson (2009) for JADE; Tanabe and Fukunaga (2013) for SHADE.
+        Storn and Price (1997); Zhang and Sanderson (2009) for JADE; Tanabe and Fukunaga (2013) for SHADE, and (2014) for L-SHADE.
     """
 
     allows_integer = True
@@ -62,7 +65,7 @@ class DE(MatrixSearch):
         self,
         x0: Tensor,
         *,
-        population: int = 64,
+        population: int | None = None,
         strategy: str = "rand/1",
         adapt: str | None = None,
         scale: float = 0.5,
@@ -70,6 +73,7 @@ class DE(MatrixSearch):
         p: float = 0.1,
         memory: int = 10,
         learning: float = 0.1,
+        shrink: bool = False,
         **options: Any,
     ) -> None:
         check_choice("strategy", strategy, ("rand/1", "best/1", "current-to-pbest/1"))
@@ -78,7 +82,13 @@ class DE(MatrixSearch):
             raise ValueError(f"{adapt.upper()} adapts 'current-to-pbest/1', not {strategy!r}; give that strategy")
         if not 0 < p <= 1:
             raise ValueError(f"p={p}: the share of best members lies between 0 and 1")
-        self.strategy, self.adapt = strategy, adapt
+        budget = options.get("max_evaluations")
+        if shrink and budget is None:
+            raise ValueError("shrink=True spreads the reduction over max_evaluations; give that number")
+        if population is None:
+            population = choose_members(x0.numel(), 18 if shrink else 10, budget)
+        self.strategy, self.adapt, self.shrink = strategy, adapt, shrink
+        self._first_population = population
         self.scale, self.rate, self.p, self.learning = scale, rate, p, learning
         self.memory = memory if adapt == "shade" else 1
         super().__init__(x0, population=population, **options)
@@ -171,6 +181,25 @@ class DE(MatrixSearch):
             self.state["slot"] = (slot + 1) % self.memory
         x.index_copy_(0, won, proposal["x"].index_select(0, won))
         old.index_copy_(0, won, fitness[won])
+        if self.shrink:
+            self._drop_worst()
+
+    def _drop_worst(self) -> None:
+        """Let the population fall with the evaluations that are left: L-SHADE, equation (10)."""
+        spent = (self.evaluations + self.population) / (self.max_evaluations or 1)
+        first = self._first_population
+        size = max(self.least, min(self.population, round(first + (self.least - first) * spent)))
+        if size < self.population:
+            staying = self._tensor("fitness").argsort(stable=True)[:size].sort().values
+            for name in ("x", "fitness"):
+                self.state[name] = self._tensor(name).index_select(0, staying)
+            self.state["population"] = size
+            if "archived" in self.state:
+                self.state["archived"] = min(self._int("archived"), size)
+            self._restore_derived()
+
+    def _restore_derived(self) -> None:
+        self._bounds = None  # matrices with a row for each member
 
     def _archive(self, replaced: Tensor) -> None:
         """Keep members that were replaced by better ones; beyond N of them, chance decides who stays."""
@@ -186,6 +215,18 @@ class DE(MatrixSearch):
 
     def _draws(self) -> int:
         return 2
+
+
+def choose_members(dim: int, each: int, budget: int | None) -> int:
+    """Return how many members there are by default: some for each coordinate, within what memory and the budget allow.
+
+    Args:
+        dim: How many coordinates there are.
+        each: How many members for each of them.
+        budget: How many evaluations there are, where that is known.
+    """
+    most = 400 if budget is None else min(400, max(20, budget // 25), max(budget, DE.least))
+    return min(max(20, each * dim), most)
 
 
 def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -> Tensor:

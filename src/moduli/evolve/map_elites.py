@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._figures import make_axes
 from ._noise import key
 from ._problem import Bounds, Coordinates, check_sigma, clean
 
@@ -181,12 +182,7 @@ class MAPElites:
         """
         if len(self.cells) < 2:
             raise ValueError("an archive is drawn over two descriptors, and this one has one")
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("plots are drawn by matplotlib: pip install 'moduli[plot]'") from error
-        if ax is None:
-            ax = Figure(figsize=(4.8, 3.8), layout="constrained").subplots()
+        ax = make_axes(ax, (4.8, 3.8))
         table = self.archive
         while table.dim() > 2:
             table = table.amin(-1)

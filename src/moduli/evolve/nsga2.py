@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._figures import make_axes
 from ._noise import key
 from ._problem import Bounds, Coordinates
 from .ga import sbx
@@ -71,12 +72,7 @@ class ParetoFront:
         Raises:
             ImportError: Without matplotlib.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("plots are drawn by matplotlib: pip install 'moduli[plot]'") from error
-        if ax is None:
-            ax = Figure(figsize=(4.8, 3.6), layout="constrained").subplots()
+        ax = make_axes(ax, (4.8, 3.6))
         ax.plot(*self.fitness[:, :2].T.cpu().numpy(), ".")
         ax.set(xlabel="first objective", ylabel="second objective")
         return ax.figure  # type: ignore[no-any-return]

@@ -17,7 +17,8 @@ gives a new module, or takes state dicts and gives a new state dict:
 Given paths of checkpoints and `out=`, each of them merges files (`moduli.io.merge_files`):
 ``merge.ties("base/", ["math/", "code/"], out="merged/", density=0.5)``. `search` finds coefficients by the score of the model.
 
-`make_recipe` gives a recipe by its name (`RECIPES`), `run` and `stream` run one over models or mappings.
+`make_recipe` gives a recipe by its name (`list_recipes`), `run` and `stream` run one over models or mappings; `recipe` makes a
+recipe of your own.
 
 What holds for all of them:
 
@@ -62,7 +63,10 @@ from ._averages import soup as soup
 from ._averages import task_arithmetic as task_arithmetic
 from ._averages import task_vector as task_vector
 from ._call import RECIPES as RECIPES
+from ._call import find_recipe as find_recipe
+from ._call import list_recipes as list_recipes
 from ._call import make_recipe as make_recipe
+from ._call import recipe as recipe
 from ._choice import arcee_fusion as arcee_fusion
 from ._choice import nearswap as nearswap
 from ._choice import ram as ram
@@ -75,6 +79,7 @@ from ._driver import Buffers as Buffers
 from ._driver import Integers as Integers
 from ._driver import Policy as Policy
 from ._driver import Recipe as Recipe
+from ._driver import Row as Row
 from ._driver import run as run
 from ._driver import stream as stream
 from ._models import MergeError as MergeError

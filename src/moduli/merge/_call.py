@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 from torch import nn
 
+from .._plugins import list_plugins, load_plugin
 from .._texts import shorten
 from ..axes import ModelAxes
 from ._align import align as align_model
@@ -24,6 +25,10 @@ RECIPES: Final[dict[str, Callable[..., Any]]] = {}
 
 def recipe(describe: F) -> F:
     """Make of a function of models that gives a `Recipe` one that merges them: live, or, given paths and `out=`, checkpoints.
+
+    The function takes models as `models`, `model`, `base`, `a` or `b`, and has `buffers` and `integers` beside its own options.
+    It is listed by its name, for files and commands; a package that declares an entry point `moduli.recipes` of the same name is
+    imported when the recipe is used.
 
     What the function gives when it is called is what its annotation says, a model. With `align=True` and `example=`, the argument
     of a forward (or `align=` the axes of the models), the units of the other models are first put into the order of the first's.
@@ -77,6 +82,9 @@ def recipe(describe: F) -> F:
             return found
         return run(found, list(models.values()), list(models), buffers=given["buffers"], integers=given["integers"])
 
+    taken = RECIPES.get(describe.__name__)
+    if taken is not None and taken.__module__ != describe.__module__:
+        raise MergeError(f"{describe.__module__} can't add the recipe {describe.__name__!r}: {taken.__module__} has it")
     RECIPES[describe.__name__] = call
     return cast(F, call)
 
@@ -121,9 +129,7 @@ def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
         >>> merge.make_recipe("lerp", 2, {"t": 0.5}).coefficients[0]("any.weight")
         0.5
     """
-    if name not in RECIPES:
-        raise MergeError(f"{shorten(name)} is not a recipe for files; choose from {', '.join(RECIPES)}")
-    describe: Callable[..., Recipe] = inspect.unwrap(RECIPES[name])
+    describe: Callable[..., Recipe] = inspect.unwrap(find_recipe(name))
     held = model_arguments(describe)
     if "models" not in held and count != len(held):
         raise MergeError(f"this recipe merges {len(held)} files, not {count}")
@@ -135,6 +141,44 @@ def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
         return describe(**inspect.signature(describe).bind(**models, **options).arguments)
     except TypeError as error:
         raise MergeError(f"the options of {shorten(name)} do not fit: {error}") from None
+
+
+def list_recipes() -> list[str]:
+    """Return the names of all recipes that merge files, those of other packages (entry points `moduli.recipes`) last.
+
+    Example:
+        >>> from moduli import merge
+        >>> "linear" in merge.list_recipes()
+        True
+    """
+    return list(dict.fromkeys([*RECIPES, *list_plugins("recipes")]))
+
+
+def find_recipe(name: str) -> Callable[..., Any]:
+    """Return the function that merges models by the recipe of a name; that of another package is imported.
+
+    Args:
+        name: One of `list_recipes()`.
+
+    Raises:
+        MergeError: If there is no such recipe.
+        ImportError: If it is of another package, and can't be imported.
+
+    Example:
+        >>> from moduli import merge
+        >>> merge.find_recipe("lerp") is merge.lerp
+        True
+    """
+    if name not in RECIPES and name in (plugins := list_plugins("recipes")):
+        call = load_plugin(plugins[name])
+        if call not in RECIPES.values():
+            raise MergeError(
+                f"the recipe {name} ({plugins[name].value}) is no function decorated with moduli.merge.recipe"
+            )
+        RECIPES[name] = call
+    if name not in RECIPES:
+        raise MergeError(f"{shorten(name)} is not a recipe for files; choose from {', '.join(list_recipes())}")
+    return RECIPES[name]
 
 
 def model_arguments(function: Callable[..., Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._figures import make_axes
 from ._averages import linear
 from ._driver import Buffers, Integers, ModelT
 from ._models import MergeError
@@ -54,12 +55,7 @@ class LossPath:
         Raises:
             ImportError: Without matplotlib.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("plots are drawn by matplotlib: pip install 'moduli[plot]'") from error
-        if ax is None:
-            ax = Figure(figsize=(4.8, 3.4), layout="constrained").subplots()
+        ax = make_axes(ax, (4.8, 3.4))
         if self.losses.dim() == 1:
             ax.plot(self.grid.numpy(), self.losses.numpy())
             ax.set(xlabel="weight of the second model", ylabel="loss")

@@ -234,12 +234,15 @@ class PopulationAround:
         return _join(parts)
 
     def _choose_chunk(self) -> int:
-        """Return how many members have together as much noise as the model has parameters."""
+        """Return how many members have together at most three fifths as much noise as the model has parameters.
+
+        With activations, the model that was given and the mean, a call then stays below three models.
+        """
         model = noise = 0
         for _, mean in self._list_moving():
             model += mean.numel()
             noise += mean.numel() if mean.dim() < 2 else self.rank * (len(mean) + mean[0].numel())
-        return max(1, model // max(noise, 1) // BLOCK) * BLOCK
+        return max(1, 3 * model // max(5 * noise, 1) // BLOCK) * BLOCK
 
     def _evaluate_rows(
         self,

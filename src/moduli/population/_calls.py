@@ -149,7 +149,8 @@ class Calls(Core):
     def explain(self, *args: Any, in_dims: Any = None, vectorize: str = "auto", chunk_size: int | None = None) -> str:
         """How a call with these arguments is evaluated, and why, in a sentence.
 
-        A model that `torch.vmap` turned out to be unable to follow, in a call with `"auto"`, is looped from then on.
+        Further lines say what was measured in this process for layers of these sizes, as far as calls have met them. A model that
+        `torch.vmap` turned out to be unable to follow, in a call with `"auto"`, is looped from then on.
 
         Example:
             >>> from moduli.population import Population
@@ -157,7 +158,9 @@ class Calls(Core):
             'loop: the model (LSTM) has no batching rule'
         """
         call = read_call(forward, args, {}, in_dims, self._count, vectorize, chunk_size)
-        return self._evaluator.plan(call, self._count).reason
+        recorded = torch.is_grad_enabled() and any(self._flags)
+        plan = self._evaluator.plan(call, self._count, recorded)
+        return "\n".join([plan.reason, *self._evaluator.describe_choices(plan)])
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -200,7 +203,8 @@ class Calls(Core):
             MemoryError: If there is not enough memory.
         """
         self._check_members()
-        plan = self._evaluator.plan(call, self._count)
+        recorded = not gradients and torch.is_grad_enabled() and any(self._flags)
+        plan = self._evaluator.plan(call, self._count, recorded)
         may_loop = call.vectorize == "auto" and call.randomness != "error" and plan.form != "loop"
         state = torch.get_rng_state() if may_loop else None
 

@@ -35,12 +35,12 @@ class EnsemblePrediction:
     @property
     def mean(self) -> Tensor:
         """The mean over members; for classifiers, of the probabilities of classes."""
-        return self.outputs.softmax(-1).mean(0) if self.classes else self.outputs.mean(0)
+        return self._read_values().mean(0)
 
     @property
     def variance(self) -> Tensor:
         """The variance over members, with n - 1; for classifiers, of the probabilities."""
-        return (self.outputs.softmax(-1) if self.classes else self.outputs).var(0)
+        return self._read_values().var(0)
 
     @property
     def std(self) -> Tensor:
@@ -48,13 +48,13 @@ class EnsemblePrediction:
         return self.variance.sqrt()
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """Return quantiles over members; several of them along a new first axis.
+        """Return quantiles over members, for classifiers of the probabilities; several of them along a new first axis.
 
         Args:
             q: A number from 0 to 1, or several.
         """
         at = torch.as_tensor(q, dtype=self.outputs.dtype, device=self.outputs.device)
-        return torch.quantile(self.outputs, at, dim=0)
+        return torch.quantile(self._read_values(), at, dim=0)
 
     @property
     def votes(self) -> Tensor:
@@ -79,7 +79,7 @@ class EnsemblePrediction:
     def find_calibration(self, labels: Tensor, bins: int = 10) -> Tensor:
         """Return how far confidence is from accuracy: a row (confidence, accuracy, part of all) for each bin that is used.
 
-        The mean of |confidence - accuracy|, weighted by the third column, is the expected calibration error.
+        `find_calibration_error` is the mean over this table. Confidence is the largest of the mean probabilities.
 
         Args:
             labels: The right class of each input.
@@ -103,6 +103,29 @@ class EnsemblePrediction:
         ]
         return torch.stack(rows)
 
+    def find_calibration_error(self, labels: Tensor, bins: int = 10) -> Tensor:
+        """Return the expected calibration error: the mean of |confidence - accuracy| over the inputs, by bins of confidence.
+
+        Args:
+            labels: The right class of each input.
+            bins: How many intervals of confidence.
+
+        Example:
+            >>> import torch
+            >>> from moduli.population import EnsemblePrediction
+            >>> sure = EnsemblePrediction(torch.tensor([[[9.0, 0.0], [9.0, 0.0]]]), classes=True)
+            >>> sure.find_calibration_error(torch.tensor([0, 1]))
+            tensor(0.4999)
+
+        References:
+            M. P. Naeini, G. F. Cooper, M. Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
+        """
+        confidence, accuracy, part = self.find_calibration(labels, bins).unbind(1)
+        return ((confidence - accuracy).abs() * part).sum()
+
+    def _read_values(self) -> Tensor:
+        return self.outputs.softmax(-1) if self.classes else self.outputs
+
     def _require_classes(self, what: str) -> None:
         if not self.classes:
             raise ValueError(
@@ -116,16 +139,19 @@ class EnsembleModule(nn.Module):
     Args:
         members: The models.
         mean: Whether to return the mean of what they return, instead of all of it along a new first axis.
+        classes: Whether what they return are scores of classes (logits); the mean is then that of probabilities.
     """
 
-    def __init__(self, members: Sequence[nn.Module], mean: bool = False) -> None:
+    def __init__(self, members: Sequence[nn.Module], mean: bool = False, classes: bool = False) -> None:
         super().__init__()
-        self.members, self.mean = nn.ModuleList(members), mean
+        self.members, self.mean, self.classes = nn.ModuleList(members), mean, classes
 
-    def forward(self, *args: Any) -> Tensor:
+    def forward(self, x: Any, *more: Any) -> Tensor:
         """Call every model, and stack or average what they return."""
-        outputs = torch.stack([member(*args) for member in self.members])
-        return outputs.mean(0) if self.mean else outputs
+        outputs = torch.stack([member(x, *more) for member in self.members])
+        if not self.mean:
+            return outputs
+        return (outputs.softmax(-1) if self.classes else outputs).mean(0)
 
 
 class Ensembles(Calls):
@@ -199,11 +225,12 @@ class Ensembles(Calls):
         """
         return [self.to_module(at) for at in range(self._count)]
 
-    def to_ensemble(self, mean: bool = False) -> EnsembleModule:
-        """Return all members as one module, to be exported by `torch.export` or to ONNX.
+    def to_ensemble(self, mean: bool = False, *, classes: bool = False) -> EnsembleModule:
+        """Return all members as one module, to be exported by `torch.export.export`, or by `torch.onnx.export(dynamo=True)`.
 
         Args:
             mean: Whether it returns the mean of the members, instead of what each returns along a new first axis.
+            classes: Whether members return scores of classes (logits), so that the mean is that of their probabilities.
 
         Example:
             >>> import torch
@@ -213,4 +240,4 @@ class Ensembles(Calls):
             >>> torch.allclose(torch.export.export(pop.to_ensemble(), (x,)).module()(x), pop(x))
             True
         """
-        return EnsembleModule(self.to_modules(), mean)
+        return EnsembleModule(self.to_modules(), mean, classes)

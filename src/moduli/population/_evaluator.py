@@ -12,12 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moduli._torch import in_transform
+from moduli._torch import has_autocast, has_global_hooks, in_transform, is_transformed
 from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError
 
-from ._rule import Call, EvaluationPlan, Kind, Outputs, choose, kind_of
+from ._measured import describe_choices
+from ._rule import Call, EvaluationPlan, Kind, Outputs, choose, has_hooks, kind_of
+from ._sequences import LinearStep, describe_blocks, find_steps, run_steps
 from ._stacked import Stacked
+
+_SEQUENCE = "sequence: linear layers and activation functions without gradients, in memory that blocks of members share"
 
 
 def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -48,15 +52,54 @@ class PopulationEvaluator:
         return Swap(self.template, self.entries)
 
     @cached_property
+    def steps(self) -> list[LinearStep] | None:
+        """The layers of a model that is a sequence of linear ones and activation functions; None for other models."""
+        return None if self.kind.not_plain is not None else find_steps(self.template, self.entries)
+
+    @cached_property
+    def attends(self) -> bool:
+        """Whether the model may compute attention: it has such layers of torch, or code that torch does not know."""
+        kinds = {getattr(type(module), "_adopted", type(module)) for module in self.template.modules()}
+        return any(
+            not kind.__module__.startswith("torch.nn.modules.")
+            or "transformer" in kind.__module__
+            or "Attention" in kind.__name__
+            for kind in kinds
+        )
+
+    @cached_property
     def kind(self) -> Kind:
         """What the model's layers allow."""
         return kind_of(self.template, self.layout)
 
-    def plan(self, call: Call, count: int) -> EvaluationPlan:
-        """How a call is evaluated."""
+    def plan(self, call: Call, count: int, recorded: bool = False) -> EvaluationPlan:
+        """How a call is evaluated, with or without gradients of the whole of it."""
         if self.refused is not None and call.fn is forward and call.vectorize == "auto":
             return EvaluationPlan("loop", 0, self.refused)
-        return choose(self.kind, self.layout, count, call)
+        if self._takes_sequence(call, count):
+            return EvaluationPlan("sequence", 0, _SEQUENCE)
+        return choose(self.kind, self.layout, count, call, recorded)
+
+    def describe_choices(self, plan: EvaluationPlan) -> list[str]:
+        """What was measured in this process for layers like those of the model."""
+        if plan.form == "sequence":
+            return describe_blocks(self.steps or [])
+        shapes = {(entry.shape[0], entry.shape[1]) for entry in self.layout if len(entry.shape) == 2}
+        return describe_choices(shapes) if plan.form == "stacked" else []
+
+    def _takes_sequence(self, call: Call, count: int) -> bool:
+        """Whether a call of the model itself needs none of its code: a sequence of layers, without gradients."""
+        if call.fn is not forward or call.vectorize != "auto" or call.chunk_size is not None or call.kwargs:
+            return False
+        if torch.is_grad_enabled() or len(call.leaves) != 1 or type(call.leaves[0]) is not Tensor or self.steps is None:
+            return False
+        x, entry = call.leaves[0], self.entries[self.steps[0].weight]
+        fits = (
+            x.dim() - (call.dims[0] is not None) > 0 and x.shape[-1] == entry.shape[-1] and call.dims[0] != x.dim() - 1
+        )
+        alike = x.dtype is entry.dtype and x.device == entry.device and x.numel() > 0
+        plain = not (is_transformed() or has_autocast() or has_global_hooks() or has_hooks(self.template))
+        return count > 0 and fits and alike and plain
 
     def run(self, call: Call, plan: EvaluationPlan, tensors: Sequence[Tensor], first: int, count: int) -> Any:
         """Call `fn(model, *args, **kwargs)` for some members and stack what it returns.
@@ -70,9 +113,12 @@ class PopulationEvaluator:
             count: How many there are.
         """
         outputs = Outputs()
-        with self._choose_attention(plan):
+        with nullcontext() if call.fn is forward and not self.attends else self._choose_attention(plan):
             if count == 0:
                 return self._call_nothing(call, outputs)
+            if plan.form == "sequence":
+                own, shared = call.rows(first, first + count), call.dims[0] is None
+                return run_steps(self.steps or [], tensors, call.leaves[0] if shared else own[0], shared)
             if plan.form == "loop":
                 return self._loop(call, tensors, call.rows(first, first + count), outputs, count)
             block = plan.block or count
@@ -87,7 +133,7 @@ class PopulationEvaluator:
 
     def _choose_attention(self, plan: EvaluationPlan) -> AbstractContextManager[None]:
         """A block in which attention, if there is any, takes the form that suits the plan."""
-        if plan.form == "stacked":
+        if plan.form in ("stacked", "sequence"):
             return nullcontext()
         if torch.is_grad_enabled() or in_transform() or (self.template.training and plan.form == "vmap"):
             return _no_shortcuts()

@@ -6,6 +6,7 @@ import copy
 import importlib
 import itertools
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +29,14 @@ class HostedPopulation:
     worker. With each `step` and `copy` a worker leaves a copy of its members in the object store of its node; a worker that
     died since is replaced by one that begins with it, and does again what was asked.
 
+    Nothing waits for ever where the executor has a `timeout`: a worker has so many seconds for each of its members and each
+    step. One that died or is late is replaced within `start_timeout` seconds, `retries` times; then it is an error. Without a
+    `timeout`, Ray notices a lost node (by default within half a minute). What a node held is lost with it, which is an error.
+
     Args:
         population: The members.
-        executor: A `moduli.evolve.Ray`: how many workers there are, and what they need.
+        executor: A `moduli.evolve.Ray`: how many workers there are, what they need, and how long they may take. Its workers of a
+            search that has ended give their processors back; the next search starts others.
         optimizer: Makes the optimizer of the members of one worker.
 
     Example:
@@ -41,16 +47,21 @@ class HostedPopulation:
 
     def __init__(self, population: Population, executor: Any, optimizer: Callable[[Any], Any] | None) -> None:
         self._ray: Any = importlib.import_module("ray")
-        self._kind = self._ray.remote(**{"num_cpus": 1, **executor.options})(_Host)
-        self._threads, self._optimizer = executor.threads, optimizer
+        self._executor, self._optimizer = executor, optimizer
+        self._actors: list[Any] = []
         count = len(population)
-        workers: int = min(executor.workers, count)
-        if workers < 1:
+        if count < 1:
             raise StructureError("a population without members has nothing to put on workers")
+        self._actors = executor.launch_actors(_Host, min(executor.workers, count), executor.threads)
+        workers = len(self._actors)
         small, more = divmod(count, workers)
         self._starts = [worker * small + min(worker, more) for worker in range(workers + 1)]
         self._held = [self._ray.put(population[start:stop].clone()) for start, stop in itertools.pairwise(self._starts)]
-        self._actors = [self._launch(worker) for worker in range(workers)]
+        try:
+            self._ask("take", [(held, optimizer) for held in self._held])
+        except BaseException:
+            self.close()
+            raise
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -130,42 +141,80 @@ class HostedPopulation:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _launch(self, worker: int) -> Any:
-        """A worker with the members that were kept last."""
-        return self._kind.remote(self._held[worker], self._optimizer, self._threads)
-
     def _evaluate(self, method: str, fn: Callable[..., Any], args: tuple[Any, ...], in_dims: Any, *more: Any) -> Tensor:
         """One number of each member, from all workers."""
         shared = self._ray.put(fn)
         given = [(shared, own, in_dims, *more) for own in self._split_arguments(args, in_dims)]
-        return torch.cat(self._ask(method, given))
+        return torch.cat(self._ask(method, given, *more))
 
-    def _ask(self, method: str, given: Sequence[Sequence[Any]]) -> list[Any]:
-        """What all workers answer; what a worker that died was asked is asked again of one that takes its place."""
+    def _ask(self, method: str, given: Sequence[Sequence[Any]], steps: int = 1) -> list[Any]:
+        """Return what all workers answer.
+
+        A worker that fails does not keep the others from being heard: what they have changed is known before anything is raised.
+        """
         asked = [self._remote(worker, method, own) for worker, own in enumerate(given)]
-        return [self._answer(worker, asked[worker], method, own) for worker, own in enumerate(given)]
-
-    def _remote(self, worker: int, method: str, given: Sequence[Any]) -> Any:
-        asked = getattr(self._actors[worker], method)
-        return asked.options(num_returns=2).remote(*given) if method in _CHANGING else (asked.remote(*given), None)
-
-    def _answer(self, worker: int, asked: Any, method: str, given: Sequence[Any]) -> Any:
-        for _ in range(_ATTEMPTS):
+        answers, errors = [], list[Exception]()
+        for worker, own in enumerate(given):
             try:
-                found = self._ray.get(asked[0])
-            except self._ray.exceptions.RayActorError as error:
-                if getattr(error, "actor_init_failed", False):
-                    raise  # it would fail again
-                lost = error
-                self._actors[worker] = self._launch(worker)
-                asked = self._remote(worker, method, given)
+                answers.append(self._answer(worker, asked[worker], method, own, steps))
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def _remote(self, worker: int, method: str, given: Sequence[Any]) -> tuple[Any, Any, float]:
+        """Have a worker do something; return where its answer and its members will be, and when it was asked."""
+        remote = getattr(self._actors[worker], method)
+        changing = method in _CHANGING
+        refs = remote.options(num_returns=2).remote(*given) if changing else (remote.remote(*given), None)
+        return *refs, monotonic()
+
+    def _answer(
+        self, worker: int, asked: tuple[Any, Any, float], method: str, given: Sequence[Any], steps: int = 1
+    ) -> Any:
+        """Return what a worker answers; one that died or is late is replaced by another, which is asked again.
+
+        Raises:
+            RuntimeError: If that happens more than `retries` times, or no other can be started, or the members are lost.
+        """
+        own = f"its members {self._starts[worker]} to {self._starts[worker + 1] - 1}"
+        size = (self._starts[worker + 1] - self._starts[worker]) * steps
+        seconds = None if self._executor.timeout is None else self._executor.timeout * size
+        exceptions = self._ray.exceptions
+        for attempt in range(self._executor.retries + 1):
+            try:
+                left = None if seconds is None else max(0.0, asked[2] + seconds - monotonic())
+                answer = self._ray.get(asked[0], timeout=left)
+            except exceptions.ObjectLostError as error:
+                raise RuntimeError(f"a node of the cluster is lost, and with it {own} of worker {worker}") from error
+            except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
+                late = isinstance(error, exceptions.GetTimeoutError)
+                lost, why = error, f"had no answer within {seconds} seconds" if late else "died"
+                self._replace(worker, own, error)
+                if method == "take":  # which is how another one begins
+                    return None
+                if attempt < self._executor.retries:
+                    asked = self._remote(worker, method, given)
                 continue
             self._held[worker] = asked[1] or self._held[worker]
-            return found
+            return answer
         raise RuntimeError(
-            f"worker {worker} died {_ATTEMPTS} times; its members {self._starts[worker]} to {self._starts[worker + 1] - 1} "
-            "are as they were before"
+            f"worker {worker} {why} ({self._executor.retries + 1} attempts); {own} are as they were before"
         ) from lost
+
+    def _replace(self, worker: int, own: str, cause: Exception) -> None:
+        """End a worker, whatever it does, and start another with the members that were kept last."""
+        self._ray.kill(self._actors[worker])
+        try:
+            (self._actors[worker],) = self._executor.launch_actors(_Host, 1, self._executor.threads)
+            taken = self._actors[worker].take.remote(self._held[worker], self._optimizer)
+            self._ray.get(taken, timeout=self._executor.start_timeout)
+        except (RuntimeError, self._ray.exceptions.RayError) as error:
+            raise RuntimeError(
+                f"worker {worker} was lost ({str(cause).splitlines()[0]}), and no other could take {own} within "
+                f"{self._executor.start_timeout} seconds: {str(error).splitlines()[0]}"
+            ) from error
 
     def _call(self, worker: int, method: str, *given: Any) -> Any:
         return self._answer(worker, self._remote(worker, method, given), method, given)
@@ -188,14 +237,19 @@ class HostedPopulation:
 
 # What a worker does that changes its members: it also leaves a copy of them, which belongs to the driver and so survives it.
 _CHANGING = ("step", "write")
-_ATTEMPTS = 4
 
 
 class _Host:
     """What runs on a worker: some members, and their optimizer."""
 
-    def __init__(self, held: Any, optimizer: Callable[[Any], Any] | None, threads: int) -> None:
+    def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
+
+    def ready(self) -> None:
+        """Return when the worker has started."""
+
+    def take(self, held: Any, optimizer: Callable[[Any], Any] | None) -> None:
+        """Begin with members, and with the state of their optimizer where there is one."""
         members, state = held if isinstance(held, tuple) else (held, None)
         self.pop = members.clone()
         self.opt: Any = None if optimizer is None else optimizer(self.pop)

@@ -7,6 +7,7 @@ not known to come apart is given the sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class LowRankTensor(Tensor):
         b: B, of shape (columns, rank).
         report: Where it is written what was done with the parameter of a name: "shared" or "materialised".
         turned: Whether it stands for the transpose.
+        spread: S of a change S * (A Bᵀ), elementwise, the same for all members; None for ones. It is the sum over ranks of
+            diag(a) S diag(b), so that x, scaled by b, is multiplied with S, and the result scaled by a.
     """
 
     label: str
@@ -35,32 +38,50 @@ class LowRankTensor(Tensor):
     b: Tensor
     report: dict[str, set[str]]
     turned: bool
+    spread: Tensor | None
 
     @staticmethod
     def __new__(
-        cls, label: str, weight: Tensor, a: Tensor, b: Tensor, report: dict[str, set[str]], turned: bool = False
+        cls,
+        label: str,
+        weight: Tensor,
+        a: Tensor,
+        b: Tensor,
+        report: dict[str, set[str]],
+        turned: bool = False,
+        spread: Tensor | None = None,
     ) -> LowRankTensor:
         shape = (weight.shape[1], weight.shape[0]) if turned else weight.shape
         out = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=weight.dtype, device=weight.device)
         out.label, out.weight, out.a, out.b, out.report, out.turned = label, weight, a, b, report, turned
+        out.spread = spread
         return out
 
     def materialise(self) -> Tensor:
         """Return the sum, for what does not come apart."""
         self.report.setdefault(self.label, set()).add("materialised")
-        full = self.weight + (self.a @ self.b.mT).reshape(self.weight.shape)
+        change = (self.a @ self.b.mT).reshape(self.weight.shape)
+        full = self.weight + (change if self.spread is None else change * self.spread)
         return full.mT if self.turned else full
 
     def turn(self) -> LowRankTensor:
         """Return the transpose of a matrix."""
-        return LowRankTensor(self.label, self.weight, self.a, self.b, self.report, not self.turned)
+        return LowRankTensor(self.label, self.weight, self.a, self.b, self.report, not self.turned, self.spread)
 
     def multiply_rows(self, x: Tensor) -> Tensor:
         """Return x times the matrix."""
         self.report.setdefault(self.label, set()).add("shared")
-        if self.turned:
-            return x @ self.weight.mT + (x @ self.b) @ self.a.mT
-        return x @ self.weight + (x @ self.a) @ self.b.mT
+        return x @ (self.weight.mT if self.turned else self.weight) + self.multiply_change(x)
+
+    def multiply_change(self, x: Tensor) -> Tensor:
+        """Return x times the change alone."""
+        first, second = (self.b, self.a) if self.turned else (self.a, self.b)
+        if self.spread is None:
+            return (x @ first) @ second.mT
+        spread = self.spread.mT if self.turned else self.spread
+        ranks = zip(first.unbind(-1), second.unbind(-1), strict=True)
+        parts = [((x * before) @ spread) * after for before, after in ranks]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"LowRankTensor({self.label!r}, {tuple(self.shape)}, rank={self.a.shape[-1]})"
@@ -111,7 +132,7 @@ def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(weight, LowRankTensor) or isinstance(x, LowRankTensor) or weight.turned:
         return NotImplemented
     weight.report.setdefault(weight.label, set()).add("shared")
-    return F.linear(x, weight.weight, bias) + (x @ weight.b) @ weight.a.mT
+    return F.linear(x, weight.weight, bias) + weight.turn().multiply_change(x)
 
 
 def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,7 +140,9 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(weight, LowRankTensor) or weight.turned or most is not None:
         return NotImplemented
     weight.report.setdefault(weight.label, set()).add("shared")
-    return F.embedding(index, weight.weight) + F.embedding(index, weight.a) @ weight.b.mT
+    change = F.embedding(index, weight.a) @ weight.b.mT
+    change = change if weight.spread is None else change * F.embedding(index, weight.spread)
+    return F.embedding(index, weight.weight) + change
 
 
 def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -146,7 +169,7 @@ def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _convolve(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias, stride, padding, dilation, groups = _bind(args, kwargs, *names)
-    if not isinstance(weight, LowRankTensor) or (groups or 1) != 1:
+    if not isinstance(weight, LowRankTensor) or (groups or 1) != 1 or weight.spread is not None:
         return NotImplemented
     weight.report.setdefault(weight.label, set()).add("shared")
     where = {"stride": stride or 1, "padding": padding or 0, "dilation": dilation or 1}
@@ -206,6 +229,7 @@ def call_low_rank(
     means: Mapping[str, Tensor],
     factors: Mapping[str, tuple[Tensor, Tensor]],
     vectors: Mapping[str, Tensor],
+    spreads: Mapping[str, Tensor] = MappingProxyType({}),
     *,
     report: dict[str, set[str]],
     randomness: str = "different",
@@ -220,12 +244,16 @@ def call_low_rank(
         means: The parameters that have low-rank noise, the same for all members.
         factors: A and B of each of these, with the members along the first axis; A with the scale of the noise.
         vectors: Other parameters, with the members along the first axis.
+        spreads: What the noise of matrices is multiplied with, elementwise, the same for all members.
         report: Where it is written what was done with the parameter of a name.
         randomness: As for `torch.vmap`.
     """
 
     def run(factors: Mapping[str, tuple[Tensor, Tensor]], vectors: Mapping[str, Tensor], *args: Any) -> Any:
-        matrices = {name: LowRankTensor(name, means[name], a, b, report) for name, (a, b) in factors.items()}
+        matrices = {
+            name: LowRankTensor(name, means[name], a, b, report, spread=spreads.get(name))
+            for name, (a, b) in factors.items()
+        }
         state = {f"member.{name}": each for name, each in {**vectors, **matrices}.items()}
         return torch.func.functional_call(caller, state, (fn, *args))
 

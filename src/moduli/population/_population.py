@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from typing import Any, Self, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError, adopt
 
+from .._figures import make_axes
+from .._html import draw_spark, write_frame, write_html_table
 from ._around import PopulationAround
 from ._ensemble import Ensembles
 from ._hosted import HostedPopulation
@@ -211,6 +213,41 @@ class Population(State, Ensembles, Variation, Statistics, Resizing):
     def __repr__(self) -> str:
         kind = type(self.template).__name__
         return f"Population({self._count} x {kind}, {self.layout.numel} parameters each)"
+
+    def _repr_html_(self) -> str:
+        if self._shard is not None or not self._count:  # statistics of members elsewhere would wait for other processes
+            return write_frame(repr(self))
+        with torch.no_grad():
+            norms = self.norm().double()
+        numbers = {"least": norms.min(), "mean": norms.mean(), "largest": norms.max()}
+        row = ["norm", *(f"{float(each):.4g}" for each in numbers.values())]
+        table = write_html_table(["", *numbers], [row], labelled=True)
+        return write_frame(repr(self), table, draw_spark(norms[:256].tolist()), "<div>norm by member</div>")
+
+    def plot(self, losses: Tensor | None = None, ax: Any = None) -> Any:
+        """Draw the norm of each member, against its loss if there are losses; needs matplotlib (extra `plot`).
+
+        Args:
+            losses: A loss for each member.
+            ax: The axes of matplotlib to draw into; by default those of a new figure.
+
+        Returns:
+            The figure, which is not shown.
+
+        Raises:
+            ImportError: Without matplotlib.
+            ValueError: There is not one loss for each member.
+        """
+        if losses is not None and tuple(losses.shape) != (self._count,):
+            raise ValueError(f"losses have shape {tuple(losses.shape)}, and there are {self._count} members")
+        self._refuse_shard("a picture")
+        with torch.no_grad():
+            norms = self.norm().double().cpu().numpy()
+        ax = make_axes(ax)
+        x = range(self._count) if losses is None else losses.detach().double().cpu().numpy()
+        ax.plot(x, norms, ".")
+        ax.set(xlabel="member" if losses is None else "loss", ylabel="norm")
+        return ax.figure
 
 
 @contextmanager

@@ -1,18 +1,22 @@
 """The calls of all members: the rule by which they are evaluated, and what goes in and comes out, flattened to tensors.
 
-The rule is a function of shapes and layer types alone, so that runs can be repeated:
+The form is a function of shapes and layer types; how many members are taken together, and how products of stacked members are
+computed, is measured (`_measured`):
 
 1. **loop**, one member after the other: where `torch.vmap` has no rule for a layer (recurrent ones, `EmbeddingBag`), or turned
    out to be unable to follow the model; where there is nothing to vectorise over; and where the activations of not even four
    members fit into the cache of a core, so that each operation is large enough.
 2. **stacked**, one call on tensors that stand for those of all members: where all parameters belong to linear layers, and there
-   are no buffers, hooks, dropout or attention. Members that are given the same batch share the product of the first layer.
-3. **vmap**, everything else.
+   are no buffers, hooks, dropout or attention.
+3. **sequence**, the same without code of the model: where it is a sequence of such layers and activation functions that is called
+   without gradients.
+4. **vmap**, everything else.
 
 Attention is vectorised operation by operation where gradients are wanted and in training; else torch's fused operations are used.
 
-For the last two, as many members are taken together as have activations that fit into the cache: vectorising saves the
-overhead of each operation, but lets the activations of all members through memory at once.
+For stacked members and vmap, as many members are taken together as have activations of a size that is measured to be the best:
+vectorising saves the overhead of each operation, but lets the activations of all members through memory at once. Where gradients
+are recorded, the activations of all members are kept in any case, and stacked members are taken at once.
 """
 
 from __future__ import annotations
@@ -28,12 +32,12 @@ from moduli.labels import Axes, wrap
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError
 
+from ._measured import choose_block
+
 FORMS = ("auto", "vmap", "loop", "chunked", "stacked")
 # Layers that torch.vmap has no rule for.
 _LOOPED = (nn.RNNBase, nn.EmbeddingBag)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-# The second-level cache of one core, about.
-_CACHE = 1 << 20
 _FEWEST = 4
 # How many rows a batch is taken to have when nothing tells.
 _ROWS = 64
@@ -44,7 +48,7 @@ class EvaluationPlan(NamedTuple):
     """How to evaluate.
 
     Attributes:
-        form: `"stacked"`, `"vmap"` or `"loop"`.
+        form: `"sequence"`, `"stacked"`, `"vmap"` or `"loop"`.
         block: How many members at a time; 0 for all.
         reason: Why, as a sentence.
     """
@@ -77,7 +81,7 @@ def kind_of(template: nn.Module, layout: Any) -> Kind:
     return Kind(first, _is_plain(template, layout), width * size)
 
 
-def choose(kind: Kind, layout: Any, count: int, call: Call) -> EvaluationPlan:
+def choose(kind: Kind, layout: Any, count: int, call: Call, recorded: bool = False) -> EvaluationPlan:
     """Choose how to evaluate.
 
     Args:
@@ -85,6 +89,7 @@ def choose(kind: Kind, layout: Any, count: int, call: Call) -> EvaluationPlan:
         layout: The layout of a member.
         count: How many members.
         call: The function of a model that is evaluated, and its arguments.
+        recorded: Whether gradients are recorded of the whole call.
 
     Raises:
         ValueError: If what is asked for is unknown, or impossible for this model.
@@ -113,12 +118,17 @@ def choose(kind: Kind, layout: Any, count: int, call: Call) -> EvaluationPlan:
     rows = _count_rows(call)
     if form == "vmap":
         return _make_plan("vmap", count, chunk_size or count, "asked for")
-    fitting = int(_CACHE // max(1, rows * kind.width))
-    if form in ("auto", "stacked") and plain is None:
-        return _make_plan("stacked", count, min(chunk_size or count, max(fitting, 8)), f"linear layers on {rows} rows")
+    stacked = form in ("auto", "stacked") and plain is None
+    if stacked and recorded:
+        return _make_plan(
+            "stacked", count, chunk_size or count, f"linear layers on {rows} rows, gradients are recorded"
+        )
+    fitting = choose_block(rows * kind.width, max(1, len(layout) // 2), count)
+    if stacked:
+        return _make_plan("stacked", count, min(chunk_size or count, fitting), f"linear layers on {rows} rows")
     if form == "chunked":
         return _make_plan("vmap", count, chunk_size or max(fitting, _FEWEST), "asked for")
-    if fitting < _FEWEST and chunk_size is None:
+    if fitting < min(_FEWEST, count) and chunk_size is None:
         return EvaluationPlan(
             "loop", 0, f"loop: the activations of {_FEWEST} members on {rows} rows do not fit into the cache"
         )
@@ -142,9 +152,18 @@ def _is_plain(template: nn.Module, layout: Any) -> str | None:
         kind = getattr(type(module), "_adopted", type(module))
         if (own and kind is not nn.Linear) or isinstance(module, (*_DROPOUTS, nn.MultiheadAttention)):
             return f"{path or 'the model'} is a {type(module).__name__}"
-        if any(getattr(module, hooks) for hooks in _HOOKS):
+        if _has_hooks_itself(module):
             return f"{path or 'the model'} has hooks"
     return None
+
+
+def has_hooks(template: nn.Module) -> bool:
+    """Whether a call of a model calls hooks of it or of a layer."""
+    return any(map(_has_hooks_itself, template.modules()))
+
+
+def _has_hooks_itself(module: nn.Module) -> bool:
+    return any(getattr(module, hooks) for hooks in _HOOKS)
 
 
 def _count_rows(call: Call) -> int:

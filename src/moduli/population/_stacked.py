@@ -1,8 +1,7 @@
 """A tensor that stands for one tensor of each member.
 
-A network of linear layers is called once with such tensors in the place of its parameters. Members that are given the same
-batch share the first product: with x of shape (B, in) and weights (N, out, in), all N products are one, of (N out, in) with
-(in, B), which a matrix library runs at its full rate. Later products are batched ones over operands that are never copied.
+A network of linear layers is called once with such tensors in the place of its parameters. Products of all members are one
+operation, in the form that is measured to be the fastest for sizes like theirs (`_measured`).
 Activations act on all members at once; everything else is mapped by `torch.vmap`, operation by operation.
 """
 
@@ -17,10 +16,7 @@ from torch import Tensor
 
 from moduli._torch import pytree
 
-# From how many rows of a shared batch on one large product pays for laying the weights side by side.
-_SHARED_ROWS = 32
-# From how many rows on a product with the weights on the left is the faster one.
-_LEFT_ROWS = 16
+from ._measured import choose_form
 
 
 class Stacked(Tensor):
@@ -128,29 +124,35 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
         # Torch raises what it raises for one model; reshaping below would not notice.
         return _map_function(func, args, kwargs)
     flat = len(shape) == 2
-    if own:
-        made = _multiply_batched(given if flat else given.reshape(count, -1, into), w, b)
-    else:
-        made = _multiply_shared(given if flat else given.reshape(-1, into), w, b)
+    forms = _OWN_FORMS if own else _SHARED_FORMS
+    rows = given if flat else given.reshape(*((count,) if own else ()), -1, into)
+    made = forms[choose_form(rows, w, b, forms)](rows, w, b)
     return Stacked(made if flat else made.reshape(count, *shape[:-1], out), weight.randomness)
 
 
-def _multiply_shared(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """The products of all members with one batch."""
+def _multiply_left(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """Return (W x' + b)' of every member, for data of its own or shared ones."""
+    columns = (x if x.dim() == 3 else x.expand(len(w), *x.shape)).transpose(1, 2)
+    made = torch.bmm(w, columns) if b is None else torch.baddbmm(b.unsqueeze(2), w, columns)
+    return made.transpose(1, 2)
+
+
+def _multiply_right(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """Return x W' + b of every member, for data of its own or shared ones."""
+    rows = x if x.dim() == 3 else x.expand(len(w), *x.shape)
+    return torch.bmm(rows, w.transpose(1, 2)) if b is None else torch.baddbmm(b.unsqueeze(1), rows, w.transpose(1, 2))
+
+
+def _multiply_side_by_side(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """Return W x' + b of all members, transposed, by one product of (N out, in) with (in, B); the weights are copied."""
     count, out, into = w.shape
-    if len(x) < _SHARED_ROWS:
-        return _multiply_batched(x.expand(count, *x.shape), w, b)
-    long = w.reshape(count * out, into)
-    made = torch.mm(long, x.t()) if b is None else torch.addmm(b.reshape(-1, 1), long, x.t())
+    side_by_side = w.reshape(count * out, into)
+    made = torch.mm(side_by_side, x.t()) if b is None else torch.addmm(b.reshape(-1, 1), side_by_side, x.t())
     return made.view(count, out, -1).transpose(1, 2)
 
 
-def _multiply_batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """One product per member."""
-    if x.shape[1] >= _LEFT_ROWS:
-        made = torch.bmm(w, x.transpose(1, 2)) if b is None else torch.baddbmm(b.unsqueeze(2), w, x.transpose(1, 2))
-        return made.transpose(1, 2)
-    return torch.bmm(x, w.transpose(1, 2)) if b is None else torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
+_OWN_FORMS = {"left": _multiply_left, "right": _multiply_right}
+_SHARED_FORMS = {**_OWN_FORMS, "side by side": _multiply_side_by_side}
 
 
 def _map_function(func: Any, args: Any, kwargs: Any) -> Any:

@@ -197,7 +197,9 @@ class State(Indexing):
             self._evaluator = evaluator
             if leaves is not None:
                 for leaf, view in zip(leaves, layout.views(values.matrices), strict=True):
+                    gradient, leaf.grad = leaf.grad, None
                     leaf.data = view
+                    leaf.grad = None if gradient is None else gradient.to(view)
             for (index, place), leaf in list(self._members.leaves.items()):
                 entry = layout.entries[place]
                 leaf.data = row_view(values.matrices[entry.group], index, entry.offset, entry.shape)
