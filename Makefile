@@ -7,7 +7,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
 VERSION ?= 2.15.0
 
-.PHONY: help run picture catalogue test test-all test-gpu test-torch endurance mutants lint docs bench clean format
+.PHONY: help run picture test test-all test-gpu test-torch endurance mutants lint docs bench clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,15 +28,13 @@ $(VENV)/.bench: $(VENV)/.ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-run: $(VENV)/.run  ## the default race: prints a table and writes race.html
+run: $(VENV)/.run  ## the tour, then the default race: prints numbers and a table, and writes tour.html and race.html
+	@$(BIN)/moduli tour
 	@$(BIN)/moduli race $(ARGS)
 
 picture: $(VENV)/.run  ## run the default race and redraw the picture of the README from it
 	@$(BIN)/moduli race --out site/race.html
 	@$(BIN)/python docs/img/draw.py site/race.jsonl
-
-catalogue: $(VENV)/.run  ## regenerate the catalogue that `moduli links` reads without importing torch
-	@$(BIN)/python -c "from moduli.cli._catalogue import write; write()"
 
 # Measuring coverage doubles the run time, so only .ci/run does it (COVERAGE=1), and the laws with thousands of cases run without it.
 test: $(VENV)/.ready  ## the test suite, warnings as errors; without what takes minutes; COVERAGE=1 measures coverage

@@ -51,8 +51,9 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 def rooms() -> list[ModuleType]:
     """The front door and every room that exists, imported from this checkout."""
-    if str(SOURCE) not in sys.path:
-        sys.path.insert(0, str(SOURCE))
+    for place in (SOURCE, Path(__file__).resolve().parent):
+        if str(place) not in sys.path:
+            sys.path.insert(0, str(place))
     front = importlib.import_module("moduli")
     names = [f"moduli.{room}" for room in ROOMS]
     return [front] + [importlib.import_module(name) for name in names if importlib.util.find_spec(name)]
@@ -207,21 +208,18 @@ def supported_functions() -> str:
 # -- the catalogue of links -------------------------------------------------------------------------------------------
 
 
-def catalogue() -> str:
-    """Every link of `moduli.m`, by family: what it does, its arguments, what it needs, its paper and an example."""
+def catalogue(pictures: dict[str, str], background: str = "") -> str:
+    """Every link of `moduli.m`, by family: what it does, its arguments, what it needs, its paper, an example and its picture."""
     m = importlib.import_module("moduli.m")
-    families: dict[str, list[str]] = {}
-    for name in m.__all__:
-        value = getattr(m, name)
-        if inspect.ismodule(value):
-            continue
-        families.setdefault(value.__module__.split(".")[2].lstrip("_"), []).append(name)
+    parts_of_m = {name: value for name, value in vars(m).items() if inspect.ismodule(value) and name[0] != "_"}
+    families = {name: [each for each in m.__all__ if each in part.__all__] for name, part in parts_of_m.items()}
     count = sum(map(len, families.values()))
     parts = [
         "# The catalogue",
         f"\nAll {count} names of `moduli.m`, by family. A link takes the update of the links before it and makes another; "
         "`mo.Optimizer(net, m.ClipNorm(1.0), m.Adam(), m.LR(1e-3))` is a chain of three. Links that need more than the "
         "gradient say so. How to make one: [write your own link](write-a-link.md).\n",
+        background + "\n",
         "| family | links |\n|---|---|",
     ]
     for family, names in sorted(families.items()):
@@ -229,15 +227,15 @@ def catalogue() -> str:
     for family, names in sorted(families.items()):
         package = importlib.import_module(f"moduli.m.{family}")
         parts.append(f"\n## {family.replace('_', ' ').capitalize()}\n\n{inspect.getdoc(package) or ''}\n")
-        parts += [_link(name, getattr(m, name)) for name in names]
+        parts += [_link(name, getattr(m, name), pictures.get(name, "")) for name in names]
     return "\n".join(parts) + "\n"
 
 
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|References):\n((?:(?:    .*)?\n?)*)", re.MULTILINE)
 
 
-def _link(name: str, value: object) -> str:
-    """One link of the catalogue."""
+def _link(name: str, value: object, picture: str = "") -> str:
+    """One link of the catalogue, with the picture of its path."""
     doc = (inspect.getdoc(value) or "") + "\n"
     sections = {title: textwrap.dedent(body).strip() for title, body in _SECTION.findall(doc)}
     text = _SECTION.split(doc)[0].strip()
@@ -252,6 +250,7 @@ def _link(name: str, value: object) -> str:
         parts.append(f"```pycon\n{sections['Example']}\n```\n")
     if "References" in sections:
         parts.append(f"{' '.join(sections['References'].split())}\n")
+    parts.append(f"{picture}\n" if picture else "")
     return "\n".join(parts)
 
 
@@ -331,7 +330,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for module in all_rooms:
         files.append(File.generated(config, f"api/{module.__name__}.md", content=_page_of(module, all_rooms)))
     files.append(File.generated(config, "labels-functions.md", content=supported_functions()))
-    files.append(File.generated(config, "links.md", content=catalogue()))
+    paths = importlib.import_module("paths")
+    files.append(File.generated(config, "links.md", content=catalogue(paths.draw_all(), paths.draw_map())))
     return files
 
 

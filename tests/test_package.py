@@ -44,13 +44,14 @@ def test_rooms_are_imported_when_they_are_used():
         "mo.minimize(lambda x: (x * x).sum(), torch.ones(2))",
     )
     assert {name for name in imported if name.startswith("moduli.")} <= {
+        "moduli._accessor",
         "moduli._loading",
         "moduli._torch",
         "moduli._version",
     }
     assert len(imported) < 20
     assert {name.split(".")[1] for name in labelled - imported if name.startswith("moduli.")} <= {
-        *("labels", "device", "_loading", "_torch", "_version")
+        *("labels", "device", "_accessor", "_html", "_loading", "_texts", "_torch", "_version")
     }
     assert not trained & {"moduli.lab", "moduli.cli", "moduli.io", "moduli.merge", "moduli.presets", "moduli.testing"}
     for heavy in HEAVY:

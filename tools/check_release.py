@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import venv
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> int:
 
 def check(folder: Path, tests: list[str]) -> None:
     """Everything, in a folder of its own."""
+    check_papers()
     python = make_environment(folder / "env")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", CONSTRAINTS]
     run([*pip, "torch"], folder)
@@ -64,8 +66,6 @@ def check(folder: Path, tests: list[str]) -> None:
         ["race", "beale", "--with", "adam", "--budget", "50"],
     ):
         run([python, "-m", "moduli", *command], use)
-    current = "from moduli.cli import _catalogue as c; assert c.entries() == c.describe(), 'run make catalogue, and build again'"
-    run([python, "-c", current], use)
 
     consumer = use / "program.py"
     shutil.copy(ROOT / "tools" / "consumer" / "program.py", consumer)
@@ -79,6 +79,33 @@ def check(folder: Path, tests: list[str]) -> None:
     (unpacked,) = (folder / "sdist").iterdir()
     run([*pip, f"{unpacked}[dev]"], folder)
     run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], unpacked)
+
+
+PAPERS = ("LICENSE", "CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+
+
+def check_papers(root: Path = ROOT) -> None:
+    """Refuse a release without its papers, with two versions, or whose changelog does not begin with what breaks."""
+    faults = [f"{name} is missing" for name in PAPERS if not (root / name).is_file()]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    version = project["project"]["version"]
+    packed = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    faults += [f"{name} is not in the sdist" for name in PAPERS if name not in packed]
+    if not faults:
+        cited = re.search(r"^version: (\S+)$", (root / "CITATION.cff").read_text(encoding="utf-8"), flags=re.M)
+        if cited is None or cited[1] != version:
+            faults.append(f"CITATION.cff cites another version than {version}")
+        newest = (root / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+        if not re.match(rf"(Unreleased|{re.escape(version)}\b)", newest):
+            faults.append(f"CHANGELOG.md does not begin with {version} or Unreleased")
+        titles = re.findall(r"^### (.*)$", newest, flags=re.M)
+        first = next((number for number, title in enumerate(titles) if not title.startswith("Changed")), len(titles))
+        if titles[:1] != ["Changed: what breaks"] or any(title.startswith("Changed") for title in titles[first:]):
+            faults.append("CHANGELOG.md: the newest version does not begin with what breaks, and all that is changed")
+        if "## Deprecation" not in (root / "CONTRIBUTING.md").read_text(encoding="utf-8"):
+            faults.append("CONTRIBUTING.md has no deprecation policy")
+    if faults:
+        raise SystemExit("not to be released:\n  " + "\n  ".join(faults))
 
 
 def blocks(page: Path) -> list[str]:

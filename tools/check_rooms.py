@@ -13,7 +13,18 @@ from collections.abc import Iterator
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src" / "moduli"
 BOUNDARY = "_torch"
-SHARED = (BOUNDARY, "_deprecated", "_encoding", "_loading", "_texts", "_version")
+SHARED = (
+    BOUNDARY,
+    "_cache",
+    "_deprecated",
+    "_encoding",
+    "_figures",
+    "_html",
+    "_loading",
+    "_plugins",
+    "_texts",
+    "_version",
+)
 # Named in torch's documentation, in spite of the underscore.
 DOCUMENTED = (
     "torch._foreach_",

@@ -266,8 +266,8 @@ LINKS = [
         ("Prodigy",),
         ("tests/m/test_free.py", "tests/m/test_matrix_links.py", "-k", "prodigy or paper"),
         (
-            ('+ d * setting["eps"]', '+ setting["eps"]'),
-            ('(size * setting["weight_decay"])', 'setting["weight_decay"]'),
+            ('d * row["eps"]', 'row["eps"]'),
+            ('size * row["weight_decay"])', 'row["weight_decay"])'),
         ),
     ),
     Link(
@@ -287,7 +287,7 @@ LINKS = [
         ("tests/m/test_matrix_links.py", "tests/m/test_adaptive.py", "-k", "ortho or muon or polar"),
         (
             ("(a / safe, b / safe**3, c / safe**5)", "(a, b, c)"),
-            ("gram = torch.addmm(half, half, rest, beta=a)", "gram = half"),
+            ("gram = fused(half, half, rest, beta=a)", "gram = half"),
         ),
     ),
     Link(

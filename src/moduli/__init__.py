@@ -72,11 +72,13 @@ _is_command = "moduli_command" in _sys.modules or (
     _sys.argv[:1] == ["-m"] and ("-m", "moduli") in zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False)
 )
 if not _is_command:
+    from ._accessor import watch_xarray as _watch_xarray
     from ._loading import allow_labels as _allow_labels
     from ._torch import require_torch as _require_torch
 
     _require_torch()
     _allow_labels()
+    _watch_xarray()
 
 # Where a name of the front door comes from, if not from `labels`, and what it is called there.
 _PLACES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_MADE_BY = ("_space._restore", "_axes.intern", "_tensor.wrap")
+_MADE_BY = ("_space._restore", "_space._restore_dates", "_axes.intern", "_tensor.wrap")
 
 
 def allow_labels() -> None:

@@ -1,4 +1,4 @@
-"""What needs no torch does not import it, and the kept catalogue is the catalogue."""
+"""What needs no torch does not import it, and the stored catalogue is the catalogue."""
 
 import os
 import subprocess
@@ -7,13 +7,19 @@ import sys
 import pytest
 
 from moduli import io
-from moduli.cli import _catalogue, _files
-from moduli.cli._catalogue import _search
+from moduli.cli import _catalogue, _complete
+from moduli.cli._links import _search
 
 PROGRAM = """
 import atexit, sys
 atexit.register(lambda: print("torch" in sys.modules, "numpy" in sys.modules, file=sys.stderr))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stored():
+    """Store the list once; other processes then read it."""
+    _catalogue.read_catalogue()
 
 
 @pytest.mark.parametrize(
@@ -23,6 +29,7 @@ atexit.register(lambda: print("torch" in sys.modules, "numpy" in sys.modules, fi
         "moduli_command --help",
         "moduli_command links",
         "moduli_command links Adma",
+        "moduli_command race --list",
         "moduli_command merge --help",
         "moduli --version",
         "moduli links Adam",
@@ -55,15 +62,90 @@ def test_a_package_that_imports_moduli_while_it_is_started_has_all_of_it(tmp_pat
     )
 
 
-def test_the_kept_catalogue_is_the_catalogue():
-    told = ("name", "kind", "family", "summary", "arguments", "signature")
-    # What torch says of its own optimizers is another thing with each of its versions.
-    kept, live = (
-        {name: {key: entry[key] for key in told} for name, entry in found.items() if entry["kind"] != "torch"}
-        for found in (_catalogue.entries(), _catalogue.describe())
-    )
-    changed = sorted(name for name in kept.keys() | live.keys() if kept.get(name) != live.get(name))
-    assert not changed, f"{changed[:5]} have changed: run make catalogue, and commit the file"
+def complete(line, monkeypatch):
+    """What the shell is given for a line, of which the last word is completed."""
+    from typer.testing import CliRunner
+
+    from moduli.cli import app
+
+    monkeypatch.setenv("_TYPER_COMPLETE_TESTING", "1")
+    environment = {"_MODULI_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    environment["_TYPER_COMPLETE_ARGS"] = line
+    output = CliRunner().invoke(app, [], prog_name="moduli", env=environment).output
+    return [entry.partition("\t")[0] for entry in output.splitlines() if entry]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("moduli links ClipN", ["ClipNorm", "ClipNormByEMA", "ClipNormGrowth"]),
+        ("moduli race rosen", ["rosenbrock", "rosenbrock-20"]),
+        ("moduli race --with lbf", ["lbfgs"]),
+        ("moduli fit beale --with 'Adam | ClipNormB", ["Adam | ClipNormByEMA"]),
+        ("moduli fit beale --with 'Adam(be", []),
+        ("moduli fit rosenbrock-", ["rosenbrock-20"]),
+        ("moduli merge mult", ["multislerp"]),
+    ],
+)
+def test_names_are_completed(line, names, monkeypatch):
+    assert complete(line, monkeypatch) == names
+
+
+def test_completing_imports_no_torch(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    environment |= {"_MODULI_COMPLETE": "complete_bash", "COMP_WORDS": "moduli links ClipNormB", "COMP_CWORD": "2"}
+    words = [sys.executable, "-c", "from moduli_command import main; main()"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    assert done.stdout.split() == ["ClipNormByEMA"], done.stderr
+    assert done.stderr.splitlines()[-1] == "False False"
+
+
+def test_the_stored_catalogue_is_the_catalogue():
+    assert _catalogue.entries() == _catalogue.describe()["entries"]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache directory, a package and a list of their own; the calls that made the list."""
+    calls = []
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "part.py").write_text("first")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_catalogue, "PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(_catalogue, "describe", lambda: calls.append(1) or {"entries": {}, "problems": {}})
+    return calls
+
+
+def test_a_stored_catalogue_is_read_until_a_source_changes(cache, tmp_path):
+    for expected, text in ((1, "first"), (1, "first"), (2, "another"), (2, "another")):
+        source = tmp_path / "package" / "part.py"
+        if source.read_text() != text:
+            source.write_text(text)
+        _catalogue.read_catalogue()
+        assert len(cache) == expected
+    (tmp_path / "package" / "new.py").touch()
+    assert _catalogue.read_names()["entries"] == {}  # a completion takes the last list, however old
+    assert len(cache) == 2
+    _catalogue.read_catalogue()
+    assert len(cache) == 3
+    assert len(list((tmp_path / "cache" / "moduli").iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"key": 1}', "\udc80"])
+def test_a_damaged_catalogue_is_made_again(cache, damage):
+    _catalogue.read_catalogue()
+    _catalogue.locate_cache().write_bytes(damage.encode(errors="surrogateescape"))
+    assert _catalogue.read_catalogue()["entries"] == {}
+    assert len(cache) == 2
+
+
+def test_a_directory_that_cannot_be_written_only_costs_time(cache, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert _catalogue.read_catalogue()["entries"] == {}
+    assert _catalogue.read_names()["entries"] == {}
+    assert len(cache) == 2
 
 
 def test_a_family_is_an_answer_before_a_preset_of_its_name():
@@ -76,7 +158,7 @@ def test_a_family_is_an_answer_before_a_preset_of_its_name():
 
 
 def test_recipes_in_the_help_are_those_there_are():
-    assert sorted(io.RECIPES) == sorted(_files.RECIPES)
+    assert sorted(io.RECIPES) == sorted(_complete.RECIPES)
 
 
 def run(words, redirection="", stdout=subprocess.DEVNULL):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ._derivatives import VectorFunction, flatten_values
 from ._least_squares import Array, FitState, LeastSquaresOptions, Residuals, fit_least_squares
 from ._point import to_numpy, to_vector
-from ._single import EndOfRun, SingleRun
+from ._single import EndOfRun, SingleRun, describe_start
 
 
 def run_fit(
@@ -46,6 +46,8 @@ def run_fit(
     def locate(x: Array) -> Tensor:
         return torch.from_numpy(x).to(start)
 
+    gaps: list[int] = []  # the number of NaNs of each evaluation that is not finite
+
     def evaluate(x: Array) -> Array:
         vector = locate(x)
         with torch.no_grad():
@@ -55,6 +57,7 @@ def run_fit(
         numbers: Array = to_numpy(values)
         if math.isfinite(numbers.sum()):
             return numbers
+        gaps.append(int(np.isnan(numbers).sum()))
         return np.nan_to_num(numbers, nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
     def differentiate(x: Array) -> Array:
@@ -67,7 +70,7 @@ def run_fit(
     low, high = read_side(run, variables.low, -math.inf), read_side(run, variables.high, math.inf)
     state = FitState(Residuals(evaluate, differentiate, curve), to_numpy(start), low, high, options)
     if not math.isfinite(state.norm):
-        raise EndOfRun(f"The loss is {state.norm} at the start.")
+        raise EndOfRun(describe_start(state.norm, gaps[0] if gaps else 0, len(state.r)))
     _record(run, state, function)
     try:
         for reason, success in fit_least_squares(state):

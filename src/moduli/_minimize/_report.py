@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._figures import make_axes
+from .._html import draw_spark, write_frame, write_html_table
 from ._point import data_of, to_numpy
 
 if TYPE_CHECKING:
@@ -104,30 +106,36 @@ def correlate(covariance: Tensor) -> Tensor:
 
 def draw_result(result: Result) -> Any:
     """Return a figure: data, fit and residuals; of a loss, how it fell."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "plot: matplotlib is not installed; pip install moduli[plot]", name="matplotlib"
-        ) from error
-    residuals = _find_residuals(result)
-    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+    residuals, size = _find_residuals(result), (6.4, 4.8)
     if residuals is None:
-        axes = figure.subplots()
+        axes = make_axes(None, size)
         axes.plot(*_read_history(result), marker=".")
         axes.set(xlabel="evaluations", ylabel="loss", title=result.method)
-        return figure
+        return axes.figure
     if result.data is None or residuals.ndim != 1:
-        above, below = figure.subplots(2, 1)
+        above, below = make_axes(None, size, 2)
         above.plot(*_read_history(result), marker=".")
         above.set(xlabel="evaluations", ylabel="loss", title=result.method)
         below.plot(residuals.reshape(-1), ".")
         below.set(xlabel="residual", ylabel="value")
     else:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+        above, below = make_axes(None, size, 2, sharex=True, height_ratios=[3, 1])
         _draw_curve(result, above, below)
     below.axhline(0, color="0.5", linewidth=0.8)
-    return figure
+    return above.figure
+
+
+def write_result_html(result: Result) -> str:
+    """Return what a result says of itself, how the loss fell, and its parameters if there are at most 60 numbers."""
+    value = f"{float(torch.as_tensor(result.value).min()):.6g}"
+    facts = [("value", value), ("success", str(result.success)), ("reason", result.reason), ("method", result.method)]
+    facts += [("steps", str(result.steps)), ("evaluations", str(result.evaluations))]
+    parts = [write_html_table([], facts, labelled=True), draw_spark(_read_history(result)[1])]
+    problem = result.problem
+    if problem is not None and problem.at.numel() <= 60:
+        rows = [[name, f"{x:.6g}"] for name, x in zip(name_numbers(problem), problem.at.tolist(), strict=True)]
+        parts.append(write_html_table(["parameter", "value"], rows, labelled=True))
+    return write_frame("Result", *parts)
 
 
 def _find_residuals(result: Result) -> Any:

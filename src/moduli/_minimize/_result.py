@@ -15,7 +15,7 @@ from ..labels import Tensor as Labelled
 from ._derivatives import VectorFunction
 from ._intervals import find_intervals
 from ._point import StartPoint, data_of, from_vector, to_vector, value_of
-from ._report import correlate, draw_result, write_report
+from ._report import correlate, draw_result, write_report, write_result_html
 
 
 def ask_to_stop(callback: Callable[[Result], Any], result: Result) -> bool:
@@ -201,6 +201,9 @@ class Result:
         if self.problem is None:
             raise ValueError("this result was loaded without its function, so it can not be differentiated any more")
         return self.problem
+
+    def _repr_html_(self) -> str:
+        return write_result_html(self)
 
     def __repr__(self) -> str:
         shown = f"{self.value:.6g}" if isinstance(self.value, float) else repr(self.value)

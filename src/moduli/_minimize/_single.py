@@ -20,6 +20,19 @@ class EndOfRun(Exception):
     """Ends a run from inside an evaluation."""
 
 
+def describe_start(loss: float, missing: int, count: int) -> str:
+    """Return the reason of a run that can't begin.
+
+    Args:
+        loss: The loss at x0, which is not finite.
+        missing: How many residuals are NaN there.
+        count: How many residuals there are.
+    """
+    if not missing:
+        return f"The loss is {loss} at the start."
+    return f"The loss is nan at the start: {missing} of {count} residuals are NaN. nan='mask' leaves them out, as gaps in data."
+
+
 class SingleRun(RunRecord):
     """A run from one start.
 
@@ -57,7 +70,8 @@ class SingleRun(RunRecord):
         loss = (data if data.dim() == 0 else value_of(data.detach())).item()
         if self.first == -math.inf:
             if not math.isfinite(loss):
-                raise EndOfRun(f"The loss is {loss} at the start.")
+                missing = int(data.detach().isnan().sum()) if data.dim() else 0
+                raise EndOfRun(describe_start(loss, missing, data.numel()))
             self.first = np.float64(loss)
         return seen, data, loss
 

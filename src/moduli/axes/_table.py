@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 
+from .._html import write_frame
 from ._factors import find_owner, list_names
 from ._model_axes import ModelAxes, ModelAxis, ParameterAxes
 
@@ -60,9 +61,10 @@ def write_html(axes: ModelAxes) -> str:
         f"<tr><td>{_mark(axis.name, hues)}</td><td>{axis.size}</td><td>{html.escape(_describe(axis))}</td></tr>"
         for axis in axes.axes.values()
     ]
-    return (
-        "<table><tr><th>parameter</th><th>axes</th><th>role</th></tr>" + "".join(rows) + "</table>"
-        "<table><tr><th>axis</th><th>size</th><th>where</th></tr>" + "".join(axis_rows) + "</table>"
+    return write_frame(
+        f"ModelAxes: {len(axes.parameters)} parameters, {len(free)} free axes",
+        "<table><tr><th>parameter</th><th>axes</th><th>role</th></tr>" + "".join(rows) + "</table>",
+        "<table><tr><th>axis</th><th>size</th><th>where</th></tr>" + "".join(axis_rows) + "</table>",
     )
 
 

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from ._catalogue import links
 from ._console import INTERRUPTED, explain_errors, flush
 from ._files import diff, inspect, merge
 from ._fit import fit
+from ._links import links
 from ._race import race
+from ._tour import tour
 
 EPILOG = "Exit codes: 0 done, 1 the work failed, 2 the command was wrong, 130 interrupted (what was finished is kept)."
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (race, fit, links, inspect, diff, merge):
+for command in (race, fit, tour, links, inspect, diff, merge):
     app.command(epilog=EPILOG)(explain_errors(command))
 
 

@@ -1,88 +1,111 @@
-"""`moduli links`, and the catalogue as a file: the command answers from it, without importing torch.
+"""What `moduli links`, `moduli race --list` and the completion answer from: links, presets and problems, in one file.
 
-`make catalogue` makes the file of the links, and the tests compare the two.
+To list the names, moduli and torch have to be imported, which takes seconds. The list is therefore stored in the user's cache
+directory when it is first made, together with a key that changes with every file of moduli, with torch, and with packages that
+add names: a stored list is either that of what is installed, or is made again.
 """
 
-import difflib
+import contextlib
+import hashlib
 import inspect
 import json
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from typer import Argument, Option
+from .._cache import find_cache
+from .._plugins import KINDS, list_plugins
 
-from ._console import exit_with_usage, print_columns, print_json
-
-FILE = Path(__file__).with_name("catalogue.json")
-
-
-def links(
-    query: Annotated[str | None, Argument(metavar="NAME", help="A name, a family, or words to search for.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """The catalogue: links, presets and torch's optimizers, with arguments and references.
-
-    \b
-    moduli links Adam
-    moduli links momentum
-    moduli links "trust region"
-    """  # noqa: D301 - a mark for the help, which keeps these lines as they are
-    known = entries()
-    families = {entry["family"] for entry in known.values()}
-    # A word may be the name of a family and of one preset; the family says more.
-    if query is not None and query in known and query not in families:
-        entry = known[query]
-        if as_json:
-            print_json(_describe_entry(entry, whole=True))
-            return
-        head, kind = f"{entry['name']}{entry['signature']}", f"{entry['called']}, family {entry['family']}"
-        sys.stdout.write(f"{head}\n{kind}\n\n{entry['documentation']}\n")
-        return
-    found = list(known.values()) if query is None else _search(known, query, families)
-    if as_json:
-        print_json([_describe_entry(entry) for entry in found])
-        return
-    print_columns([("name", "family", "summary"), *((e["name"], e["family"], e["summary"]) for e in found)], 2)
-
-
-def _search(known: dict[str, dict[str, Any]], query: str, families: set[str]) -> list[dict[str, Any]]:
-    words = query.lower().split()
-
-    def text(entry: dict[str, Any]) -> str:
-        return f"{entry['name']} {entry['family']} {entry['kind']} {entry['documentation']}".lower()
-
-    def rank(entry: dict[str, Any]) -> tuple[bool, bool, bool]:
-        # The name itself, then the family, then names that contain a word, then texts that do.
-        named = any(word in entry["name"].lower() for word in words)
-        return entry["name"] != query, entry["family"] != query, not named
-
-    found = [entry for entry in known.values() if all(word in text(entry) for word in words)]
-    if query in families:
-        found = [entry for entry in found if entry["family"] == query or query in entry["name"].lower()]
-    if not found:
-        near = [name for name in known if name.lower() == query.lower()] or difflib.get_close_matches(query, known, n=3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `moduli links` lists what there is"
-        exit_with_usage(f"nothing is called {query!r}, and no text has these words{hint}")
-    return sorted(found, key=rank)
-
-
-def _describe_entry(entry: dict[str, Any], whole: bool = False) -> dict[str, Any]:
-    keys = ("name", "kind", "family", "summary", "arguments")
-    return {key: entry[key] for key in (*keys, *(["documentation"] if whole else []))}
+PACKAGE = Path(__file__).resolve().parent.parent
+# Of the file's form: another number makes the list again.
+FORMAT = 1
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """Everything in the catalogue by name: kind, family, summary, arguments, signature and documentation."""
-    found: dict[str, dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["entries"]
-    return found
+    """Return everything that a chain is made of by name: kind, family, summary, arguments, signature and documentation."""
+    catalogue: dict[str, dict[str, Any]] = read_catalogue()["entries"]
+    return catalogue
 
 
-def describe() -> dict[str, dict[str, Any]]:
-    """The catalogue, made of the links themselves. Imports all of them."""
-    from ..lab import catalogue
+def read_catalogue() -> dict[str, Any]:
+    """Return the stored list (`entries` and `problems`) if it is that of what is installed; otherwise make and store it."""
+    file, key = locate_cache(), compute_key()
+    stored = _read(file)
+    if stored.get("key") == key:
+        return stored
+    catalogue = {"key": key, **describe()}
+    # Without a file to write, all is as it should be, only slower.
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, encoding="utf-8", delete=False) as part:
+            json.dump(catalogue, part, ensure_ascii=False)
+        os.replace(part.name, file)
+    return catalogue
 
-    return {
+
+def read_names() -> dict[str, Any]:
+    """Return the list for a completion: the last that was stored, be it older than what is installed; else made now."""
+    stored = _read(locate_cache())
+    return stored if stored else read_catalogue()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the stored list, or an empty dictionary where there is none that can be read."""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stored if isinstance(stored, dict) and {"key", "entries", "problems"} <= stored.keys() else {}
+
+
+def locate_cache() -> Path:
+    """Return the file of this installation: each environment has one."""
+    place = hashlib.sha256(f"{PACKAGE}\n{sys.prefix}".encode()).hexdigest()[:16]
+    return find_cache() / f"catalogue-{place}.json"
+
+
+def compute_key() -> str:
+    """Return a digest of what the list is made of: the versions, and sizes and times of the sources."""
+    parts: list[object] = [FORMAT, sys.version_info[:3], _find_version("torch"), *_list_sources(PACKAGE)]
+    for kind in KINDS:
+        for point in list_plugins(kind).values():
+            parts += [kind, point.name, point.value, point.dist and point.dist.version]
+            # The outermost package only: to find one that is inside of it, it would be imported.
+            spec = find_spec(point.module.partition(".")[0])
+            for folder in (spec and spec.submodule_search_locations) or []:
+                parts += _list_sources(Path(folder))
+            if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+                parts.append(os.stat(spec.origin).st_mtime_ns)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _list_sources(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield path, size and time of change of each Python file in a folder, in order."""
+    for inside, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith(".py"):
+                info = os.stat(os.path.join(inside, name))
+                yield os.path.join(inside, name), info.st_size, info.st_mtime_ns
+
+
+def _find_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def describe() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the list, made of the links and problems themselves. Imports all of them."""
+    from ..lab import catalogue, problems
+
+    chained = {
         entry.name: {
             "name": entry.name,
             "kind": entry.kind,
@@ -95,6 +118,30 @@ def describe() -> dict[str, dict[str, Any]]:
         }
         for entry in catalogue.entries().values()
     }
+    for name in list_plugins("links").keys() - chained.keys():
+        chained[name] = _describe_failure(name)
+    return {"entries": chained, "problems": {name: _describe_problem(name, problems) for name in problems.names()}}
+
+
+def _describe_failure(name: str) -> dict[str, Any]:
+    """Return the entry of a name of another package that can't be used, with the reason as its text."""
+    from ..lab import ChainSyntaxError, catalogue
+
+    reason = ""
+    try:
+        catalogue.find(name)
+    except ChainSyntaxError as error:
+        reason = error.fact
+    texts = {"summary": reason, "documentation": reason, "signature": "", "arguments": []}
+    return {"name": name, "kind": "broken", "called": "can't be loaded", "family": "broken", **texts}
+
+
+def _describe_problem(name: str, problems: Any) -> dict[str, Any]:
+    try:
+        problem = problems.get(name)
+    except ImportError as error:  # of another package; it is listed with the reason
+        return {"name": name, "summary": str(error), "tags": [], "optimum": None}
+    return {"name": name, "summary": problem.summary, "tags": list(problem.tags), "optimum": problem.optimum}
 
 
 def _print_signature(signature: inspect.Signature) -> str:
@@ -107,8 +154,3 @@ def _argument(parameter: inspect.Parameter) -> dict[str, Any]:
     default = None if parameter.default is parameter.empty else repr(parameter.default)
     by_position = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     return {"name": parameter.name, "default": default, "by_position": by_position}
-
-
-def write() -> None:
-    """Write the file again."""
-    FILE.write_text(json.dumps({"entries": describe()}, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -6,13 +6,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from ._complete import RECIPES, complete_recipe, list_recipes
 from ._console import exit_with_usage, note, out, print_json
-
-# Said here, so that the help needs no torch.
-RECIPES = (
-    "linear", "soup", "lerp", "slerp", "task_vector", "task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce",
-    "karcher", "nuslerp", "multislerp", "nearswap", "arcee_fusion", "ram",
-)  # fmt: skip
 
 
 def inspect(
@@ -65,7 +60,14 @@ def diff(
 
 
 def merge(
-    recipe: Annotated[str, Argument(metavar="RECIPE", help=f"How: {', '.join(RECIPES)}; or FILE.yml of mergekit.")],
+    recipe: Annotated[
+        str,
+        Argument(
+            metavar="RECIPE",
+            help=f"How: {', '.join(RECIPES)}; or FILE.yml of mergekit.",
+            autocompletion=complete_recipe,
+        ),
+    ],
     files: Annotated[
         list[Path] | None,
         Argument(exists=True, metavar="CHECKPOINT", help="Files, directories, adapters; a base comes first."),
@@ -101,8 +103,8 @@ def merge(
     from .. import io
 
     written = Path(recipe).suffix in (".yml", ".yaml")
-    if not written and recipe not in RECIPES:
-        exit_with_usage(f"{recipe!r} is not a recipe; choose from {', '.join(RECIPES)}, or give a FILE.yml")
+    if not written and recipe not in (recipes := list_recipes()):
+        exit_with_usage(f"{recipe!r} is not a recipe; choose from {', '.join(recipes)}, or give a FILE.yml")
     if output is None:
         exit_with_usage("where to? Give the file or the directory to write with --out")
     if written and (files or not Path(recipe).exists()):

@@ -8,11 +8,18 @@ from typing import Annotated, Any
 from typer import Argument, Exit, Option
 
 from . import _console as console
+from ._complete import complete_chain, complete_problem
 
 
 def fit(
-    problem: Annotated[str, Argument(metavar="PROBLEM", help="FILE.py:name, or the name of a problem.")],
-    chain: Annotated[str, Option("--with", "-w", metavar="CHAIN", help="The chain of links, or a preset.")] = "lbfgs",
+    problem: Annotated[
+        str,
+        Argument(metavar="PROBLEM", help="FILE.py:name, or the name of a problem.", autocompletion=complete_problem),
+    ],
+    chain: Annotated[
+        str,
+        Option("--with", "-w", metavar="CHAIN", help="The chain of links, or a preset.", autocompletion=complete_chain),
+    ] = "lbfgs",
     output: Annotated[Path | None, console.file_option("A file for model and state.", "--out", "-o")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on from --out, if it exists.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Start again, also if --out exists.")] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import webbrowser
 from importlib.util import find_spec
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from . import _console as console
+from ._catalogue import read_catalogue
+from ._complete import complete_chain, complete_problem
 from ._console import file_option
 
 if TYPE_CHECKING:
@@ -18,9 +21,19 @@ if TYPE_CHECKING:
 
 
 def race(
-    problem: Annotated[list[str] | None, Argument(metavar="PROBLEM", help="Names (--list), or FILE.py:name.")] = None,
+    problem: Annotated[
+        list[str] | None,
+        Argument(metavar="PROBLEM", help="Names (--list), or FILE.py:name.", autocompletion=complete_problem),
+    ] = None,
     chain: Annotated[
-        list[str] | None, Option("--with", "-w", metavar="CHAIN", help="A chain, a preset, or LABEL: CHAIN.")
+        list[str] | None,
+        Option(
+            "--with",
+            "-w",
+            metavar="CHAIN",
+            help="A chain, a preset, FILE.py:Name, or LABEL: CHAIN.",
+            autocompletion=complete_chain,
+        ),
     ] = None,
     seeds: Annotated[str, Option(metavar="N", help="How many seeds, or which: 3, or 0,4,7.")] = "3",
     budget: Annotated[int | None, Option(min=1, metavar="N", help="Evaluations per run.")] = None,
@@ -47,6 +60,7 @@ def race(
     moduli race --open
     moduli race rosenbrock bands --with adamw --with "ClipNorm(1) | Lion | LR(1e-3)" --seeds 5
     moduli race wave.py:problem --with "slow: Adam | LR(0.01)" --with "fast: Adam | LR(0.1)"
+    moduli race beale --with "mylink.py:SoftSign | LR(0.01)"
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     if listing:
         _list(as_json)
@@ -64,7 +78,7 @@ def race(
                 f"--{option} {place}: give the name of another file that ends in {' or '.join(kinds)}"
             )
     if repeat is not None:
-        spec = _read_race(repeat, problem or [])
+        spec = _read_race(repeat, problem or [], chain or [])
     else:
         given = budget if problem or budget else lab.DEFAULT_BUDGET
         spec = {
@@ -123,24 +137,21 @@ def race(
 
 
 def _list(as_json: bool) -> None:
-    from .. import lab
-
-    found = [lab.problems.get(name) for name in lab.problems.names()]
+    problems = read_catalogue()["problems"].values()
     if as_json:
-        console.print_json(
-            [{"name": p.name, "summary": p.summary, "tags": list(p.tags), "optimum": p.optimum} for p in found]
-        )
+        console.print_json(list(problems))
         return
-    rows = [(each.name, console.number(each.optimum, 6), ", ".join(each.tags), each.summary) for each in found]
+    rows = [(p["name"], console.number(p["optimum"], 6), ", ".join(p["tags"]), p["summary"]) for p in problems]
     console.print_columns([("name", "optimum", "tags", "summary"), *rows], 3)
 
 
 def _parse_contender(text: str) -> lab.Contender:
-    """`LABEL: CHAIN`, or a chain. A colon has no meaning in a chain outside of strings, and labels have no quotes."""
+    """`LABEL: CHAIN`, or a chain, in which a colon follows the name of a file only; labels have no quotes."""
     from .. import lab
 
     label, colon, rest = text.partition(":")
-    if colon and not set(label) & set("'\"()|[]=,"):
+    is_file = (label.endswith(".py") and rest[:1].isidentifier()) or (len(label) == 1 and rest[:1] in ("\\", "/"))
+    if colon and not is_file and not set(label) & set("'\"()|[]=,"):
         return lab.contender(rest.strip(), label=label.strip())
     return lab.contender(text)
 
@@ -153,17 +164,21 @@ def _seeds(text: str) -> int | list[int]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def _read_race(path: Path, given: list[str]) -> dict[str, Any]:
+def _read_race(path: Path, given: list[str], chains: list[str]) -> dict[str, Any]:
     from .. import lab
 
     try:
         header = lab.Results.read(path).header
+        # What results name is never run because they name it.
+        for source in (c["source"] for c in header["contenders"]):
+            if lab.parse(source).references and source not in chains:
+                fact = f"{path} is a race of {source!r}, which is a file to run"
+                console.exit_with_usage(f"{fact}; say so: moduli race --repeat {path} --with {shlex.quote(source)}")
         contenders = [lab.contender(c["source"], label=c["label"]) for c in header["contenders"]]
     except ValueError as error:
         console.fail(f"{path} cannot be repeated: {error}")
     references = [p["reference"] for p in header["problems"]]
     for each in references:
-        # What results name is never run because they name it.
         if lab.split_reference(each) is not None and each not in given:
             fact = f"{path} is a race on {each}, which is a file to run"
             console.exit_with_usage(f"{fact}; say so: moduli race {each} --repeat {path}")

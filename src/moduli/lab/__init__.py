@@ -6,6 +6,7 @@
 * A **race** runs every contender on every problem from every seed, in processes of their own, with a budget that is
   counted in evaluations of the loss. It gives `Results`, which live in a file that survives whatever ends the race.
 * A **report** is one HTML page of the results; `picture` draws them as one SVG.
+* The **tour** is six short programs that are run, and one page with their code, their numbers and their pictures (`Sketch`).
 * A **fit** runs one chain on a problem of the user's own, and can be stopped and resumed.
 
 The `moduli` command is a thin layer over this room.
@@ -13,6 +14,7 @@ The `moduli` command is a thin layer over this room.
 
 from .._deprecated import rename
 from . import catalogue, problems
+from ._contender import Contender, Entrant, contender
 from ._fit import Fit, fit
 from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
 from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
@@ -20,7 +22,8 @@ from ._reference import ProblemFileError, as_problem, load_object, load_problem,
 from ._report import command_for, picture, report, write_picture, write_report
 from ._results import Results, ResultsError, curves, flat_rows, profiles, quantile, summary, write_table
 from ._run import Ended, RunReason, run
-from .catalogue import Contender, Entrant, contender
+from ._sketch import Sketch
+from ._tour import TOUR, TourStop, UnknownStopError, read_program, run_program, tour_page, write_tour
 
 __all__ = [
     "problems",
@@ -52,6 +55,14 @@ __all__ = [
     "command_for",
     "picture",
     "write_picture",
+    "Sketch",
+    "TOUR",
+    "TourStop",
+    "UnknownStopError",
+    "read_program",
+    "run_program",
+    "tour_page",
+    "write_tour",
     "fit",
     "Fit",
     "Ended",

@@ -19,9 +19,9 @@ from .. import io
 from .._minimize import choose_tolerance, minimize
 from .._texts import shorten
 from ..layout import public_name
+from ._contender import Contender, Entrant, contender
 from ._grammar import ParsedChain
 from ._run import Meter, RunEnd, RunReason, seed_all, take_steps
-from .catalogue import Contender, Entrant, contender
 from .problems import Problem
 
 # A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.

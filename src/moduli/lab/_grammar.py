@@ -4,11 +4,12 @@
     link  = name [ "(" [ argument { "," argument } [ "," ] ] ")" ]
     argument = [ word "=" ] value
     value = number | string | True | False | None | "[" values "]" | "(" values ")" | chain
-    name  = word { "." word }
+    name  = word { "." word } | FILE.py:word
 
 A chain is an expression of Python: `ast` reads it, and of its tree only the kinds of nodes above are accepted. Nothing is ever
 compiled or run, and no name is known here: what a name means is decided by `moduli.lab.catalogue`, which only ever looks it up
-in lists.
+in lists, or runs the file that a name such as `mine.py:SoftSign` consists of. A path with spaces is written as a string that is
+called: `'my links/mine.py:SoftSign'(0.5)`.
 """
 
 import ast
@@ -17,6 +18,11 @@ import re
 import warnings
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+# A name in a file, or a string, in which such a name has no meaning.
+_REFERENCE = re.compile(
+    r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?P<name>(?<![\w./\\~+:-])(?:[A-Za-z]:(?=[\\/]))?[\w./\\~+-]+\.py:[^\W\d]\w*)"""
+)
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | tuple[Value, ...] | ParsedChain | None"
 
@@ -73,7 +79,9 @@ class Link:
     def __str__(self) -> str:
         parts = [_print(value) for value in self.args]
         parts += [f"{key}={_print(value)}" for key, value in self.kwargs]
-        return f"{self.name}({', '.join(parts)})" if parts else self.name
+        match = _REFERENCE.fullmatch(self.name) if ":" in self.name else None
+        quoted = ":" in self.name and (match is None or match["name"] is None)
+        return f"{repr(self.name) if quoted else self.name}({', '.join(parts)})" if parts or quoted else self.name
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,24 @@ class ParsedChain:
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.links))
+
+    @property
+    def references(self) -> list[str]:
+        """The names in files (`mine.py:SoftSign`) of this chain and of the chains in its arguments.
+
+        >>> parse("Alternate(mine.py:SoftSign, Adam) | LR(0.1)").references
+        ['mine.py:SoftSign']
+        """
+        names = []
+        waiting: list[Value] = [self]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, ParsedChain):
+                names += [link.name for link in value.links if ":" in link.name]
+                waiting += [each for link in value.links for each in (*link.args, *(each for _, each in link.kwargs))]
+            elif isinstance(value, list | tuple):
+                waiting += value
+        return names
 
 
 def parse(source: str) -> ParsedChain:
@@ -143,6 +169,17 @@ class _ChainReader:
     def __init__(self, source: str) -> None:
         self.source, self.line = source, re.sub(r"\s", " ", source).lstrip()
         self.blanks = len(source) - len(self.line)
+        # Python can't read a path: an identifier of the same length takes its place, so that columns stay what they are.
+        self.references: dict[str, str] = {}
+        if ".py:" in self.line:
+            self.line = _REFERENCE.sub(self._replace, self.line)
+
+    def _replace(self, match: re.Match[str]) -> str:
+        if match["name"] is None:
+            return match[0]
+        identifier = f"_{len(self.references):0{len(match[0]) - 1}}"
+        self.references[identifier] = match[0]
+        return identifier
 
     def read(self, tree: ast.expr) -> ParsedChain:
         rest = self.line.encode()[tree.end_col_offset :].decode()
@@ -186,6 +223,8 @@ class _ChainReader:
         return Link(self.name(node.func), args, tuple(kwargs), self.column(node), columns)
 
     def name(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ".py:" in node.value:
+            return node.value
         words: list[str] = []
         inner = node
         while isinstance(inner, ast.Attribute):
@@ -193,7 +232,7 @@ class _ChainReader:
             inner = inner.value
         if not isinstance(inner, ast.Name) or (not words and inner.id in _WORDS):
             raise self.refuse(node, "here the name of a link is expected, such as Adam or LR(0.1)")
-        return ".".join([inner.id, *reversed(words)])
+        return ".".join([self.references.get(inner.id, inner.id), *reversed(words)])
 
     def value(self, node: ast.expr) -> Value:
         match node:

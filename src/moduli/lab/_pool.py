@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from ._contender import Contender, contender
 from ._reference import load_problem
 from ._run import RunReason, drop_infinite, run
-from .catalogue import Contender, contender
 from .problems import Problem
 
 Task = tuple[str | Problem, str | Contender, int]

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from ._contender import Contender, contender
 from ._grammar import ParsedChain
 from ._pool import Task, execute_all
 from ._reference import load_problem
 from ._results import FORMAT, Results, environment, start_file, to_line
-from .catalogue import Contender, contender
 from .problems import Problem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
@@ -120,7 +120,8 @@ def race(
     parts: dict[str, list[Any]] = {"problem": [problem.name for _, problem in courses], "seed": numbers}
     for what, given in {**parts, "contender": [entry.source for entry in field]}.items():
         if not given or len({*given}) < len(given):
-            raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, given))}")
+            hint = "; label closures of one function: lab.contender(function, label=...)" if what == "contender" else ""
+            raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, given))}{hint}")
     for what, number in {"budget": budget, "number of threads": threads}.items():
         if number is not None and number < 1:
             raise ValueError(f"the {what} is at least 1, not {number}")

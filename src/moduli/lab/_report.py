@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
+from .._figures import make_axes
 from ._results import QUARTILES, TOLERANCES, Results, curves, profiles, summary, write_file
 from .problems import Problem, get
 
@@ -198,9 +199,6 @@ def picture(results: Results) -> Figure:
     >>> len(picture(race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, workers=0)).axes)
     2
     """
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
     data = report_data(results)
     # There are eight clear colours; from the ninth contender on, lines are dashed, as in the report.
     styles: list[dict[str, Any]] = [
@@ -209,8 +207,10 @@ def picture(results: Results) -> Figure:
     ]
     flat = [problem for problem in data["problems"] if problem["window"]]
     problem = (flat or data["problems"])[0]
-    figure = Figure(figsize=(12.0, 4.9), layout="constrained")
-    panels = list(figure.subplots(1, 3 if flat else 2))
+    panels = list(make_axes(None, (12.0, 4.9), ncols=3 if flat else 2))
+    figure = panels[0].figure
+    from matplotlib.lines import Line2D
+
     if flat:
         _draw_map(panels.pop(0), problem, styles)
     shift = problem["optimum"] if problem["exact"] and problem["optimum"] is not None else 0.0
@@ -236,7 +236,7 @@ def picture(results: Results) -> Figure:
     legend = figure.legend(lines, labels, loc="outside lower center", ncols=min(6, len(lines)), frameon=False)
     for text in (*legend.get_texts(), *(panel.title for panel in figure.axes)):
         text.set_parse_math(False)  # names are text, also with a dollar in them
-    return figure
+    return figure  # type: ignore[no-any-return]
 
 
 def _draw_map(panel: Axes, problem: dict[str, Any], styles: list[dict[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy
 import torch
 
+from .._html import write_frame, write_html_table
 from .._texts import cut, shorten
 from ..io import CheckpointError, make_directory, read_bytes, write_bytes
 from ._run import RunReason, drop_infinite
@@ -92,6 +93,17 @@ class Results:
     header: dict[str, Any]
     runs: list[dict[str, Any]] = field(default_factory=list)
     problems: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
+
+    def plot(self) -> Any:
+        """Draw the race as `picture` does; needs matplotlib (extra `plot`). The figure is returned, not shown."""
+        from ._report import picture
+
+        return picture(self)
+
+    def _repr_html_(self) -> str:
+        heads = ("problem", "contender", "median", "evaluations", "reached", "runs")
+        rows = [[shorten(row[head]).strip("'") for head in heads] for row in summary(self)]
+        return write_frame(f"Results: {len(self.runs)} of {len(self.keys())} runs", write_html_table(heads, rows))
 
     @staticmethod
     def key(run: dict[str, Any]) -> tuple[str, str, int]:

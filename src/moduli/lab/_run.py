@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 import torch
 
+from ._contender import Contender, Entrant
 from ._reference import ProblemFileError
-from .catalogue import Contender, Entrant
 from .problems import Problem
 
 PATH_POINTS = 240

@@ -1,9 +1,9 @@
 """What the names in a chain mean: links, presets, torch's own optimizers, and a population to move.
 
-A name is looked up in lists and nowhere else: the public links of `moduli.m`, the presets of `moduli.presets`, and, after
-``torch.``, the optimizers of `torch.optim`. `Population(n)` at the head of a chain makes the rest of it move a population of
-n members instead of one model. Arguments are checked against the signature before anything is made. A `Contender` is a chain, or
-any factory of optimizers, and an `Entrant` what it becomes when it meets a model.
+A name is looked up in lists: the public links of `moduli.m`, the presets of `moduli.presets`, what other packages add as entry
+points `moduli.links`, and, after ``torch.``, the optimizers of `torch.optim`. Only `FILE.py:Name` runs something, the file.
+`Population(n)` at the head of a chain makes the rest of it move a population of n members instead of one model. Arguments are
+checked against the signature before anything is made.
 """
 
 import difflib
@@ -12,19 +12,28 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from .. import optim
+from .._plugins import PluginError, list_plugins, load_plugin, name_package, warn_of
 from .._texts import shorten
 from ..population import Population
-from ._grammar import ChainSyntaxError, Link, ParsedChain, Value, parse
+from ._grammar import ChainSyntaxError, Link, ParsedChain, Value
+from ._reference import ProblemFileError, load_object
 
-__all__ = ["CatalogueEntry", "build", "check", "entries", "find"]
+__all__ = ["CatalogueEntry", "build", "check", "entries", "find", "make_links"]
 
-KINDS = {"link": "a link", "preset": "a preset", "torch": "an optimizer of torch", "population": "a population"}
+KINDS = {
+    "link": "a link",
+    "preset": "a preset",
+    "torch": "an optimizer of torch",
+    "population": "a population",
+    "factory": "a function of the model",
+}
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,8 @@ class CatalogueEntry:
 
     Attributes:
         name: The name in a chain.
-        kind: ``"link"``, ``"preset"``, ``"torch"`` or ``"population"``.
-        family: The part of the catalogue that it is in.
+        kind: ``"link"``, ``"preset"``, ``"torch"``, ``"population"``, or ``"factory"`` for a function from a model to an optimizer.
+        family: The part of the catalogue that it is in; for a name of another package, that package.
         make: What is called with the arguments.
         doc: Its documentation.
 
@@ -57,9 +66,10 @@ class CatalogueEntry:
 
     @property
     def signature(self) -> inspect.Signature:
-        """The arguments that may be written in a chain: for torch's optimizers, all but the parameters."""
+        """The arguments that may be written in a chain: all but the parameters of an optimizer, or the model of a factory."""
         signature = inspect.signature(self.make)
         parameters = [p for p in signature.parameters.values() if p.name not in ("self", "params")]
+        parameters = parameters[1:] if self.kind == "factory" else parameters
         return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
 
 
@@ -92,19 +102,62 @@ def entries() -> dict[str, CatalogueEntry]:
     found = {
         "Population": CatalogueEntry("Population", "population", "population", _population, _population.__doc__ or "")
     }
+    families = {
+        name: family
+        for family, part in vars(m).items()
+        if inspect.ismodule(part) and family[0] != "_"
+        for name in part.__all__
+    }
     for module, kind in ((m, "link"), (presets, "preset")):
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.isclass(value) if kind == "link" else inspect.isfunction(value):
-                parts = value.__module__.removeprefix(module.__name__).strip(".").split(".")
-                family = parts[0] if kind == "link" else kind
+                family = families[name] if kind == "link" else kind
                 found[name] = CatalogueEntry(name, kind, family, value, inspect.getdoc(value) or "")
     for name, value in vars(torch.optim).items():
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer:
             found[f"torch.{name}"] = CatalogueEntry(
                 f"torch.{name}", "torch", "torch", value, inspect.getdoc(value) or ""
             )
+    for name, point in list_plugins("links").items():
+        if name in found:
+            warn_of(f"{name_package(point)} adds {name!r} to moduli.links, a name that moduli has: moduli's is used")
+            continue
+        try:
+            found[name] = _describe(name, load_plugin(point), name_package(point))
+        except (PluginError, TypeError) as error:
+            warn_of(str(error))
     return found
+
+
+def _describe(name: str, value: Any, family: str) -> CatalogueEntry:
+    """Return the entry of an object that is defined outside of moduli.
+
+    Args:
+        name: Its name in a chain.
+        value: A class of links or of torch's optimizers; a function that returns links, whose arguments all have defaults; or
+            a function from a model, its first argument, which has no default, to an optimizer.
+        family: The package, or the file, that it is defined in.
+
+    Raises:
+        TypeError: When it is none of these.
+    """
+    kind = ""
+    if inspect.isclass(value):
+        kind = (
+            "link" if issubclass(value, optim.Module) else "torch" if issubclass(value, torch.optim.Optimizer) else ""
+        )
+    elif callable(value) and not isinstance(value, nn.Module):
+        first = next(iter(inspect.signature(value).parameters.values()), None)
+        given = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        needs_model = first is not None and first.default is first.empty and first.kind not in given
+        kind = "factory" if needs_model else "preset"
+    if not kind:
+        fact = f"{name} of {family} is {shorten(value)}"
+        raise TypeError(
+            f"{fact}: in a chain there are classes of links and of optimizers, and functions that return them"
+        )
+    return CatalogueEntry(name, kind, family, value, inspect.getdoc(value) or "")
 
 
 def find(name: str) -> CatalogueEntry:
@@ -161,7 +214,7 @@ def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
     """
     population, links = _assemble(chain)
     if isinstance(links[0], partial):
-        return links[0]([p for p in model.parameters() if p.requires_grad]), None
+        return links[0](model), None
     target: Any = model if population is None else scatter(model, **population)
     try:
         return optim.Optimizer(target, *links), None if population is None else target
@@ -169,8 +222,27 @@ def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
         raise ChainSyntaxError(str(error), chain.source, 1, len(chain.source)) from error
 
 
+def make_links(chain: ParsedChain) -> list[Any]:
+    """Make new links of a chain.
+
+    Args:
+        chain: What `parse` gave.
+
+    Raises:
+        ChainSyntaxError: When it can't be built, moves a population, or is an optimizer without links.
+
+    >>> from moduli.lab import parse
+    >>> [type(link).__name__ for link in make_links(parse("Adam | LR(0.1)"))]
+    ['Adam', 'LR']
+    """
+    population, links = _assemble(chain)
+    if population is not None or isinstance(links[0], partial):
+        raise _refuse(f"{chain.links[0].name} is no link", chain.links[0], chain.source)
+    return links
+
+
 def _assemble(chain: ParsedChain) -> tuple[dict[str, Any] | None, list[Any]]:
-    """The arguments of a population, and the links; or None, and an optimizer of torch without its parameters."""
+    """The arguments of a population, and the links; or None, and a function from a model to a whole optimizer."""
     population: dict[str, Any] | None = None
     links: list[Any] = []
     for place, link in enumerate(chain.links):
@@ -193,9 +265,16 @@ def _refuse(fact: str, link: Link, source: str) -> ChainSyntaxError:
 
 
 def _find(link: Link, source: str) -> CatalogueEntry:
+    if ":" in link.name:
+        return _find_in_file(link, source)
     known = entries()
     if link.name in known:
         return known[link.name]
+    try:
+        if link.name in (plugins := list_plugins("links")):
+            _describe(link.name, load_plugin(plugins[link.name]), name_package(plugins[link.name]))
+    except (PluginError, TypeError) as error:
+        raise _refuse(str(error), link, source) from error
     # Case first: `adam` for `Adam` is the commonest mistake, and no distance between strings finds `SGD` from `sgd`.
     same = [name for name in known if name.lower() == link.name.lower()]
     near = same or difflib.get_close_matches(link.name, known, n=3, cutoff=0.6)
@@ -203,8 +282,24 @@ def _find(link: Link, source: str) -> CatalogueEntry:
     raise _refuse(f"nothing is called {link.name!r}{hint}", link, source)
 
 
+def _find_in_file(link: Link, source: str) -> CatalogueEntry:
+    """Return the entry of `FILE.py:Name`. The file is run."""
+    file, _, name = link.name.rpartition(":")
+    try:
+        return _describe(name, load_object(Path(file).expanduser(), name), file)
+    except (ProblemFileError, TypeError) as error:
+        raise _refuse(str(error), link, source) from error
+    except Exception as error:  # a user's file may raise anything
+        raise _refuse(f"{file} raised {type(error).__name__}: {error}", link, source) from error
+
+
+def _optimize_parameters(make: Callable[..., Any], options: dict[str, Any], model: nn.Module) -> Any:
+    """Return torch's optimizer of the parameters that a model trains."""
+    return make([p for p in model.parameters() if p.requires_grad], **options)
+
+
 def _make(link: Link, source: str) -> Any:
-    """What a link of a chain stands for; an optimizer of torch waits for its parameters."""
+    """What a link of a chain stands for; a whole optimizer waits for its model."""
     entry = _find(link, source)
     known = entry.signature.parameters
     free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
@@ -217,12 +312,20 @@ def _make(link: Link, source: str) -> Any:
             raise ChainSyntaxError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
     args = [_value(value, source) for value in link.args]
     kwargs = {key: _value(value, source) for key, value in link.kwargs}
-    if entry.kind == "torch":
+    if entry.kind in ("torch", "factory"):
         if args:
             raise ChainSyntaxError(f"arguments of {link.name} are given by name", source, link.columns[0])
-        return partial(entry.make, **kwargs)
+        return (
+            partial(entry.make, **kwargs)
+            if entry.kind == "factory"
+            else partial(_optimize_parameters, entry.make, kwargs)
+        )
     try:
-        return entry.make(*args, **kwargs)
+        made = entry.make(*args, **kwargs)
+        parts = made if isinstance(made, list | tuple) else [made]
+        if entry.kind != "population" and not all(isinstance(each, optim.Module) for each in parts):
+            raise TypeError(f"it returned {shorten(made)}, not links")
+        return made
     except (TypeError, ValueError) as error:
         fact = str(error) if str(error).startswith(link.name) else f"{link.name}: {error}"
         raise _refuse(fact, link, source) from error
@@ -257,110 +360,3 @@ def scatter(model: nn.Module, *, size: int, spread: float, seed: int) -> Populat
         for (_, stacked), start in zip(population.named_parameters(), model.parameters(), strict=True):
             stacked[0] = start
     return population
-
-
-class Entrant:
-    """A contender that has met a model: an optimizer, and what it moves.
-
-    Attributes:
-        model: The model, at its starting point.
-        optimizer: Something with ``step(closure)``.
-        population: The population it moves, or None when it moves the model itself.
-        losses: The members' losses at the last evaluation.
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Any, population: Any = None) -> None:
-        self.model, self.optimizer, self.population = model, optimizer, population
-        self.losses: torch.Tensor | None = None
-        # Looked at after every step: walking the modules would cost as much as the step of a small problem.
-        self._parameters = list(model.parameters())
-
-    def finite(self) -> bool:
-        """Whether all parameters are finite. A population is lost only when every member is."""
-        if self.population is not None:
-            return bool(self.population.matrix.isfinite().all(-1).any())
-        return all(bool(parameter.isfinite().all()) for parameter in self._parameters)
-
-    @property
-    def finished(self) -> str:
-        """Why the optimizer wants to end, when one of its links ends chains; otherwise nothing."""
-        if not getattr(self.optimizer, "should_terminate", False):
-            return ""
-        return ", ".join(map(str, getattr(self.optimizer, "reasons", ()))) or "a link asked to stop"
-
-    def best(self) -> Callable[..., Any]:
-        """The model, or the best member at the last evaluation."""
-        if self.population is None or self.losses is None:
-            return self.model
-        member: Callable[..., Any] = self.population[int(self.losses.argmin())]
-        return member
-
-    def points(self) -> torch.Tensor:
-        """All members as rows."""
-        if self.population is not None:
-            matrix: torch.Tensor = self.population.matrix.detach()
-            return matrix
-        return torch.cat([parameter.detach().flatten() for parameter in self._parameters])[None]
-
-
-@dataclass(frozen=True)
-class Contender:
-    """Something that can minimise.
-
-    Attributes:
-        label: What reports call it.
-        source: The chain as text, or where its factory is defined: with it, the run can be repeated.
-        factory: From a model to an `Entrant`, or to an object with ``step(closure)``; None for a chain as text.
-    """
-
-    label: str
-    source: str
-    factory: Callable[[nn.Module], Any] | None
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether it is a chain as text, which `source` has all of."""
-        return self.factory is None
-
-    def enter(self, model: nn.Module) -> Entrant:
-        """Meet a model.
-
-        >>> from moduli.lab import contender, problems
-        >>> contender("torch.SGD(lr=0.1)").enter(problems.get("rosenbrock").model(0)).points()
-        tensor([[-1.2000,  1.0000]], dtype=torch.float64)
-        """
-        made = Entrant(model, *build(parse(self.source), model)) if self.factory is None else self.factory(model)
-        if not isinstance(made, Entrant):
-            made = Entrant(model, made)
-        if not callable(getattr(made.optimizer, "step", None)):
-            raise TypeError(
-                f"{self.label}: a contender makes an optimizer with step(closure), not {shorten(made.optimizer)}"
-            )
-        return made
-
-
-def contender(spec: str | ParsedChain | Callable[[nn.Module], Any] | Contender, label: str | None = None) -> Contender:
-    """Make a contender.
-
-    Args:
-        spec: A chain as text (``"ClipNorm(1) | Adam | LR(1e-2)"``, ``"lbfgs"``, ``"torch.Adam(lr=0.01)"``), or a function from
-            a model to an optimizer with ``step(closure)``, where ``closure(backward=True)`` gives the loss.
-        label: What reports call it; without it, the chain, or the function's name.
-
-    Raises:
-        ChainSyntaxError: When the text is no chain, or names what does not exist.
-
-    >>> contender("torch.SGD( lr=0.1 )").label
-    'torch.SGD(lr=0.1)'
-    """
-    if isinstance(spec, Contender):
-        return spec if label is None else Contender(label, spec.source, spec.factory)
-    if isinstance(spec, str | ParsedChain):
-        chain = parse(spec) if isinstance(spec, str) else spec
-        check(chain)
-        return Contender(label or str(chain), str(chain), None)
-    if not callable(spec):
-        raise TypeError(f"a contender is a chain or a function of a model, not {shorten(spec)}")
-    name = getattr(spec, "__name__", type(spec).__name__)
-    module = getattr(spec, "__module__", "")
-    return Contender(label or name, f"{module}:{getattr(spec, '__qualname__', name)}", spec)

@@ -7,19 +7,23 @@ axis is a dict with its `name` and, if it is labelled, its `labels`:
   as a `range` of start, stop and step;
 * `["tuple", [...]]` and `["frozenset", [...]]` hold encoded labels;
 * `["enum", class, member]` is a member of an enumeration;
-* `[class, text]` is any other label whose text tells it apart, such as a date or a frozen dataclass.
+* `["date", text]` is a date, and `["duration", count, unit]` a duration;
+* `[class, text]` is any other label whose text tells it apart, such as a frozen dataclass.
 
 Labels are never rebuilt from this: those of the module being loaded are encoded the same way and compared.
 """
 
+import datetime
 import enum
+import re
 from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
-from moduli.labels import Axes, Tensor
+from moduli.labels import Axes, Space, Tensor
 from moduli.layout import Axis, Reorder, align_tensor, find_labelled_name, list_bases, public_name, read_axes
 
 T = TypeVar("T")
@@ -67,6 +71,10 @@ def _encode_label(label: Hashable, where: str) -> Any:
     if type(label) is frozenset:
         # Sets have no order of their own, and their text differs from process to process.
         return ["frozenset", sorted((_encode_label(part, where) for part in label), key=repr)]
+    if isinstance(label, np.datetime64):
+        return ["date", str(label)]
+    if isinstance(label, np.timedelta64):
+        return ["duration", int(label.astype(np.int64)), np.datetime_data(label.dtype)[0]]
     if type(label).__repr__ is object.__repr__:
         raise TypeError(
             f"the label {label!r} of {where} cannot be saved: nothing in its text tells it from other objects of "
@@ -211,8 +219,22 @@ def decode_axes(encoded: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
     )
 
 
-def _hashable(label: Any) -> Hashable:
-    return tuple(map(_hashable, label)) if isinstance(label, (list, tuple)) else label
+def _hashable(label: Any) -> Any:
+    if not isinstance(label, (list, tuple)):
+        return label
+    if len(label) == 2 and label[0] in ("datetime.date", "datetime.datetime") and isinstance(label[1], str):
+        label = _read_old_date(label)
+    return tuple(map(_hashable, label))
+
+
+def _read_old_date(label: Sequence[str]) -> Sequence[Any]:
+    """The encoding of a date that a file of moduli 0.2 has as Python's text of it; others, such as of zones, as they are."""
+    match = re.fullmatch(r"datetime\.(date|datetime)\(([\d, ]+)\)", label[1])
+    if match is None:
+        return label
+    date = getattr(datetime, match[1])(*map(int, match[2].split(",")))
+    encoded: Sequence[Any] = _encode_label(Space([date])[0], "a file")
+    return encoded
 
 
 def _has_order(axes: Axes) -> bool:

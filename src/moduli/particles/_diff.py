@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from moduli.layout import Axes, Overlap, find_overlap, is_sharded, make_whole, public_name
 from moduli.nn import decode_axes, find_saved_axes, read_saved_axes
 
+from .._html import write_frame, write_html_table
 from .._texts import cut, write_columns
 
 _MOST_LABELS = 4
+_HEADS = ["name", "change", "left", "right", "distance", "largest"]
 
 
 class TensorChange(NamedTuple):
@@ -92,16 +94,21 @@ class ModelDiff:
         """
         return {"changes": [each._asdict() for each in self.changes], "same": self.same}
 
+    def _list_rows(self) -> list[list[str]]:
+        return [
+            [cut(each.name, 200), each.change, each.left or "-", each.right or "-", *map(_show, each[4:])]
+            for each in self.changes
+        ]
+
     def __str__(self) -> str:
         equal = f"{self.same} tensor{'' if self.same == 1 else 's'} equal"
         if not self.changes:
             return f"no difference: {equal}"
-        rows = [["name", "change", "left", "right", "distance", "largest"]]
-        rows += [
-            [cut(each.name, 200), each.change, each.left or "-", each.right or "-", *map(_show, each[4:])]
-            for each in self.changes
-        ]
-        return write_columns(rows, {4, 5}) + f"\n{equal}"
+        return write_columns([_HEADS, *self._list_rows()], {4, 5}) + f"\n{equal}"
+
+    def _repr_html_(self) -> str:
+        title = f"{len(self.changes)} tensors differ, {self.same} equal"
+        return write_frame(title, write_html_table(_HEADS, self._list_rows(), labelled=True) if self.changes else "")
 
 
 def diff(left: nn.Module | Mapping[str, Any], right: nn.Module | Mapping[str, Any]) -> ModelDiff:

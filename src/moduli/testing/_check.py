@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from ..lab import parse
+from ..lab.catalogue import make_links
 from ..optim import Module
 from . import _agreement, _endurance, _settings, _subjects  # noqa: F401 - each enters its laws
 from ._problems import LAWS, Case, LawError, NotApplicable
@@ -65,7 +68,7 @@ def check_law(case: Case, law: str) -> str | None:
 
 
 def check_link(
-    factory: Callable[[], Module | Sequence[Module]],
+    factory: str | Callable[[], Module | Sequence[Module]],
     *,
     name: str | None = None,
     laws: Iterable[str] | None = None,
@@ -74,7 +77,8 @@ def check_link(
     """Put a link of your own under the laws that all links of moduli obey.
 
     Args:
-        factory: Makes the link, or the smallest chain with it that is an optimizer; new links at each call.
+        factory: Makes the link, or the smallest chain with it that is an optimizer; new links at each call. Or that chain as
+            text, ``"SoftSign | LR(0.01)"``, with names of the catalogue, of other packages, and of files (``mine.py:SoftSign``).
         name: What to call it in messages; by default the class names.
         laws: The laws to check; by default all of them.
         **options: What may be expected of it, as for `Case`: `target`, `steps`, `tolerance`, `reference`, `closure`,
@@ -97,7 +101,11 @@ def check_link(
         >>> print(report)
         Halve | LR: 3 laws hold, 1 does not apply
           reference: it has no reference
+        >>> print(check_link("Sign | LR(0.01)", laws=["optimum", "pieces"]))
+        Sign | LR: 2 laws hold, 0 do not apply
     """
+    if isinstance(factory, str):
+        factory = partial(make_links, parse(factory))
     title = name if name is not None else " | ".join(type(link).__name__ for link in Case("", factory).links())
     case = Case(title, factory, **options)
     held: list[str] = []

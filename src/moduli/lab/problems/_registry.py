@@ -3,6 +3,7 @@
 import difflib
 import re
 
+from ..._plugins import list_plugins, load_plugin
 from ._base import Problem
 from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals, TextTransformer
 from ._functions import PLANE, SCALABLE
@@ -28,12 +29,15 @@ NIST = {f"nist-{key.lower()}": key for key in MODELS}
 
 
 def names() -> list[str]:
-    """The names of all problems; those that end in a number can be had in other sizes.
+    """The names of all problems, those of other packages (entry points `moduli.problems`) last.
+
+    Names that end in a number can be had in other sizes.
 
     >>> "rosenbrock" in names(), "rosenbrock-20" in names()
     (True, True)
     """
-    return [*PLANE, *CLASSES, *NIST, *(f"{name}-{size}" for name, (size, _) in SCALABLE.items())]
+    own = [*PLANE, *CLASSES, *NIST, *(f"{name}-{size}" for name, (size, _) in SCALABLE.items())]
+    return own + [name for name in list_plugins("problems") if name not in own]
 
 
 def get(name: str) -> Problem:
@@ -44,6 +48,7 @@ def get(name: str) -> Problem:
 
     Raises:
         UnknownProblemError: When there is none.
+        ImportError: When it is of another package, and can't be imported.
 
     >>> get("rosenbrock-3").dimension
     3
@@ -64,6 +69,10 @@ def get(name: str) -> Problem:
         if not 2 <= size <= LARGEST:
             raise UnknownProblemError(f"{name}: the number of numbers is from 2 to {LARGEST}")
         return SCALABLE[match[1]][1](match[1], size)
+    if name in (plugins := list_plugins("problems")):
+        from .._reference import as_problem  # which knows what a problem may be written as, and imports this room
+
+        return as_problem(load_plugin(plugins[name]), name)
     near = difflib.get_close_matches(name, [*names(), *SCALABLE], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names())}"
     raise UnknownProblemError(f"no problem is called {name!r}{hint}")
