@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import pytree
-from ..axes import INDEXED, ModelAxes
+from ..axes import INDEXED, ModelAxes, measure_difference
 from ._module_sizes import NORMALISATIONS
 from ._unit_plan import AxisResize
 from .errors import StructureError
@@ -159,7 +159,7 @@ class FunctionCheck:
                     before = before.index_select(axis, resize.source.to(before.device)[places])
             if before.shape != after.shape:
                 return float("inf")
-            worst = max(worst, _measure(before, after))
+            worst = max(worst, measure_difference([before], [after]))
         return worst
 
 
@@ -196,24 +196,6 @@ def run_example(net: nn.Module, arguments: tuple[Any, ...], kwargs: Mapping[str,
     with evaluate(net), torch.no_grad():
         result = net(*arguments, **kwargs)
     return [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-
-
-def measure_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the largest difference between two lists of tensors, relative to the largest entry of each tensor (at least 1)."""
-    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
-        return float("inf")
-    return max(map(_measure, before, after), default=0.0)
-
-
-def _measure(before: Tensor, after: Tensor) -> float:
-    """Return the largest difference between two tensors, relative to the largest entry (at least 1)."""
-    if not before.numel():
-        return 0.0
-    if before.is_complex():
-        before, after = torch.view_as_real(before), torch.view_as_real(after)
-    before, after = before.double(), after.double()
-    difference = torch.where(before == after, 0.0, (before - after).abs()).max()
-    return float((difference / before.abs().nan_to_num().max().clamp(min=1)).nan_to_num(nan=float("inf")))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from moduli.layout import Guard
 
-from ._growth_check import GrowthError, evaluate, list_arguments, measure_difference, run_example
+from ..axes import measure_difference
+from ._growth_check import GrowthError, evaluate, list_arguments, run_example
 from ._module_sizes import CONVOLUTIONS
 from ._resize import ResizeWrites, edit_model, follow_relatives
 
