@@ -27,19 +27,19 @@ _FIT = tuple(field.name for field in fields(LeastSquaresOptions) if field.name n
 
 @dataclass(frozen=True)
 class MinimizeRequest:
-    """What `minimize` is to do, besides the function and the point.
+    """The checked arguments of `minimize`, besides the function and the point.
 
     Attributes:
-        method: A name as it was given, or links.
-        name: The name as it is in the tables; "links" for links.
+        method: The passed name, or links.
+        name: The canonical name; "links" for links.
         tol: The tolerance, or None for the default.
         max_evals: The largest number of evaluations, or None.
         max_steps: The largest number of steps, or None.
         callback: Called after each step with the result so far, or None.
         progress: Whether to show a progress bar.
         fit: Tolerances and variants of lm.
-        fit_options: The names of the options that only lm has, as they were given.
-        mode: How Jacobians are computed: "forward", "reverse" or None.
+        fit_options: The names of the passed options that only lm has.
+        mode: The mode in which Jacobians are computed: "forward", "reverse" or None.
     """
 
     method: Any
@@ -54,7 +54,7 @@ class MinimizeRequest:
     mode: str | None = None
 
     def check_fit(self, name: str) -> None:
-        """Raise TypeError if options of lm were given to another method."""
+        """Raise TypeError if options of lm were passed to another method."""
         if self.fit_options and name != "lm":
             fact = f"minimize: {', '.join(self.fit_options)} are options of fits by lm"
             raise TypeError(f"{fact}; this is {name}, for which there are maxiter, maxfev, gtol and disp")
@@ -89,7 +89,7 @@ def read_request(
 
     Raises:
         TypeError: An option that the method does not have.
-        ValueError: A limit or tolerance that can not be meant.
+        ValueError: An invalid limit or tolerance.
     """
     name = canonical(method) if isinstance(method, str) else "links"
     rest = dict(options or {})
@@ -144,7 +144,7 @@ def _check_limits(tol: float | None, max_evals: int | None, max_steps: int | Non
 
 
 def _read_scale(point: StartPoint, x_scale: Any) -> Any:
-    """Return the scales of all variables as a vector; raise ValueError where one is not above zero."""
+    """Return the scales of all variables as a vector; raise ValueError if one is not above zero."""
     parts = point.match(x_scale, "scales of x", lambda part: isinstance(part, int | float))
     pairs = zip(parts, point.leaves, strict=True)
     try:
@@ -164,7 +164,7 @@ def _read_numbers(part: Any) -> Tensor:
 
 
 def read_callback(callback: Callable[..., Any] | None) -> Callable[[Any], Any] | None:
-    """Return the callback as a function of the result; one whose argument is `xk`, as SciPy's, is given the point."""
+    """Return the callback as a function of the result; one whose argument is called `xk`, as in SciPy, gets the point."""
     if callback is None:
         return None
     try:
