@@ -228,7 +228,7 @@ def _accept(state: SqpState, there: Array, f: float, c: Array) -> bool:
     if not math.isfinite(sy) or ss == 0.0:
         return ss > 0.0
     if state.fresh and sy > 0:
-        # The first difference tells the scale of the function.
+        # The first difference gives the scale of the function.
         state.B, state.fresh = float(y @ y) / sy * np.eye(len(s)), False
     Bs = state.B @ s
     sBs = float(s @ Bs)

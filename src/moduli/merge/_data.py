@@ -72,7 +72,7 @@ def fisher(
     first: Any = models[0]
     names = dict(first.named_parameters(remove_duplicate=False)) if isinstance(first, nn.Module) else first
     for index, each in enumerate(fishers):
-        odd = next((name for name in each if not all(name in known for known in (names, *fishers))), None)
+        odd = next((name for name in each if not all(name in table for table in (names, *fishers))), None)
         if odd is not None:
             raise MergeError(
                 f"fishers[{index}] holds {shorten(odd)}, which is no parameter, or not in all of the others"
