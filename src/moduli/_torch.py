@@ -69,7 +69,7 @@ def require_torch(version: str = torch.__version__) -> None:
         )
 
 
-OLDEST: Final = (2, 13)
+OLDEST: Final = (2, 10)
 
 require_torch()
 
