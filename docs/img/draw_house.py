@@ -66,11 +66,11 @@ def grow_network() -> dict[str, Any]:
     opt = mo.Optimizer(net, m.Adam(), m.LR(2e-2))
     losses, jumps = [], []
     for step in range(600):
-        losses.append(float(opt.step(mo.closure(lambda f: (f(x) - y).square().mean()))))
+        losses.append(opt.step(mo.closure(lambda f: (f(x) - y).square().mean())).item())
         if step in (199, 399):
-            before = float((net(x) - y).square().mean())
+            before = (net(x) - y).square().mean().item()
             particles.grow(net, {"0.out": 2 * net[0].out_features}, example=x)
-            jumps.append([step + 1, before, float((net(x) - y).square().mean()), net[0].out_features])
+            jumps.append([step + 1, before, (net(x) - y).square().mean().item(), net[0].out_features])
     return {"losses": [float(f"{loss:.4g}") for loss in losses[::3]], "every": 3, "jumps": jumps}
 
 
@@ -78,7 +78,7 @@ def draw(data: dict[str, Any]) -> str:
     """Return the picture: four sketches side by side."""
     panels = [
         ("A labelled fit and its error", draw_fit(data["fit"])),
-        ("A network grows without a jump", draw_growth(data["growth"])),
+        ("A network grows under its optimizer", draw_growth(data["growth"])),
         ("Two strangers, merged", draw_barrier(json.loads((HERE / "barrier.json").read_text())["512"])),
         ("Part of seven problems solved", draw_profile()),
     ]
