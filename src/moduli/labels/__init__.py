@@ -31,6 +31,7 @@ from ._concat import split as split
 from ._concat import stack as stack
 from ._concat import unbind as unbind
 from ._concat import unflatten as unflatten
+from ._constant import refuse_compilation as _refuse_compilation
 from ._elementwise import elementwise as elementwise
 from ._errors import OwnTransposeError as OwnTransposeError
 from ._errors import UnknownLabelError as UnknownLabelError
@@ -212,6 +213,8 @@ from ._windows import shift as shift
 from ._xarray import from_xarray as from_xarray
 from ._xarray import open_dataset as open_dataset
 from ._xarray import to_xarray as to_xarray
+
+_refuse_compilation(globals(), Tensor, Space)
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
     __all__ = sorted(name for name in globals() if not name.startswith("_"))
