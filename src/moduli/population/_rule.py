@@ -22,7 +22,7 @@ are recorded, the activations of all members are kept in any case, and stacked m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -161,9 +161,9 @@ def _is_plain(template: nn.Module, layout: Any) -> str | None:
     return None
 
 
-def has_hooks(template: nn.Module) -> bool:
-    """Whether a call of a model calls hooks of it or of a layer."""
-    return any(map(_has_hooks_itself, template.modules()))
+def has_hooks(modules: Iterable[nn.Module]) -> bool:
+    """Whether a call of a model calls hooks of one of its modules."""
+    return any(map(_has_hooks_itself, modules))
 
 
 def _has_hooks_itself(module: nn.Module) -> bool:
