@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ._axes import Axes, DimLike, cache_by_axes
+from ._coords import Coordinate
 from ._errors import UnknownLabelError
 from ._groups import GroupPlan, Groups
 from ._label_sequences import show_labels
@@ -139,6 +140,11 @@ def plan_members(axes: Axes, axis: int, members: Sequence[int], labels: Space, n
         entries = axes.carry(entries, {} if name_of_axis is None else {name_of_axis: inside})
         members = [members[at] for at in inside]
     result = axes.put(axis, (name, labels))
+    told = axes.told
+    if told is not None and name in told.entries and name != axes.names[axis]:  # the unit of a coordinate stays
+        attrs = told.entries[name].attrs
+        known = {} if result.told is None else result.told.entries
+        result = result.mark(told.replace({**known, name: Coordinate((name,), None, attrs)}) if attrs else result.told)
     sizes = np.bincount(np.asarray(members, np.int64), minlength=len(labels))
     return GroupPlan(axis, labels, Gather(members), tuple(sizes.tolist()), positions, entries, result)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ._axes import Axes, DimLike, DimsLike, as_key, cache_by_axes, split_names
-from ._concat import flatten, unflatten
-from ._coords import AxisCoordinates, Coordinate
+from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, split_names
+from ._concat import flatten
+from ._coords import AxisCoordinates, Coordinate, stack_dims
 from ._locate import convert_labels, find_neighbour, freeze_label, freeze_labels, require_labels, sort_labels
 from ._pairing import Gather, describe_difference, gather
 from ._shape import relabel
@@ -83,12 +83,9 @@ def _plan_reindex(axes: Axes, axis: int, wanted: Any, method: str | None, tolera
         near = [find_neighbour(axes, axis, ordered, label, method, tolerance) for label in space]
         positions = np.array([-1 if at < 0 else places[at] for at in near], np.int64)
     plan, name = Gather(positions), axes.names[axis]
-    made = axes.put(axis, (name, space.rename(name)))
-    if not plan.missing:
-        return plan, axes.carry(made, {} if name is None else {name: positions.tolist()})
     # Labels without an entry have no value of further coordinates either.
-    told = None if axes.told is None else axes.told.keep([other for other in axes.names if other != name])
-    return plan, made.mark(told)
+    made = axes.put_labels(axis, space.rename(name))
+    return plan, made if plan.missing else axes.carry(made, {} if name is None else {name: positions.tolist()})
 
 
 @method
@@ -243,8 +240,8 @@ def _mark_coordinate(axes: Axes, name: str, dims: tuple[str, ...], values: Any, 
     array = np.array(values)
     if array.shape != sizes:
         raise ValueError(f"the coordinate {name!r} has shape {array.shape}, but its axes {dims} have sizes {sizes}")
-    entries = {} if axes.told is None else axes.told.entries
-    return axes.mark(AxisCoordinates({**entries, name: Coordinate(dims, array, {})}))
+    told = axes.told or AxisCoordinates({})
+    return axes.mark(told.replace({**told.entries, name: Coordinate(dims, array, {})}))
 
 
 def coords(t: Tensor) -> dict[str, Any]:
@@ -303,11 +300,13 @@ def stack_axes(t: Tensor, dims: Mapping[str, DimsLike] | None = None, /, **named
 def _mark_levels(axes: Axes, flat: Axes, chosen: tuple[int, ...], name: str) -> Axes:
     levels = [(axes.names[axis], axes.spaces[axis]) for axis in chosen]
     labels = list(itertools.product(*(space for _, space in levels if space is not None)))
-    entries = {} if flat.told is None else dict(flat.told.entries)
+    told = axes.told or AxisCoordinates({})
+    group = {level: len(space) for level, space in levels if level is not None and space is not None}
+    entries = {key: stack_dims(entry, group, name) for key, entry in told.entries.items() if key not in group}
     for at, (level, _) in enumerate(levels):
         if level is not None:
             entries[level] = Coordinate((name,), _box([label[at] for label in labels]), {})
-    return flat.mark(AxisCoordinates(entries))
+    return flat.mark(told.replace(entries))
 
 
 def _box(values: Sequence[Hashable]) -> np.ndarray[Any, Any]:
@@ -347,17 +346,14 @@ def unstack(
     """
     axis = t._axes.axis(dim)
     given = tuple(split_names(names)) if isinstance(names, str) else None if names is None else tuple(names)
-    plan, spaces = _plan_unstack(t._axes, axis, given)
+    plan, sizes, axes = _plan_unstack(t._axes, axis, given)
     data, value = choose_fill(t._data, fill, "t.unstack(..., fill=0)") if plan.missing else (t._data, fill)
-    labels = spaces[0] if len(spaces) == 1 else Space(itertools.product(*spaces))
-    axes = t._axes.put(axis, (t._axes.names[axis], labels.rename(t._axes.names[axis])))
-    rest = [name for name in t._axes.names if name != t._axes.names[axis]]
-    made = unflatten(finish(gather(data, axis, plan, value), axes), axis, spaces)
-    return finish(made._data, made._axes.mark(None if t._axes.told is None else t._axes.told.keep(rest)))
+    data = gather(data, axis, plan, value)
+    return finish(data.unflatten(axis, sizes), axes)  # type: ignore[no-untyped-call]
 
 
 @cache_by_axes
-def _plan_unstack(axes: Axes, axis: int, names: tuple[str, ...] | None) -> tuple[Gather, tuple[Space, ...]]:
+def _plan_unstack(axes: Axes, axis: int, names: tuple[str, ...] | None) -> tuple[Gather, tuple[int, ...], Axes]:
     space = require_labels(axes, axis, "unstack")
     labels: Sequence[Any] = space.labels
     counts = {len(label) if type(label) is tuple else 0 for label in labels}
@@ -372,8 +368,9 @@ def _plan_unstack(axes: Axes, axis: int, names: tuple[str, ...] | None) -> tuple
             f"the labels of {axes.describe(axis)} have {len(levels)} parts, but the names of the new axes are {list(names)}; "
             "give one name each, as in t.unstack('pixel', 'y x')"
         )
-    spaces = tuple(Space(level, name) for level, name in zip(levels, names, strict=True))
-    return Gather(space.locate(list(itertools.product(*levels)))), spaces
+    spaces = [Space(level, name) for level, name in zip(levels, names, strict=True)]
+    plan = Gather(space.locate(list(itertools.product(*levels))))
+    return plan, tuple(map(len, spaces)), axes.put(axis, *map(as_pair, spaces))
 
 
 def _find_levels(axes: Axes, axis: int, labels: Sequence[Any]) -> tuple[str, ...]:
