@@ -247,3 +247,46 @@ def test_fits_say_how_to_leave_gaps_out():
     dropped = y.dropna("site")
     short = mo.minimize(lambda p: p["slope"] * x.sel(site=dropped.dims[0]) + p["start"] - dropped, start)
     assert float(short.x["start"]) == pytest.approx(float(fit.x["start"]))
+
+
+def test_groups_that_have_labels_of_their_own_are_paired_by_them():
+    pd, xr = pytest.importorskip("pandas"), pytest.importorskip("xarray")
+    t = mo.tensor([1.0, 2.0, 4.0], site=["a", "b", "c"])
+    series = pd.Series(["y", "x", "x"], index=["c", "b", "a"])
+    array = xr.DataArray(["y", "x", "x"], dims="site", coords={"site": ["c", "b", "a"]})
+    for groups in (series, array):
+        assert t.groupby(site=groups).sum().sel(site="x").item() == 3.0
+    for groups in (series.reset_index(drop=True), array.drop_vars("site")):  # by position
+        assert t.groupby(site=groups).sum().sel(site="y").item() == 1.0
+    days = mo.tensor([1.0, 2.0], time=np.array(["2000-01-01", "2000-01-02"], "M8[ns]"))
+    assert days.groupby(time={pd.Timestamp("2000-01-01"): "p", pd.Timestamp("2000-01-02"): "q"}).sizes == {
+        "p": 1,
+        "q": 1,
+    }
+
+
+def test_keys_that_are_not_one_coordinate_along_one_axis_are_refused_with_a_way_out():
+    t = mo.zeros(x=["a", "b"], y=["c", "d"]).assign_coords(cell=(("x", "y"), [[0, 1], [1, 0]]))
+    with pytest.raises(TypeError, match="takes one key"):
+        t.groupby(["x", "y"])
+    with pytest.raises(KeyError, match=r"along 2 axes.*t\.stack"):
+        t.groupby("cell")
+    assert t.stack(all="x y").groupby("cell").count().tolist() == [2, 2]
+    with pytest.raises(TypeError, match=r"amax\(\['x', 'y'\]\)"):
+        t.max(["x", "y"])
+    with pytest.raises(TypeError, match="no order"):
+        t.to(torch.complex64).groupby(x=[1, 2]).max()
+
+
+def test_coordinates_are_masks_and_weights():
+    t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], lat=[-30.0, 60.0], lon=None).assign_coords(
+        area=(("lon", "lat"), np.array([[1, 2], [3, 4]])), name=("lat", ["s", "n"])
+    )
+    assert t.where(t.coordinate("lat") > 0, drop=True).tolist() == [[3.0, 4.0]]
+    assert (t * t.coordinate("area")).tolist() == [[1.0, 6.0], [6.0, 16.0]]
+    assert t.coordinate("lat").dtype == torch.float32
+    assert t.double().coordinate("lat").dtype == torch.float64
+    assert t.coordinate("area").dtype == torch.int64
+    assert t.coordinate("lon").tolist() == [0, 1]
+    with pytest.raises(TypeError, match="no numbers"):
+        t.coordinate("name")

@@ -167,7 +167,10 @@ def roll(rng: np.random.Generator, array: Array) -> Array:
 
 def resample(rng: np.random.Generator, array: Array) -> Array:
     rule = str(
-        rng.choice(["ME", "MS", "QE", "QS", "YE", "YS", "W", "D", "3D", "12h", "2MS", "2ME", "3h", "2W", "90min"])
+        rng.choice(
+            ["ME", "MS", "QE", "QS", "YE", "YS", "W", "D", "3D", "12h", "2MS", "2ME", "3h", "2W", "90min"]
+            + ["QS-DEC", "QE-NOV", "YE-JUN", "YS-JUL", "W-MON", "W-THU", "2QS-FEB", "2W-SAT"]
+        )
     )
     how = str(rng.choice(["mean", "sum", "min", "max", "count"]))
     skip = {} if how == "count" else {"skipna": True}

@@ -50,6 +50,7 @@ from ._gaps import interpolate_na as interpolate_na
 from ._gaps import isnull as isnull
 from ._gaps import notnull as notnull
 from ._gaps import quantile as quantile
+from ._groupby import coordinate as coordinate
 from ._groupby import groupby as groupby
 from ._groups import Groups as Groups
 from ._join import join as join

@@ -173,6 +173,29 @@ def parse_period(text: str) -> Period:
     return Period(start, start + np.timedelta64(1, unit), unit)  # type: ignore[call-overload]
 
 
+_DURATION: Final = re.compile(r"(?P<count>[+-]?\d+)\s*(?P<unit>[A-Za-z]+)")
+_DURATION_UNITS: Final = {
+    **dict.fromkeys(("D", "d", "day", "days"), "D"),
+    **dict.fromkeys(("h", "hour", "hours"), "h"),
+    **dict.fromkeys(("min", "minute", "minutes"), "m"),
+    **dict.fromkeys(("s", "second", "seconds"), "s"),
+    **{name: name for name in ("ms", "us", "ns")},
+}
+
+
+def parse_duration(text: str) -> np.timedelta64:
+    """Read a number and a unit, such as ``"2h"`` or ``"3 days"``.
+
+    Raises:
+        ValueError: If it is no such text.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    unit = None if match is None else _DURATION_UNITS.get(match["unit"])
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is no duration such as '3 days', '2h', '30min' or '5s'")
+    return np.timedelta64(int(match["count"]), unit)  # type: ignore[call-overload, no-any-return]
+
+
 def has_resolution_of(dates: DateArray, period: Period) -> bool:
     """Whether a text is as fine as dates are, so that it names one of them; otherwise it names all in its period."""
     unit = np.datetime_data(dates.dtype)[0]

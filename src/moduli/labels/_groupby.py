@@ -12,15 +12,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ._axes import Axes, DimLike, cache_by_axes
 from ._coords import Coordinate
 from ._errors import UnknownLabelError
 from ._groups import GroupPlan, Groups
 from ._label_sequences import show_labels
+from ._locate import freeze_label
 from ._pairing import Gather, align_to_fixed
 from ._space import Space
-from ._tensor import Tensor, method
+from ._tensor import Tensor, finish, method
 
 
 @method
@@ -44,8 +46,9 @@ def groupby(
         t: The tensor.
         dim: The axis, by name or position, if it is not given as a keyword; alone, also the name of a coordinate or of a
             component of dates.
-        groups: The group of each label: a mapping from labels, a function of a label, a sequence or a tensor with one
-            group per entry, or the name of a coordinate along the axis. Entries whose group is NaN are left out.
+        groups: The group of each label: a mapping from labels (also a Series of pandas or a DataArray with labels), a function
+            of a label, a sequence or a tensor with one group per entry, or the name of a coordinate along the axis. Entries
+            whose group is NaN are left out.
         bins: The edges of intervals, in ascending order, or a number of intervals of equal width. Entries outside of them
             are left out. Without it, every label or value of the coordinate is a group.
         bin_labels: A label for each interval; by default its two edges as a tuple.
@@ -69,7 +72,7 @@ def groupby(
         >>> mo.tensor([1.0, 2.0, 4.0], height=[5, 9, 40]).groupby("height", bins=[0, 10, 100]).sum()
         Tensor(height: (0, 10)=3., (10, 100)=4.)
     """
-    chosen: dict[Any, Any] = {**({} if dim is None else {dim: groups}), **named}
+    chosen: dict[Any, Any] = {**({} if dim is None else {_refuse_several(dim): groups}), **named}
     if len(chosen) != 1:
         raise TypeError(f"groupby takes one axis and its groups, as in t.groupby(city=countries), got {list(chosen)}")
     ((which, rule),) = chosen.items()
@@ -85,6 +88,64 @@ def groupby(
     return Groups(t, _plan_groups(t._axes, axis, tuple(members), False, t._axes.names[axis]))
 
 
+def _refuse_several(dim: Any) -> Any:
+    if isinstance(dim, (list, tuple)):
+        raise TypeError(
+            f"groupby takes one key, not {dim!r}; by several coordinates group by pairs of their values, as in "
+            "t.groupby(city=list(zip(t.coords['country'], t.coords['year'])))"
+        )
+    return dim
+
+
+@method
+def coordinate(t: Tensor, name: str) -> Tensor:
+    """Return the values of a coordinate as a tensor with the axes that they lie along, for masks and weights.
+
+    Args:
+        t: The tensor.
+        name: An axis whose labels are numbers, a further coordinate of numbers, or a component of dates (``"time.month"``).
+
+    Returns:
+        The values. Floating ones have the dtype of the tensor, or the default dtype if that is of half precision or integers.
+
+    Raises:
+        UnknownLabelError: If there is no such coordinate.
+        TypeError: If its values are no numbers.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([1.0, 2.0, 4.0], lat=[-60.0, 0.0, 60.0])
+        >>> weights = torch.cos(torch.deg2rad(t.coordinate("lat")))
+        >>> round(((t * weights).sum() / weights.sum()).item(), 4), t.where(t.coordinate("lat") > -30, drop=True)
+        (2.25, Tensor(lat: 0.0=2., 60.0=4.))
+    """
+    size = _size(t, name) if name in t.names else None
+    values, dtype, shape, axes = _read_coordinate(t._axes, name, size)
+    if dtype.is_floating_point:  # numbers of half precision are no positions
+        dtype = t.dtype if t.dtype in (torch.float32, torch.float64) else torch.get_default_dtype()
+    return finish(torch.tensor(values, dtype=dtype, device=t._data.device).reshape(shape), axes)
+
+
+@cache_by_axes
+def _read_coordinate(
+    axes: Axes, name: str, size: int | None
+) -> tuple[tuple[Any, ...], torch.dtype, tuple[int, ...], Axes]:
+    entry = None if axes.told is None or name in axes.names else axes.told.entries.get(name)
+    if entry is not None and entry.values is not None:
+        array, dims = entry.values, entry.dims
+    else:
+        axis, listed, _ = _find_values(axes, name, None, size)
+        array, dims = np.array(listed), (axes.names[axis],)  # type: ignore[assignment]
+    if array.dtype.kind not in "biufc":
+        raise TypeError(
+            f"the values of {name!r} are no numbers, such as {show_labels(array.reshape(-1)[:3].tolist())}; make a mask of "
+            f"them in Python, as in mo.tensor([each == 'x' for each in t.coords[{name!r}]], t.dims[0])"
+        )
+    left = axes.drop_marks().take(axes.names.index(dim) for dim in dims)
+    dtype = torch.from_numpy(array[:0].reshape(-1)).dtype
+    return tuple(array.reshape(-1).tolist()), dtype, array.shape, left
+
+
 def _size(t: Tensor, which: DimLike) -> int | None:
     """Return the size of a positional axis; that of a labelled one follows from its labels."""
     axis = t._axes.axis(which)
@@ -93,10 +154,14 @@ def _size(t: Tensor, which: DimLike) -> int | None:
 
 def _assign_groups(t: Tensor, axis: int, groups: Any) -> Sequence[Hashable]:
     axes, size = t._axes, t._data.shape[axis]
+    groups = _read_table(groups)
     if isinstance(groups, Mapping) or callable(groups):
         labels = _list_labels(axes, axis, size)
     if isinstance(groups, Mapping):
         missing = [label for label in labels if label not in groups]
+        if missing:  # dates may be of another type or unit
+            groups = {freeze_label(label): group for label, group in groups.items()}
+            missing = [label for label in labels if label not in groups]
         if missing:
             raise UnknownLabelError(f"{axes.describe(axis)} has labels that belong to no group: {show_labels(missing)}")
         return [groups[label] for label in labels]
@@ -108,6 +173,21 @@ def _assign_groups(t: Tensor, axis: int, groups: Any) -> Sequence[Hashable]:
     if len(members) != size:
         raise ValueError(f"{axes.describe(axis)} has size {size}, but {len(members)} groups were given")
     return members
+
+
+def _read_table(groups: Any) -> Any:
+    """Return a Series or a DataArray as a mapping from its labels, or as a list if it has none; anything else as it is."""
+    if isinstance(groups, (list, tuple, Mapping, Tensor, torch.Tensor)) or callable(groups):
+        return groups
+    index = getattr(groups, "index", None)
+    if getattr(groups, "indexes", None) is not None and groups.ndim == 1:
+        index = groups.indexes.get(groups.dims[0], range(groups.size))
+    elif not hasattr(index, "to_numpy"):
+        return groups
+    values = list(np.asarray(groups)) if np.asarray(groups).dtype.kind in "mM" else np.asarray(groups).tolist()
+    if isinstance(index, range) or (getattr(index, "start", None), getattr(index, "step", None)) == (0, 1):
+        return values
+    return dict(zip(map(freeze_label, index), values, strict=True))
 
 
 @cache_by_axes
@@ -198,6 +278,12 @@ def _find_values(
         prefix, _, component = which.rpartition(".")
         if prefix in axes.names:
             return axes.names.index(prefix), _read_component(axes, axes.names.index(prefix), component), component
+        if axes.told is not None and which in axes.told.entries:
+            dims = axes.told.entries[which].dims
+            raise UnknownLabelError(
+                f"the coordinate {which!r} is along {len(dims)} axes, and groups are along one; make one of them first, as in "
+                f"t.stack(all={list(dims)}).groupby({which!r})"
+            )
         raise UnknownLabelError(f"there is no axis or coordinate named {which!r}; {axes.listing()}{_list(axes)}")
     axis = axes.axis(which)
     if rule is None:

@@ -105,9 +105,12 @@ class Groups:
         return len(self.labels)
 
     def __iter__(self) -> Iterator[tuple[Hashable, Tensor]]:
+        parts = [self._pick(positions) for positions in _list_members(self._plan.axes, self._plan)]
+        return iter(list(zip(self.labels, parts, strict=True)))
+
+    def _pick(self, positions: Sequence[int]) -> Tensor:
         entries = finish(self._data, self._plan.entries)
-        for label, positions in zip(self.labels.labels, _list_members(self._plan.axes, self._plan), strict=True):
-            yield label, get(entries, (*[slice(None)] * self._plan.axis, list(positions)))
+        return get(entries, (*[slice(None)] * self._plan.axis, list(positions)))
 
     def __repr__(self) -> str:
         return f"Groups of {self._plan.entries.describe(self._plan.axis)}: {show_labels(self.labels.labels)}"
@@ -288,7 +291,7 @@ class Groups:
         """
         plan = self._plan
         members = [positions for positions in _list_members(plan.axes, plan) if positions]
-        results = [as_tensor(function(part, *args, **options)) for _, part in self if part._data.shape[plan.axis]]
+        results = [as_tensor(function(self._pick(positions), *args, **options)) for positions in members]
         if not results:
             raise ValueError(f"{plan.entries.describe(plan.axis)} has no groups with entries to map")
         name = plan.entries.names[plan.axis]
