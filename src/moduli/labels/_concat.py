@@ -65,7 +65,8 @@ def _join_axes(
     plan = pair(first, tuple(rest), how, fill)
     ends = [operand.spaces[place] for operand, place in zip(operands, places, strict=True)]
     joined = plan.axes.put_labels(at, _end_to_end(ends, axes.describe(at)))
-    along = {} if axes.names[at] is None else concatenate([each.told for each in operands], axes.names[at])
+    name = axes.names[at]
+    along = {} if name is None else concatenate([each.told for each in operands], name)
     if along and joined.told is not None:
         joined = joined.mark(joined.told.replace({**joined.told.entries, **along}))
     checks = tuple(check for check in plan.checks if (0, at) not in check[1])

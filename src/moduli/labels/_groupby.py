@@ -179,12 +179,13 @@ def _read_table(groups: Any) -> Any:
     """Return a Series or a DataArray as a mapping from its labels, or as a list if it has none; anything else as it is."""
     if isinstance(groups, (list, tuple, Mapping, Tensor, torch.Tensor)) or callable(groups):
         return groups
-    index = getattr(groups, "index", None)
+    index: Any = getattr(groups, "index", None)
     if getattr(groups, "indexes", None) is not None and groups.ndim == 1:
         index = groups.indexes.get(groups.dims[0], range(groups.size))
     elif not hasattr(index, "to_numpy"):
         return groups
-    values = list(np.asarray(groups)) if np.asarray(groups).dtype.kind in "mM" else np.asarray(groups).tolist()
+    array = np.asarray(groups)
+    values = list(array) if array.dtype.kind in "mM" else array.tolist()
     if isinstance(index, range) or (getattr(index, "start", None), getattr(index, "step", None)) == (0, 1):
         return values
     return dict(zip(map(freeze_label, index), values, strict=True))
