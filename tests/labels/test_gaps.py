@@ -290,3 +290,24 @@ def test_coordinates_are_masks_and_weights():
     assert t.coordinate("lon").tolist() == [0, 1]
     with pytest.raises(TypeError, match="no numbers"):
         t.coordinate("name")
+
+
+def test_components_of_coordinates_and_axes_without_entries():
+    days = np.arange("2000-01-30", "2000-02-03", dtype="M8[D]")
+    t = mo.tensor([1.0, 2.0, 3.0, 4.0], time=days).assign_coords(valid=("time", days + np.timedelta64(30, "D")))
+    assert t.groupby("valid.month").sum().tolist() == [1.0, 9.0]
+    assert t.coordinate("valid.month").tolist() == [2, 3, 3, 3]
+    with pytest.raises(KeyError, match=r"values of 'valid'.*components are year"):
+        t.groupby("valid.moon")
+    with pytest.raises(KeyError, match="further coordinate"):
+        t.sel(valid=days[0])
+    nothing = t.isel(time=[])
+    assert nothing.groupby("time.month").mean().shape == nothing.resample(time="ME").mean().shape == (0,)
+
+
+def test_an_array_of_xarray_is_not_combined_with_a_tensor():
+    array = pytest.importorskip("xarray").DataArray([1.0, 2.0], dims="x", coords={"x": ["a", "b"]})
+    t = mo.from_xarray(array)
+    for combine in (lambda: array + t, lambda: t + array, lambda: array * t):
+        with pytest.raises(TypeError, match="mo.from_xarray"):
+            combine()

@@ -121,7 +121,9 @@ class Axes:
             try:
                 return self.names.index(dim)
             except ValueError:
-                raise UnknownLabelError(f"there is no axis named {dim!r}; {self.listing()}") from None
+                further = self.told is not None and dim in self.told.entries
+                hint = "; it is a further coordinate: group by it, or make a mask of t.coordinate" if further else ""
+                raise UnknownLabelError(f"there is no axis named {dim!r}; {self.listing()}{hint}") from None
         if isinstance(dim, bool):
             raise TypeError(f"an axis is given by name or position, not by {dim!r}")
         at = operator.index(dim)

@@ -50,10 +50,24 @@ def datetime_component(space: Space, component: str) -> Sequence[Hashable]:
         >>> datetime_component(Space(np.arange("2000-01", "2000-04", dtype="datetime64[M]"), "time"), "month")
         [1, 2, 3]
     """
-    dates = get_dates(space)
     called = "the labels" if space.name is None else f"the labels of axis {space.name!r}"
-    if dates is None:
+    dates = get_dates(space)
+    if dates is None and len(space):
         raise TypeError(f"{called} are not dates, so they have no component {component!r}: {space!r}")
+    return read_component(np.empty(0, "M8[D]") if dates is None else dates, component, called)
+
+
+def read_component(dates: DateArray, component: str, called: str) -> Sequence[Hashable]:
+    """Return one component of each date, as `datetime_component` does.
+
+    Args:
+        dates: The dates or durations.
+        component: The component.
+        called: What they are called in errors.
+
+    Raises:
+        ValueError: If there is no such component.
+    """
     known = _OF_DATES if dates.dtype.kind == "M" else _OF_DURATIONS
     if component not in known:
         what = "dates" if dates.dtype.kind == "M" else "durations"

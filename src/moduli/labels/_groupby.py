@@ -16,13 +16,14 @@ import torch
 
 from ._axes import Axes, DimLike, cache_by_axes
 from ._coords import Coordinate
+from ._dates import datetime_component, read_component
 from ._errors import UnknownLabelError
 from ._groups import GroupPlan, Groups
 from ._label_sequences import show_labels
 from ._locate import freeze_label
 from ._pairing import Gather, align_to_fixed
 from ._space import Space
-from ._tensor import Tensor, finish, method
+from ._tensor import Tensor, method
 
 
 @method
@@ -95,55 +96,6 @@ def _refuse_several(dim: Any) -> Any:
             "t.groupby(city=list(zip(t.coords['country'], t.coords['year'])))"
         )
     return dim
-
-
-@method
-def coordinate(t: Tensor, name: str) -> Tensor:
-    """Return the values of a coordinate as a tensor with the axes that they lie along, for masks and weights.
-
-    Args:
-        t: The tensor.
-        name: An axis whose labels are numbers, a further coordinate of numbers, or a component of dates (``"time.month"``).
-
-    Returns:
-        The values. Floating ones have the dtype of the tensor, or the default dtype if that is of half precision or integers.
-
-    Raises:
-        UnknownLabelError: If there is no such coordinate.
-        TypeError: If its values are no numbers.
-
-    Example:
-        >>> import moduli as mo
-        >>> t = mo.tensor([1.0, 2.0, 4.0], lat=[-60.0, 0.0, 60.0])
-        >>> weights = torch.cos(torch.deg2rad(t.coordinate("lat")))
-        >>> round(((t * weights).sum() / weights.sum()).item(), 4), t.where(t.coordinate("lat") > -30, drop=True)
-        (2.25, Tensor(lat: 0.0=2., 60.0=4.))
-    """
-    size = _size(t, name) if name in t.names else None
-    values, dtype, shape, axes = _read_coordinate(t._axes, name, size)
-    if dtype.is_floating_point:  # numbers of half precision are no positions
-        dtype = t.dtype if t.dtype in (torch.float32, torch.float64) else torch.get_default_dtype()
-    return finish(torch.tensor(values, dtype=dtype, device=t._data.device).reshape(shape), axes)
-
-
-@cache_by_axes
-def _read_coordinate(
-    axes: Axes, name: str, size: int | None
-) -> tuple[tuple[Any, ...], torch.dtype, tuple[int, ...], Axes]:
-    entry = None if axes.told is None or name in axes.names else axes.told.entries.get(name)
-    if entry is not None and entry.values is not None:
-        array, dims = entry.values, entry.dims
-    else:
-        axis, listed, _ = _find_values(axes, name, None, size)
-        array, dims = np.array(listed), (axes.names[axis],)  # type: ignore[assignment]
-    if array.dtype.kind not in "biufc":
-        raise TypeError(
-            f"the values of {name!r} are no numbers, such as {show_labels(array.reshape(-1)[:3].tolist())}; make a mask of "
-            f"them in Python, as in mo.tensor([each == 'x' for each in t.coords[{name!r}]], t.dims[0])"
-        )
-    left = axes.drop_marks().take(axes.names.index(dim) for dim in dims)
-    dtype = torch.from_numpy(array[:0].reshape(-1)).dtype
-    return tuple(array.reshape(-1).tolist()), dtype, array.shape, left
 
 
 def _size(t: Tensor, which: DimLike) -> int | None:
@@ -259,7 +211,7 @@ def _plan_named(
     right: bool,
 ) -> GroupPlan:
     """Return the plan for groups by a coordinate, a component of dates, or the labels themselves, perhaps in bins."""
-    axis, values, name = _find_values(axes, which, rule, size)
+    axis, values, name = find_values(axes, which, rule, size)
     if bins is None:
         if bin_labels is not None:
             raise TypeError("bin_labels are of bins=, the edges of intervals")
@@ -268,7 +220,7 @@ def _plan_named(
     return plan_members(axes, axis, members, labels, name)
 
 
-def _find_values(
+def find_values(
     axes: Axes, which: DimLike, rule: str | None, size: int | None
 ) -> tuple[int, Sequence[Hashable], str | None]:
     """Return the axis that a name is about, a value for each of its entries, and the name of the result's axis."""
@@ -279,6 +231,13 @@ def _find_values(
         prefix, _, component = which.rpartition(".")
         if prefix in axes.names:
             return axes.names.index(prefix), _read_component(axes, axes.names.index(prefix), component), component
+        coordinate = axes.find_coordinate(prefix)
+        dates = None if coordinate is None else np.array(coordinate[1])
+        if coordinate is not None and dates is not None and dates.dtype.kind in "mM":
+            try:
+                return coordinate[0], read_component(dates, component, f"the values of {prefix!r}"), component
+            except ValueError as error:
+                raise UnknownLabelError(str(error)) from None
         if axes.told is not None and which in axes.told.entries:
             dims = axes.told.entries[which].dims
             raise UnknownLabelError(
@@ -298,8 +257,6 @@ def _find_values(
 
 def _read_component(axes: Axes, axis: int, component: str, otherwise: str = "") -> Sequence[Hashable]:
     """Return a component of the dates along an axis, as the month."""
-    from ._dates import datetime_component
-
     space = axes.spaces[axis]
     if space is None or not space.labelled:
         raise UnknownLabelError(f"{otherwise or axes.describe(axis)} is positional, without dates{_list(axes)}")

@@ -1,4 +1,4 @@
-"""Tensors brought to other labels: reindex, align, coordinates, and several axes as one with its labels."""
+"""Tensors brought to other labels: reindex, align, and several axes as one with its labels."""
 
 from __future__ import annotations
 
@@ -188,77 +188,6 @@ def _join_spaces(name: str, spaces: Sequence[Space], join: str) -> Space:
         if join in ("inner", "outer"):
             result = result & space if join == "inner" else result | space
     return result
-
-
-# -- coordinates ---------------------------------------------------------------------------------------------------------
-
-
-@method
-def assign_coords(t: Tensor, coords: Mapping[str, Any] | None = None, /, **named: Any) -> Tensor:
-    """Give axes other labels, or the tensor further coordinates: values along axes that follow them, and can be grouped by.
-
-    Args:
-        t: The tensor.
-        coords: Name to values, as a mapping.
-        named: The name of an axis to its labels (or to a function of the tensor that returns them); or the name of a
-            further coordinate to its axis and its values, as in ``region=("station", ["north", "south"])``.
-
-    Returns:
-        The tensor with the same data.
-
-    Raises:
-        UnknownLabelError: If an axis does not exist.
-        ValueError: If there is not one value per entry.
-        TypeError: If a further coordinate has no axis.
-
-    Example:
-        >>> import moduli as mo
-        >>> t = mo.tensor([1.0, 2.0, 6.0], "station").assign_coords(station=["a", "b", "c"])
-        >>> t.assign_coords(region=("station", ["north", "south", "north"])).groupby("region").mean()
-        Tensor(region: north=3.5000, south=2.0000)
-    """
-    for name, given in {**(coords or {}), **named}.items():
-        values = given(t) if callable(given) else given
-        along, values = values if isinstance(values, tuple) and len(values) == 2 else (None, values)
-        if along is None and name not in t._axes.names:
-            raise TypeError(
-                f"{name!r} is no axis of the tensor, so it is a further coordinate, which needs an axis: "
-                f"assign_coords({name}=(axis, values)); {t._axes.listing()}"
-            )
-        dims = tuple(split_names(along)) if isinstance(along, str) else tuple(along or ())
-        if along is None or dims == (name,):
-            t = relabel(t, name, values)
-            continue
-        sizes = tuple(t._data.shape[t._axes.axis(dim)] for dim in dims)
-        # Values in a list can be a constant of compiled code; what can't be hashed, as an array, is not remembered.
-        frozen = tuple(values) if isinstance(values, list) else values
-        t = finish(t._data, t._axes.run(_mark_coordinate, name, dims, frozen, sizes))
-    return t
-
-
-def _mark_coordinate(axes: Axes, name: str, dims: tuple[str, ...], values: Any, sizes: tuple[int, ...]) -> Axes:
-    array = np.array(values)
-    if array.shape != sizes:
-        raise ValueError(f"the coordinate {name!r} has shape {array.shape}, but its axes {dims} have sizes {sizes}")
-    told = axes.told or AxisCoordinates({})
-    return axes.mark(told.replace({**told.entries, name: Coordinate(dims, array, {})}))
-
-
-def coords(t: Tensor) -> dict[str, Any]:
-    """The labels of the named axes, and the values of further coordinates, by name.
-
-    Example:
-        >>> import moduli as mo
-        >>> t = mo.zeros(x=["a", "b"]).assign_coords(mass=("x", [1.0, 2.0]))
-        >>> {name: list(values) for name, values in t.coords.items()}
-        {'x': ['a', 'b'], 'mass': [np.float64(1.0), np.float64(2.0)]}
-    """
-    labels = {name: space.labels for name, space in zip(t.names, t.dims, strict=True) if name and space.labelled}
-    further = {} if t._axes.told is None else t._axes.told.entries
-    return {**labels, **{name: each.values.copy() for name, each in further.items() if each.values is not None}}
-
-
-Tensor.coords = property(coords, doc=coords.__doc__)  # type: ignore[attr-defined,method-assign,assignment,unused-ignore]
 
 
 # -- several axes as one, and back -----------------------------------------------------------------------------------------

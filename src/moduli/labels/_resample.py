@@ -80,6 +80,8 @@ def bin_dates(space: Space, rule: str) -> tuple[Sequence[int], Sequence[Hashable
     """
     dates = get_dates(space)
     match = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", rule) if isinstance(rule, str) else None
+    if dates is None and not len(space):
+        dates = np.empty(0, "M8[D]")
     if dates is None:
         raise TypeError(f"resample goes by time, and the labels are no dates: {space!r}")
     if match is None or match[1] == "0":
@@ -89,6 +91,8 @@ def bin_dates(space: Space, rule: str) -> tuple[Sequence[int], Sequence[Hashable
     if anchor is not None and anchor not in anchors:
         what = f"the anchor of {unit!r} is one of {', '.join(anchors)}" if anchors else f"{unit!r} has no anchor"
         raise ValueError(f"{rule!r} is no period of time: {what}")
+    if not len(dates):
+        return [], []
     if unit in _STEPS:
         members, labels = _bin_steps(dates, count, _STEPS[unit])
     elif dates.dtype.kind == "m":
