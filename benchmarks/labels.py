@@ -22,7 +22,7 @@ BARS = {
     "add, equal labels": (1.5, 1.03),
     "add, equal axes, one positional": (None, None),
     "reorder + add": (1.3, 1.05),
-    "matmul": (1.6, 1.05),
+    "matmul": (1.4, 1.05),
     "torch.matmul": (1.7, 1.1),
     "torch.matmul, dispatch alone": (None, None),
     "dot": (3.0, 1.1),
