@@ -23,6 +23,8 @@ from ._assign import diag_embed as diag_embed
 from ._assign import diagonal as diagonal
 from ._assign import index_add as index_add
 from ._assign import one_hot as one_hot
+from ._assign_coords import assign_coords as assign_coords
+from ._assign_coords import coordinate as coordinate
 from ._axes import Axes as Axes
 from ._concat import cat as cat
 from ._concat import chunk as chunk
@@ -171,7 +173,6 @@ from ._reduce import std as std
 from ._reduce import sum as sum
 from ._reduce import var as var
 from ._reindex import align as align
-from ._reindex import assign_coords as assign_coords
 from ._reindex import reindex as reindex
 from ._reindex import reindex_like as reindex_like
 from ._reindex import unstack as unstack
