@@ -93,6 +93,10 @@ def list_adamw(libraries):
 
 def list_muon(libraries):
     yield "moduli", lambda net: mo.Optimizer(net, presets.muon(1e-3, method="newtonschulz"))
+    yield (
+        "moduli, in bfloat16",
+        lambda net: mo.Optimizer(net, presets.muon(1e-3, method="newtonschulz", dtype="bfloat16")),
+    )
 
     def make_torch(net):
         hidden, rest = split(net)

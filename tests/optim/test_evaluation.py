@@ -1,6 +1,7 @@
 """Averages that are evaluated in the place of the trained parameters, and classes for trainers."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -130,6 +131,48 @@ def test_a_bound_class_copies_its_links_and_takes_options():
     assert type(first.modules[-1]).__name__ == "MasterWeights"
     assert second.modules[0].defaults["beta1"] == 0.5
     assert first.modules[0].defaults["beta1"] == 0.9
+
+
+def _split_decay(net, decay):
+    """Groups as the trainer of transformers makes them."""
+    return [{"params": [net.weight], "weight_decay": decay}, {"params": [net.bias], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("preset", [presets.schedule_free, presets.lion, presets.nadam])
+def test_a_decay_that_only_groups_set_reaches_a_preset_without_one(preset, decay):
+    nets = [make_net(), make_net()]
+    bound = optim.bind(preset)(_split_decay(nets[0], decay), lr=0.01)
+    plain = Optimizer(
+        nets[1], preset(lr=0.01, weight_decay=decay), groups={"bias": {"weight_decay": 0.0}} if decay else {}
+    )
+    for net, opt in zip(nets, [bound, plain], strict=True):
+        for _ in range(3):
+            step(net, opt)
+    assert torch.equal(nets[0].weight, nets[1].weight)
+    assert torch.equal(nets[0].bias, nets[1].bias)
+
+
+def test_a_decay_of_zero_is_none_for_links_without_one():
+    net = make_net()
+    opt = optim.bind(m.Adam(), m.LR(0.1))(_split_decay(net, 0.0))
+    step(net, opt)
+    with pytest.raises(ValueError, match="sets 'weight_decay', which no link of the chain has"):
+        optim.bind(m.Adam(), m.LR(0.1))(_split_decay(net, 0.1))
+
+
+@pytest.mark.parametrize("chain", [(presets.schedule_free,), (m.ClipNorm(1.0), m.Adam(), m.LR(0.1))])
+def test_a_bound_class_and_its_optimizers_are_pickled_as_their_chain(chain):
+    cls = optim.bind(*chain, lr=0.02, maximize=True)
+    net = make_net()
+    opt = cls(net.parameters())
+    step(net, opt)
+    again = pickle.loads(pickle.dumps(cls))(make_net().parameters())
+    assert again.param_groups[0]["lr"] == 0.02
+    assert again.maximize
+    loaded = pickle.loads(pickle.dumps(opt))
+    assert repr(loaded) == repr(opt)
+    assert loaded.state_dict()["state"].keys() == opt.state_dict()["state"].keys()
 
 
 def test_what_is_refused():
