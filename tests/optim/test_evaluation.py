@@ -79,8 +79,8 @@ def test_chains_without_averages_and_parameters_without_steps():
     opt = Optimizer(net, presets.adamw(lr=0.1))
     before = net.weight.detach().clone()
     opt.eval()
+    step(net, opt)  # nothing was replaced
     opt.train()
-    step(net, opt)
     assert not torch.equal(net.weight, before)
     fresh = Optimizer(make_net(), presets.schedule_free())
     fresh.eval()
@@ -151,6 +151,29 @@ def test_a_decay_that_only_groups_set_reaches_a_preset_without_one(preset, decay
             step(net, opt)
     assert torch.equal(nets[0].weight, nets[1].weight)
     assert torch.equal(nets[0].bias, nets[1].bias)
+
+
+def test_a_bound_class_knows_names_and_layers_of_a_model():
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+
+    nets = [make(), make(), make()]
+    groups = [{"params": [nets[0][k].weight for k in range(3)]}, {"params": [nets[0][k].bias for k in (1, 2)]}]
+    cls = optim.bind(presets.muon, lr=0.01)
+    opts = [
+        cls(groups, model=nets[0]),
+        cls(nets[1].parameters(), model=nets[1]),
+        Optimizer(nets[2], presets.muon(0.01)),
+    ]
+    assert opts[0].param_groups[1]["param_names"] == ["1.bias", "2.bias"]
+    for _ in range(3):
+        for net, opt in zip(nets, opts, strict=True):
+            opt.step(mo.closure(lambda net=net: (net(torch.arange(5)) - 1).square().mean()))
+    for net in nets[:2]:
+        assert all(map(torch.equal, net.parameters(), nets[2].parameters()))
+    with pytest.raises(ValueError, match="is none of the module"):
+        cls(nets[0].parameters(), model=nets[1])
 
 
 def test_a_decay_of_zero_is_none_for_links_without_one():

@@ -8,7 +8,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ._groups import is_known
+import torch
+
+from ._groups import is_known, named_parameters
 from .chain import flatten
 from .module import Chainable, Module
 from .optimizer import Optimizer
@@ -22,8 +24,9 @@ def bind(*chain: Chainable | Callable[..., Any], **settings: Any) -> type[Optimi
     """Return a class of optimizers with this chain: `cls(params, **settings)`, as trainers make their optimizers.
 
     Trainers split parameters into those that decay and those that do not, with "weight_decay" in each group: a preset that takes
-    a weight decay gets one where a group has it, and a decay of 0 is ignored by a chain without one. The class, and its
-    optimizers, can be pickled if the chain can.
+    a weight decay gets one where a group has it, and a decay of 0 is ignored by a chain without one. With `model=net` among the
+    arguments of the class parameters have the names that they have in this module, and layers are known (for Muon, which treats
+    embeddings and heads in another way). The class, and its optimizers, can be pickled if the chain can.
 
     Args:
         *chain: A function that returns links, such as a preset, which is called with the settings; or links, of which each
@@ -56,7 +59,7 @@ WeightDecay(weight_decay=0.1, ord=2), LR(lr=0.001))
         __doc__ = f"An optimizer with the chain that `bind` was given: {_describe(chain)}."
         bound = (chain, settings)
 
-        def __init__(self, params: Any, **given: Any) -> None:
+        def __init__(self, params: Any, *, model: torch.nn.Module | None = None, **given: Any) -> None:
             every = {**settings, **given}
             options = {key: every.pop(key) for key in _OPTIONS & every.keys()}
             if made:
@@ -65,7 +68,9 @@ WeightDecay(weight_decay=0.1, ord=2), LR(lr=0.001))
             else:
                 links = list(flatten(copy.deepcopy(chain)))
                 _change_settings(links, every)
-            super().__init__(_drop_zero_decay(params, links), *links, **options)
+            params = _drop_zero_decay(params, links)
+            super().__init__(params if model is None else _name_params(params, model), *links, **options)
+            self.model = self.model or model
 
     BoundOptimizer.__name__ = BoundOptimizer.__qualname__ = f"{_describe(chain)}Optimizer"
     return BoundOptimizer
@@ -112,6 +117,24 @@ def _drop_zero_decay(params: Any, links: Sequence[Module]) -> Any:
     if is_known("weight_decay", _list_every(links)) or not any("weight_decay" in group for group in groups):
         return params
     return [{key: value for key, value in group.items() if key != "weight_decay" or value} for group in groups]
+
+
+def _name_params(params: Any, model: torch.nn.Module) -> Any:
+    """Return parameters, or groups of them, as pairs with the names that they have in a module."""
+    if isinstance(params, torch.nn.Module):
+        return params
+    names = {id(param): name for name, param in named_parameters(model)}
+
+    def name(items: Any) -> list[Any]:
+        items = [items] if isinstance(items, torch.Tensor) else list(items)
+        if any(not isinstance(item, tuple) and id(item) not in names for item in items):
+            raise ValueError("a parameter of the optimizer is none of the module given as model=")
+        return [item if isinstance(item, tuple) else (names[id(item)], item) for item in items]
+
+    items = [params] if isinstance(params, torch.Tensor) else list(params)
+    if items and isinstance(items[0], dict):
+        return [{**group, "params": name(group["params"])} for group in items]
+    return name(items)
 
 
 def _list_every(links: Sequence[Module]) -> list[Module]:

@@ -177,6 +177,7 @@ class Orthogonalize(MatrixTransform):
     """
 
     differentiable = True
+    capturable = True
     ranges = {check.at_least_one: ("steps",)}
 
     adjust_lr: bool = False
@@ -247,9 +248,8 @@ class DualNormCorrection(MatrixTransform):
     """
 
     uses_params = True
-
     differentiable = True
-
+    capturable = True
     uses_grad = True
 
     flatten: bool = True
@@ -290,6 +290,7 @@ class MuonAdjustLR(MatrixTransform):
     """
 
     differentiable = True
+    capturable = True
 
     alpha: float = 1.0
     flatten: bool = True
@@ -326,6 +327,7 @@ class LMO(MatrixTransform):
         T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, Tables 2 and 3.
     """
 
+    capturable = True
     ranges = {check.positive: ("radius",), check.at_least_one: ("steps",)}
 
     ball: Literal["spectral", "sign", "column", "row", "rms"] = field(default="spectral", kw_only=False)

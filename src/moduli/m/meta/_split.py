@@ -41,6 +41,7 @@ class Split(Module):
     divides_params = True
     across = Across.NOTHING
     differentiable = True
+    capturable = True
     needs = frozenset()
     members = True
 
