@@ -370,7 +370,7 @@ def steps_in_half_precision_mean_the_same_in_pieces(rank):
 
 @check
 def small_steps_add_up_in_pieces(rank):
-    """200 steps of 1e-4 in bfloat16: compensated and master weights as of whole parameters, rounding by chance on average; resumed."""
+    """Steps of 1e-4 in bfloat16: compensated and master weights as of whole parameters, rounding on average; resumed."""
     problems = []
     remedies = {"StochasticRounding": {}, "Kahan": {}, "master": {"master": "float32"}}
     for name, options in remedies.items():

@@ -86,7 +86,11 @@ def _rebuild_class(chain: tuple[Any, ...], settings: Mapping[str, Any]) -> type[
     return bind(*chain, **settings)
 
 
-copyreg.pickle(_BoundType, lambda cls: (_rebuild_class, cls.bound))  # type: ignore[arg-type]
+def _reduce_class(cls: _BoundType) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return _rebuild_class, cls.bound
+
+
+copyreg.pickle(_BoundType, _reduce_class)
 
 
 def _list_groups(params: Any) -> list[dict[str, Any]]:
@@ -131,7 +135,7 @@ def _name_params(params: Any, model: torch.nn.Module) -> Any:
             raise ValueError("a parameter of the optimizer is none of the module given as model=")
         return [item if isinstance(item, tuple) else (names[id(item)], item) for item in items]
 
-    items = [params] if isinstance(params, torch.Tensor) else list(params)
+    items: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
     if items and isinstance(items[0], dict):
         return [{**group, "params": name(group["params"])} for group in items]
     return name(items)
