@@ -108,9 +108,9 @@ class Watch:
         if not objective.skip_update and objective.updates is not None:
             self._named["update"] = [(params, sum_squares(objective.updates))]
         first = optimizer.modules[0]
-        if objective.grads is not None and not (runs and runs[0][0][0] is first):
-            if id(first) not in self._links or not self._links[id(first)][1]:
-                self._named["grad"] = [(params, sum_squares(objective.grads))]
+        known = (runs and runs[0][0][0] is first) or (id(first) in self._links and self._links[id(first)][1])
+        if objective.grads is not None and not known:
+            self._named["grad"] = [(params, sum_squares(objective.grads))]
         if not (runs and runs[-1][3]) and not any(moves for *_, moves in runs):
             self._named["param"] = [(params, sum_squares([param.detach() for param in params]))]
         self._rates = [group.get("lr") for group in optimizer._group_list]
