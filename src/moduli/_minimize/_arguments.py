@@ -93,30 +93,20 @@ def read_request(
     """
     name = canonical(method) if isinstance(method, str) else "links"
     rest = dict(options or {})
-    for names, value in ((_STEPS, max_steps), (_EVALUATIONS, max_evals)):
-        for key in names:
-            if rest.get(key) is not None and value is not None:
-                raise TypeError(f"minimize: the option {key} says what max_steps or max_evals says already; give one")
+    _refuse_repeated(rest, max_steps, max_evals)
     max_steps = _take(rest, _STEPS, max_steps)
     max_evals = _take(rest, _EVALUATIONS, max_evals)
     progress = bool(rest.pop("disp", False)) or progress
     fits = name in ("lm", "auto")
     if not fits or (name == "auto" and not set(rest) - {"gtol"}):
         tol = _take(rest, _GRADIENT, tol)
-    for key in rest:
-        if not fits or key not in _FIT:
-            there = ["maxiter", "maxfev", "disp", *(_FIT if fits else _GRADIENT)]
-            hint = "; tol= is the tolerance of every method" if "tol" in key else ""
-            raise TypeError(f"minimize: {name} has no option {key!r}; there are {', '.join(there)}{hint}")
+    _refuse_unknown(rest, name)
     _check_limits(tol, max_evals, max_steps)
     fit = replace(LeastSquaresOptions(tol=tol or 0.0), **rest)
     named = tuple(rest)
     if x_scale is not None and x_scale is not False and not (isinstance(x_scale, str) and x_scale == "jac"):
         fit, named = replace(fit, scale=_read_scale(StartPoint(x0), x_scale)), (*named, "x_scale")
-    mode = jac if isinstance(jac, str) else None
-    if mode is not None and mode not in MODES:
-        instead = "torch differentiates exactly, so leave it out; or give a function, True, 'forward' or 'reverse'"
-        raise ValueError(f"minimize: jac is {jac!r}; {instead}")
+    mode = _read_mode(jac)
     if fit.geodesic and (callable(jac) or jac is True):
         raise ValueError("minimize: geodesic takes second derivatives of the residuals, which jac= does not give")
     request = MinimizeRequest(
@@ -125,6 +115,32 @@ def read_request(
     if name not in ("lm", "auto"):
         request.check_fit(name)
     return request
+
+
+def _refuse_repeated(options: Mapping[str, Any], max_steps: int | None, max_evals: int | None) -> None:
+    """Raise TypeError if a limit is passed both as an argument and as an option."""
+    for names, value in ((_STEPS, max_steps), (_EVALUATIONS, max_evals)):
+        for key in names:
+            if options.get(key) is not None and value is not None:
+                raise TypeError(f"minimize: the option {key} says what max_steps or max_evals says already; give one")
+
+
+def _refuse_unknown(options: Mapping[str, Any], name: str) -> None:
+    """Raise TypeError for an option that a method does not have."""
+    fits = name in ("lm", "auto")
+    for key in options:
+        if not fits or key not in _FIT:
+            there = ["maxiter", "maxfev", "disp", *(_FIT if fits else _GRADIENT)]
+            hint = "; tol= is the tolerance of every method" if "tol" in key else ""
+            raise TypeError(f"minimize: {name} has no option {key!r}; there are {', '.join(there)}{hint}")
+
+
+def _read_mode(jac: Any) -> str | None:
+    """Return the mode of differentiation if `jac` is one; None for functions and other values."""
+    if isinstance(jac, str) and jac not in MODES:
+        instead = "torch differentiates exactly, so leave it out; or give a function, True, 'forward' or 'reverse'"
+        raise ValueError(f"minimize: jac is {jac!r}; {instead}")
+    return jac if isinstance(jac, str) else None
 
 
 def _take(options: dict[str, Any], names: tuple[str, ...], value: Any) -> Any:

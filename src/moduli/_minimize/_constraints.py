@@ -115,8 +115,6 @@ def minimize_constrained(
             return torch.cat([data, *more])
         return loss_of(data, False) + sum(value_of(one) for one in more)
 
-    from ..m import AugmentedLagrangian  # imported here because other methods do not need it
-
     while True:
         left = None if max_steps is None else max_steps - steps
         last = minimize(evaluate_augmented, x, tol=inner_tol, max_evals=limit - spent, max_steps=left, **options)
@@ -124,12 +122,7 @@ def minimize_constrained(
         with torch.no_grad():
             seen = [one.values(x).detach() for one in constraints]
             value = last.value - sum(float(value_of(one)) for one in penalise(seen))
-        violation = slack = 0.0
-        for i, (c, one) in enumerate(zip(seen, constraints, strict=True)):
-            violation = max(violation, AugmentedLagrangian.violation(c, one.inequality))
-            multipliers[i] = AugmentedLagrangian.next_multiplier(c, multipliers[i], mu, one.inequality)
-            if one.inequality and c.numel():
-                slack = max(slack, float(torch.minimum(c.abs(), multipliers[i]).max()))
+        violation, slack = _update_multipliers(constraints, seen, multipliers, mu)
         # The gradient of the Lagrangian with these multipliers is that of the augmented one with the last.
         kkt = max(violation, slack, last.gradient_norm or 0.0)
         history.append((spent, value))
@@ -139,9 +132,9 @@ def minimize_constrained(
         if not math.isfinite(last.value) or ("unbounded" in last.reason and mu > 1e8):
             reason = last.reason
             break
-        # Without a gradient, the success reported by the method decides.
-        if kkt <= tol and (last.gradient_norm is not None or last.success):
-            reason, success = f"The conditions of Karush, Kuhn and Tucker hold to {kkt:.2g}, at most {tol:.2g}.", True
+        success = kkt <= tol and _has_converged(last)
+        if success:
+            reason = f"The conditions of Karush, Kuhn and Tucker hold to {kkt:.2g}, at most {tol:.2g}."
             break
         if spent >= limit or steps == max_steps:
             what = f"{limit} evaluations" if spent >= limit else f"{max_steps} steps"
@@ -169,3 +162,23 @@ def minimize_constrained(
         kkt_residual=kkt,
         problem=last._require_problem()._replace(fun=fun, constraints=active),
     )
+
+
+def _update_multipliers(
+    constraints: Sequence[Constraint], values: Sequence[Tensor], multipliers: list[Tensor], mu: float
+) -> tuple[float, float]:
+    """Replace the multipliers by the next ones; return the largest violation, and the largest gap in complementarity."""
+    from ..m import AugmentedLagrangian  # imported here because other methods do not need it
+
+    violation = slack = 0.0
+    for i, (c, one) in enumerate(zip(values, constraints, strict=True)):
+        violation = max(violation, AugmentedLagrangian.violation(c, one.inequality))
+        multipliers[i] = AugmentedLagrangian.next_multiplier(c, multipliers[i], mu, one.inequality)
+        if one.inequality and c.numel():
+            slack = max(slack, float(torch.minimum(c.abs(), multipliers[i]).max()))
+    return violation, slack
+
+
+def _has_converged(result: Result) -> bool:
+    """Whether a run ended with a known gradient; without one, the success reported by the method decides."""
+    return result.gradient_norm is not None or result.success

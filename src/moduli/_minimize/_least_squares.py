@@ -270,6 +270,46 @@ def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
     norm = measure(r)
     reduction = 1 - (norm / state.norm) ** 2 if 0.1 * norm < state.norm else -1.0
     ratio = reduction / trial.predicted if trial.predicted > 0 else 0.0
+    _adapt_region(state, trial, norm, reduction, ratio)
+    size = measure(state.D * state.x)
+    # A change of the sum below rounding is not informative: the step is then accepted because of the model.
+    rounding = 64 * options.eps
+    level = trial.predicted <= rounding and abs(reduction) <= rounding
+    accepted = ratio >= 1e-4 or level
+    if accepted:
+        if options.broyden:
+            step = there - state.x
+            state.J = state.J + np.outer(r - state.r - state.J @ step, step) / (float(step @ step) or 1.0)
+        state.x, state.r, state.norm, state.first = there, r, norm, False
+        if _is_accurate(state, trial):
+            return True, f"The steps have become short: the point is known to {options.xtol:.2g} of itself."
+    if level or (abs(reduction) <= options.ftol and trial.predicted <= options.ftol and ratio <= 2):
+        return accepted, f"The sum of squares falls by at most {options.ftol:.2g} of itself."
+    if state.delta <= 0.01 * options.xtol * size or trial.length <= EPS * size:
+        return accepted, f"The next steps are at most {0.01 * options.xtol:.2g} of the point."
+    if state.delta <= EPS * EPS:
+        return accepted, "No lower point was found: the loss is at the limit of its precision."
+    return accepted, ""
+
+
+def _is_accurate(state: FitState, trial: Trial) -> bool:
+    """Whether the relative error of every variable, estimated from the lengths of the last two steps, is within `xtol`."""
+    before = state.last
+    rate, state.last = max(0.01, trial.length / state.last), trial.length if state.damping == 0 else math.inf
+    error = np.abs(trial.step) * rate / (1 - rate) if rate < 1 and math.isfinite(before) else math.inf
+    return bool((error <= state.options.xtol * np.abs(state.x)).all())
+
+
+def _adapt_region(state: FitState, trial: Trial, norm: float, reduction: float, ratio: float) -> None:
+    """Shrink or grow the trust region.
+
+    Args:
+        state: The fit before the step.
+        trial: The step.
+        norm: The length of the residuals after it.
+        reduction: The relative reduction of the sum of squares.
+        ratio: The reduction divided by the predicted one.
+    """
     if not ratio > 0.25:
         shrink = 0.5 if reduction >= 0 else 0.5 * trial.slope / (trial.slope + 0.5 * reduction)
         if not 0.1 * norm < state.norm or shrink < 0.1:
@@ -285,26 +325,3 @@ def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
         bend = 2 * trial.slope + reduction
         longer = trial.slope / bend if bend < 0 else 2.0
         state.shorten = min(1.0, max(0.1, state.shorten * longer)) if ratio < 0.75 or state.shorten < 1 else 1.0
-    size = measure(state.D * state.x)
-    # A change of the sum below rounding is not informative: the step is then accepted because of the model.
-    rounding = 64 * options.eps
-    level = trial.predicted <= rounding and abs(reduction) <= rounding
-    accepted = ratio >= 1e-4 or level
-    if accepted:
-        if options.broyden:
-            step = there - state.x
-            state.J = state.J + np.outer(r - state.r - state.J @ step, step) / (float(step @ step) or 1.0)
-        state.x, state.r, state.norm, state.first = there, r, norm, False
-    if accepted:
-        before = state.last
-        rate, state.last = max(0.01, trial.length / state.last), trial.length if state.damping == 0 else math.inf
-        error = np.abs(trial.step) * rate / (1 - rate) if rate < 1 and math.isfinite(before) else math.inf
-        if bool((error <= options.xtol * np.abs(state.x)).all()):
-            return True, f"The steps have become short: the point is known to {options.xtol:.2g} of itself."
-    if level or (abs(reduction) <= options.ftol and trial.predicted <= options.ftol and ratio <= 2):
-        return accepted, f"The sum of squares falls by at most {options.ftol:.2g} of itself."
-    if state.delta <= 0.01 * options.xtol * size or trial.length <= EPS * size:
-        return accepted, f"The next steps are at most {0.01 * options.xtol:.2g} of the point."
-    if state.delta <= EPS * EPS:
-        return accepted, "No lower point was found: the loss is at the limit of its precision."
-    return accepted, ""
