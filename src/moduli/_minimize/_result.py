@@ -1,4 +1,4 @@
-"""`Result`: the result of a minimisation, with derivatives and error bars in the form of x0."""
+"""`Result`, with derivatives and error bars in the form of x0; above 400 lines because half of them are docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SavedFile`: an open checkpoint. Everything in it is checked before it is used, and no code in it is run."""
+"""`SavedFile`: an open checkpoint, checked before it is used; above 400 lines because half of them are docstrings."""
 
 import mmap
 import os
