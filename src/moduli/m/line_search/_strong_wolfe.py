@@ -177,8 +177,9 @@ def more_thuente_trials(
         # condition demands, which has its minimisers where both conditions hold.
         tilt = demanded if first_stage and f <= low[1] and f > enough else 0.0
         fallback = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
+        ends = _tilt(tilt, low, other, new)
         try:
-            following = trial_step(*_tilt(tilt, low, other, new), bracketed, least, upper)
+            following = trial_step(ends[0], ends[1], ends[2], bracketed, least, upper)
         except (ZeroDivisionError, OverflowError):
             following = fallback
         low, other, closed = _narrow_tilted(tilt, low, other, new)
