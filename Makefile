@@ -27,6 +27,11 @@ $(VENV)/.ready: $(VENV)/.run
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
+# The type checker of editors brings its own JavaScript engine.
+$(VENV)/.lint: $(VENV)/.ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[lint]'
+	@touch $@
+
 $(VENV)/.bench: $(VENV)/.ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
@@ -73,10 +78,11 @@ endurance: $(VENV)/.ready  ## threads, interrupts and damaged files for at most 
 mutants: $(VENV)/.ready  ## break links line by line and see whether their quick tests notice: make mutants ARGS='Dion LMO'
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-lint: $(VENV)/.ready  ## ruff, mypy --strict, the order of the rooms, their front doors, and their names
+lint: $(VENV)/.lint  ## ruff, mypy --strict, pyright on a user's program, the order of the rooms, their front doors, and their names
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/basedpyright --project tools/consumer --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_rooms.py
 	@$(BIN)/python tools/check_names.py

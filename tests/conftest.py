@@ -4,8 +4,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from moduli._torch import can_hold_constants
 
 torch.set_num_threads(1)
 
@@ -107,7 +110,17 @@ def pytest_report_header(config):
     return f"law book: fifth {choose_fifth()} of 0 to {FIFTHS - 1} (MODULI_FIFTH=k for another, --all for all)"
 
 
+def skip_what_old_torches_cannot(items):
+    """Skip tests that compile labelled tensors into one graph, which torch refuses before 2.13 (docs/torch-versions.md)."""
+    if can_hold_constants():
+        return
+    for item in items:
+        if item.get_closest_marker("compiles_labels"):
+            item.add_marker(pytest.mark.skip(reason="compiling labelled tensors needs torch 2.13"))
+
+
 def pytest_collection_modifyitems(config, items):
+    skip_what_old_torches_cannot(items)
     if config.getoption("--all") or any("::" in str(argument) for argument in config.args):
         return
     fifth = choose_fifth()
