@@ -72,12 +72,16 @@ def read(name: str) -> Any:
 
 def cells(name: str) -> list[tuple[str, str]]:
     """Return the kind and the text of each cell of a notebook."""
-    return [(cell["cell_type"], "".join(cell["source"])) for cell in read(name)["cells"]]
+    return [
+        (cell["cell_type"], "".join(cell["source"])) for cell in read(name)["cells"]
+    ]
 
 
 def find_hash(name: str) -> str:
     """Return a hash of what a notebook says, which does not depend on how its file is written."""
-    return hashlib.blake2b(json.dumps(cells(name)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(cells(name)).encode(), digest_size=8
+    ).hexdigest()
 
 
 def find_versions(name: str) -> dict[str, str]:
@@ -90,8 +94,13 @@ def find_versions(name: str) -> dict[str, str]:
             elif isinstance(node, ast.ImportFrom):
                 roots.add((node.module or "").partition(".")[0])
     owners = importlib.metadata.packages_distributions()
-    packages = {owners.get(root, [root])[0] for root in roots - sys.stdlib_module_names}
-    return {package: ".".join(importlib.metadata.version(package).split(".")[:2]) for package in sorted(packages)}
+    packages = {
+        owners.get(root, [root])[0] for root in roots - sys.stdlib_module_names
+    }
+    return {
+        package: ".".join(importlib.metadata.version(package).split(".")[:2])
+        for package in sorted(packages)
+    }
 
 
 def read_record() -> dict[str, Any]:
@@ -102,7 +111,11 @@ def read_record() -> dict[str, Any]:
 def is_fresh(name: str, *, versions: bool = True) -> bool:
     """Whether a notebook's page shows what it says now, executed with the packages that are installed (`versions`)."""
     entry = read_record().get(name)
-    if entry is None or entry["hash"] != find_hash(name) or not (HERE / f"{name}.md").exists():
+    if (
+        entry is None
+        or entry["hash"] != find_hash(name)
+        or not (HERE / f"{name}.md").exists()
+    ):
         return False
     return not versions or entry["versions"] == find_versions(name)
 
@@ -130,17 +143,24 @@ def execute(name: str) -> tuple[list[Any], float]:
         work = Path(folder) / "work"
         work.mkdir()
         client = NotebookClient(
-            notebook, timeout=4 * SECONDS, kernel_name="gallery", resources={"metadata": {"path": str(work)}}
+            notebook,
+            timeout=4 * SECONDS,
+            kernel_name="gallery",
+            resources={"metadata": {"path": str(work)}},
         )
         try:
             client.execute()
         except (CellExecutionError, CellTimeoutError) as error:
-            raise GalleryError(f"{name}.ipynb: " + re.sub(r"\x1b\[[0-9;]*m", "", str(error))) from None
+            raise GalleryError(
+                f"{name}.ipynb: " + re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+            ) from None
     *executed, taken = notebook.cells[1:]
     for cell in executed:
         for output in cell.get("outputs", ()):
             if output.output_type == "stream" and output.name == "stderr":
-                raise GalleryError(f"{name}.ipynb: the cell '{cell.id}' prints to standard error:\n{output.text}")
+                raise GalleryError(
+                    f"{name}.ipynb: the cell '{cell.id}' prints to standard error:\n{output.text}"
+                )
     return executed, float(taken.outputs[0].text)
 
 
@@ -150,13 +170,36 @@ class _environment:
     def __init__(self, folder: Path) -> None:
         kernel = folder / "kernels" / "gallery"
         kernel.mkdir(parents=True)
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
-        text = json.dumps({"argv": argv, "display_name": "gallery", "language": "python"})
+        argv = [
+            sys.executable,
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            "{connection_file}",
+            "--log-level=ERROR",
+        ]
+        text = json.dumps(
+            {"argv": argv, "display_name": "gallery", "language": "python"}
+        )
         (kernel / "kernel.json").write_text(text, encoding="utf-8")
-        own = {name: str(folder / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
-        path = os.pathsep.join(filter(None, [str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH")]))
+        own = {
+            name: str(folder / name.lower())
+            for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")
+        }
+        path = os.pathsep.join(
+            filter(
+                None,
+                [str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH")],
+            )
+        )
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self.values = {**own, **threads, "JUPYTER_PATH": str(folder), "PYTHONPATH": path, "MPLBACKEND": ""}
+        self.values = {
+            **own,
+            **threads,
+            "JUPYTER_PATH": str(folder),
+            "PYTHONPATH": path,
+            "MPLBACKEND": "",
+        }
         self.before = {name: os.environ.get(name) for name in self.values}
 
     def __enter__(self) -> None:
@@ -175,7 +218,11 @@ class _environment:
 
 def outputs_of(cell: Any) -> Iterator[tuple[str, str]]:
     """Yield the outputs of an executed cell as ("text" | "html" | "svg", content), what was printed in one."""
-    printed = "".join(output.text for output in cell.get("outputs", ()) if output.output_type == "stream")
+    printed = "".join(
+        output.text
+        for output in cell.get("outputs", ())
+        if output.output_type == "stream"
+    )
     if printed.strip():
         yield "text", printed.rstrip()
     figures = set()
@@ -196,7 +243,11 @@ def clean(svg: str) -> str:
     """Return a figure without its prologue, its metadata and names of groups, and with coordinates to a tenth of a point."""
 
     def shorten(attribute: re.Match[str]) -> str:
-        return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), attribute[0])
+        return re.sub(
+            r"-?\d+\.\d+",
+            lambda number: f"{float(number[0]):.1f}".removesuffix(".0"),
+            attribute[0],
+        )
 
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -223,12 +274,18 @@ def render(name: str, executed: list[Any]) -> tuple[str, list[str]]:
         for kind, content in outputs_of(cell):
             if kind == "svg":
                 figures.append(content)
-                parts.append(f"![{title}, figure {len(figures)}]({name}-{len(figures)}.svg)")
+                parts.append(
+                    f"![{title}, figure {len(figures)}]({name}-{len(figures)}.svg)"
+                )
             elif kind == "html":
-                parts.append(f'<div class="output" markdown="0">\n{content}\n</div>')
+                parts.append(
+                    f'<div class="output" markdown="0">\n{content}\n</div>'
+                )
             else:
                 parts.append(f"```text\n{content}\n```")
-    parts.append(f'[Download this notebook]({name}.ipynb){{ download="{name}.ipynb" }}, or see [the others](index.md).')
+    parts.append(
+        f'[Download this notebook]({name}.ipynb){{ download="{name}.ipynb" }}, or see [the others](index.md).'
+    )
     return "\n\n".join(parts) + "\n", figures
 
 
@@ -254,7 +311,11 @@ def write(name: str, executed: list[Any], seconds: float) -> None:
         (HERE / f"{name}-{number}.svg").write_text(figure, encoding="utf-8")
     (HERE / f"{name}.md").write_text(page, encoding="utf-8")
     record = read_record()
-    record[name] = {"hash": find_hash(name), "versions": find_versions(name), "seconds": round(seconds, 1)}
+    record[name] = {
+        "hash": find_hash(name),
+        "versions": find_versions(name),
+        "seconds": round(seconds, 1),
+    }
     record = {each: record[each] for each in NAMES if each in record}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
@@ -274,10 +335,16 @@ def agree(said: str, printed: str) -> bool:
     """
     if _NUMBER.sub("#", said) != _NUMBER.sub("#", printed):
         return False
-    for before, now in zip(_NUMBER.findall(said), _NUMBER.findall(printed), strict=True):
+    for before, now in zip(
+        _NUMBER.findall(said), _NUMBER.findall(printed), strict=True
+    ):
         a, b = float(before.replace(",", "")), float(now.replace(",", ""))
         mantissa, _, exponent = before.partition("e")
-        unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if {".", "e"} & set(before) else 0.0
+        unit = (
+            10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+            if {".", "e"} & set(before)
+            else 0.0
+        )
         share = 0.1 * abs(a) if unit or abs(a) >= 100 else 0.0
         if abs(a - b) > max(1.01 * unit, share):
             return False
@@ -301,26 +368,35 @@ def write_index() -> str:
     for name in NAMES:
         summary = " ".join(cells(name)[0][1].split("\n\n")[1].split())
         picture = f'[![]({name}-1.svg){{ width="220" }}]({name}.md)'
-        rows.append(f"| {picture} | **[{read_title(name)}]({name}.md)**<br>{summary} |")
-    parts.append("| | |\n|---|---|\n" + "\n".join(rows))
+        rows.append(
+            f"| {picture} | **[{read_title(name)}]({name}.md)**<br>{summary} |"
+        )
+    parts.append("| | what it shows |\n|---|---|\n" + "\n".join(rows))
     return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
     """Execute what is not fresh, and write the page of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--all", action="store_true", help="execute all")
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
-        parser.error(f"no notebook is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+        parser.error(
+            f"no notebook is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+        )
     for name in options.names or NAMES:
         if options.names or options.all or not is_fresh(name):
             executed, seconds = execute(name)
             write(name, executed, seconds)
             print(f"{name}: executed in {seconds:.1f} s")
     index = write_index()
-    if not (HERE / "index.md").exists() or (HERE / "index.md").read_text(encoding="utf-8") != index:
+    if (
+        not (HERE / "index.md").exists()
+        or (HERE / "index.md").read_text(encoding="utf-8") != index
+    ):
         (HERE / "index.md").write_text(index, encoding="utf-8")
 
 
