@@ -2,7 +2,8 @@
 
     python docs/gallery/build.py            execute the notebooks whose text, or whose packages, have changed since
     python docs/gallery/build.py --all      execute all of them
-    python docs/gallery/build.py fit races  execute these
+    python docs/gallery/build.py races      execute this one
+    python docs/gallery/build.py --check    execute nothing, and say which would be
 
 A notebook is `NAME.ipynb`, without outputs. From it come `NAME.md` (its words, code and outputs), `NAME-1.svg` and so on (its
 figures), an entry of `executed.json` (a hash of its text, the versions of the packages that it imports, the seconds of processor
@@ -11,6 +12,7 @@ time that it took) and an entry of `index.md`. All are committed, so that the do
 
 import argparse
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -18,7 +20,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,11 @@ def find_hash(name: str) -> str:
     ).hexdigest()
 
 
+@functools.cache
+def _find_owners() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
 def find_versions(name: str) -> dict[str, str]:
     """Return the versions, without patch numbers, of the packages that a notebook imports."""
     roots = set()
@@ -93,7 +100,7 @@ def find_versions(name: str) -> dict[str, str]:
                 roots |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 roots.add((node.module or "").partition(".")[0])
-    owners = importlib.metadata.packages_distributions()
+    owners = _find_owners()
     packages = {
         owners.get(root, [root])[0] for root in roots - sys.stdlib_module_names
     }
@@ -382,10 +389,22 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--all", action="store_true", help="execute all")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="execute nothing, and fail if the text of one has changed since",
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
         parser.error(
             f"no notebook is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+        )
+    if options.check:
+        stale = [name for name in NAMES if not is_fresh(name, versions=False)]
+        sys.exit(
+            f"stale pages of the gallery: {', '.join(stale)}: make docs, and commit them"
+            if stale
+            else None
         )
     for name in options.names or NAMES:
         if options.names or options.all or not is_fresh(name):
