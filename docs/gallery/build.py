@@ -321,7 +321,7 @@ def write(name: str, executed: list[Any], seconds: float) -> None:
     record[name] = {
         "hash": find_hash(name),
         "versions": find_versions(name),
-        "seconds": round(seconds, 1),
+        "seconds": round(seconds),
     }
     record = {each: record[each] for each in NAMES if each in record}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
