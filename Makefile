@@ -6,8 +6,11 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
 VERSION ?= 2.15.0
+# An index of torch's wheels, for instance of those without CUDA: make run TORCH_INDEX=...
+TORCH_INDEX ?=
+export TORCH_INDEX
 
-.PHONY: help run picture test test-all test-gpu test-torch endurance mutants lint docs bench clean format
+.PHONY: help run picture test test-all test-gpu test-torch test-min endurance mutants lint docs bench clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +18,7 @@ help:  ## list the targets
 # torch comes first and through the constraints, so that nothing else can pull another build of it.
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[lab]'
 	@touch $@
 
@@ -60,6 +63,9 @@ test-gpu: $(VENV)-gpu/.ready  ## generated Triton kernels in its interpreter, an
 
 test-torch: $(VENV)/.run  ## the tests with another torch: make test-torch VERSION=2.14.1 ARGS='tests/labels -q'
 	@$(BIN)/python tools/torch_venv.py $(VERSION) -- $(ARGS)
+
+test-min: $(VENV)/.run  ## the tests with the oldest release of each dependency that pyproject.toml allows
+	@$(BIN)/python tools/torch_venv.py minimum -- $(ARGS)
 
 endurance: $(VENV)/.ready  ## threads, interrupts and damaged files for at most ten minutes, with counts: make endurance ARGS='interrupts'
 	@$(BIN)/python tools/endurance $(ARGS)

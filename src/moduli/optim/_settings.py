@@ -288,7 +288,7 @@ class LinkType(ABCMeta):
         known = inspect.signature(cls.__init__)  # type: ignore[misc]
         return known.replace(parameters=list(known.parameters.values())[1:])
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def _make_link(cls, *args: Any, **kwargs: Any) -> Any:
         schedules: dict[str, Schedule] = {}
         if any(map(_is_function, args)) or any(map(_is_function, kwargs.values())):
             args, kwargs, schedules = _make_schedules(cls, args, kwargs)
@@ -307,6 +307,9 @@ class LinkType(ABCMeta):
         if unused:
             raise TypeError(_refuse_schedules(cls, unused))
         return link
+
+    if not TYPE_CHECKING:  # checkers take a metaclass' call for the signature; that of the constructor says more
+        __call__ = _make_link
 
 
 @cache

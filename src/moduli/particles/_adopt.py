@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
+from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +23,13 @@ from .base import NytoModuleBase
 _classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
 
 
+P = TypeVar("P", bound=NytoModuleBase)
+
+
+@overload
+def adopt(module: P) -> P: ...
+@overload
+def adopt(module: nn.Module) -> Any: ...  # its class and the operators, which Python has no type for
 def adopt(module: nn.Module) -> Any:
     """Make a particle of an existing module, in place: nothing in it is renamed, moved or copied.
 

@@ -266,7 +266,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> twin.weight is net.weight, torch.equal(twin.weight, net.weight)
             (False, True)
         """
-        return +self  # type: ignore[no-any-return]
+        return +self
 
     def rand(self) -> Self:
         """A particle of the same species with values drawn uniformly from [0, 1).

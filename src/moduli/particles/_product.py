@@ -151,7 +151,7 @@ class ParamProduct(Operators):
 
     def clone(self) -> ParamProduct:
         """A product with copies of the values."""
-        return +self  # type: ignore[no-any-return]
+        return +self
 
     def rand(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
         """A product with values drawn uniformly from [0, scale)."""

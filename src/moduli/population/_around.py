@@ -11,6 +11,7 @@ Reference:
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import math
 import operator
@@ -21,10 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moduli._torch import pytree
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError
 
-from ._low_rank import FunctionOfMember, call_low_rank
+from ._low_rank_call import FunctionOfMember, call_low_rank
+from ._rule import find_looped
 
 BLOCK = 64
 """So many members are drawn at once, from a generator of their own."""
@@ -140,7 +143,12 @@ class PopulationAround:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def __call__(
-        self, *args: Any, in_dims: Any = None, chunk_size: int | None = None, randomness: str = "different"
+        self,
+        *args: Any,
+        in_dims: Any = None,
+        chunk_size: int | None = None,
+        randomness: str = "different",
+        **kwargs: Any,
     ) -> Any:
         """Call every member and stack what they return along a new first axis.
 
@@ -150,6 +158,7 @@ class PopulationAround:
                 it for those that are shared.
             chunk_size: At most how many members at a time, to bound memory.
             randomness: Whether layers such as dropout draw "different" numbers for each member, the "same", or raise an "error".
+            **kwargs: More arguments of the model, the same for all members.
 
         Raises:
             ValueError: If an argument does not have one slice for each member.
@@ -160,7 +169,8 @@ class PopulationAround:
             >>> pop(torch.ones(4, 3)).shape, pop(torch.ones(5, 4, 3), in_dims=0).shape
             (torch.Size([5, 4, 2]), torch.Size([5, 4, 2]))
         """
-        return self._evaluate(_call_member, args, in_dims, chunk_size, randomness)
+        fn = functools.partial(_call_member, kwargs=kwargs)
+        return self._evaluate(fn, args, in_dims, chunk_size, randomness)
 
     def losses(
         self,
@@ -209,9 +219,20 @@ class PopulationAround:
                 raise ValueError(
                     f"argument {at} does not have one slice for each of {self._count} members along axis {dim}"
                 )
+        if find_looped(self.mean) is not None:
+            return self._evaluate_each(fn, args, dims)
         report: dict[str, set[str]] = {}
         with self._lock:
             return self._evaluate_chunks(fn, args, dims, chunk, randomness, report)
+
+    def _evaluate_each(self, fn: Callable[..., Any], args: tuple[Any, ...], dims: tuple[Any, ...]) -> Any:
+        """Return the results of members that are made one after the other."""
+        pairs = list(zip(args, dims, strict=True))
+        results = [
+            fn(self[at], *(each if dim is None else each.select(dim, at) for each, dim in pairs))
+            for at in range(self._count)
+        ]
+        return pytree.tree_map(lambda *parts: torch.stack(parts), *results)
 
     def _evaluate_chunks(
         self,
@@ -231,7 +252,7 @@ class PopulationAround:
                 for each, dim in zip(args, dims, strict=True)
             ]
             parts.append(self._evaluate_rows(fn, own, dims, rows, randomness, report))
-        return _join(parts)
+        return parts[0] if len(parts) == 1 else pytree.tree_map(lambda *each: torch.cat(each), *parts)
 
     def _choose_chunk(self) -> int:
         """Return how many members have together at most three fifths as much noise as the model has parameters.
@@ -261,15 +282,15 @@ class PopulationAround:
                 a, b = self._draw_factors(name, mean, rows)
                 factors[name] = (a.mul_(self.sigma), b)
         means = {name: mean.detach() for name, mean in self._list_moving()}
-        return call_low_rank(
-            self._caller, fn, args, dims, means, factors, vectors, report=report, randomness=randomness
-        )
+        how: dict[str, Any] = {"count": len(rows), "report": report, "randomness": randomness}
+        return call_low_rank(self._caller, fn, args, dims, means, factors, vectors, **how)
 
-    def explain(self, *args: Any) -> str:
+    def explain(self, *args: Any, **kwargs: Any) -> str:
         """Say which parameters are evaluated by one product for all members, and which are made for each of them.
 
         Args:
             *args: Arguments of the model, the same for all members.
+            **kwargs: More of them.
 
         Example:
             >>> import torch, moduli as mo
@@ -278,9 +299,13 @@ class PopulationAround:
             weight: one product for all members, and thin ones of rank 1 for each
             bias: a vector for each member
         """
+        looped = find_looped(self.mean)
+        if looped is not None:
+            return f"every parameter: made for each member, one after the other: {looped} has no batching rule"
         report: dict[str, set[str]] = {}
         with torch.no_grad(), self._lock:
-            self._evaluate_rows(_call_member, list(args), (None,) * len(args), range(1), "different", report)
+            fn = functools.partial(_call_member, kwargs=kwargs)
+            self._evaluate_rows(fn, list(args), (None,) * len(args), range(1), "different", report)
         lines = []
         for name, mean in self._list_moving():
             used = report.get(name, set())
@@ -369,8 +394,8 @@ class PopulationAround:
         self.generation, self.antithetic = noise["generation"], noise["antithetic"]
 
 
-def _call_member(member: nn.Module, *args: Any) -> Any:
-    return member(*args)
+def _call_member(member: nn.Module, *args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return member(*args, **kwargs)
 
 
 def _list_trained(net: nn.Module) -> list[nn.Parameter]:
@@ -379,16 +404,3 @@ def _list_trained(net: nn.Module) -> list[nn.Parameter]:
 
 def _noise_dtype(like: Tensor) -> torch.dtype:
     return torch.float64 if like.dtype is torch.float64 else torch.float32
-
-
-def _join(parts: list[Any]) -> Any:
-    """Return results of chunks as one: tensors, or tuples, lists and dictionaries of them."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    if isinstance(first, Mapping):
-        return {key: _join([part[key] for part in parts]) for key in first}
-    if isinstance(first, list | tuple):
-        joined = [_join(list(each)) for each in zip(*parts, strict=True)]
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    return torch.cat(parts)

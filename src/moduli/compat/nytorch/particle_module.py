@@ -120,7 +120,7 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
 
     def clone(self) -> Self:
         """A wrapper around a copy of the module inside."""
-        return +self  # type: ignore[no-any-return]
+        return +self
 
     def rand(self) -> Self:
         """A wrapper around a module with values drawn uniformly from [0, 1)."""
