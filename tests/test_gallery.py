@@ -153,6 +153,9 @@ def test_what_is_recorded_decides_what_is_executed(other, monkeypatch):
 def test_slow_notebooks_and_those_without_a_figure_are_refused(other):
     with pytest.raises(build.GalleryError, match="took 31 s"):
         build.write("one", other, 31.0)
+    other[1].outputs[0]["text"] = "<Legend at 0x7f5c5a82ccc0>"
+    with pytest.raises(build.GalleryError, match="an address"):
+        build.write("one", other, 1.0)
     other[1].outputs = []
     with pytest.raises(build.GalleryError, match="no figure"):
         build.write("one", other, 1.0)

@@ -104,10 +104,14 @@ def find_versions(name: str) -> dict[str, str]:
     packages = {
         owners.get(root, [root])[0] for root in roots - sys.stdlib_module_names
     }
-    return {
-        package: ".".join(importlib.metadata.version(package).split(".")[:2])
-        for package in sorted(packages)
-    }
+    return {package: _find_version(package) for package in sorted(packages)}
+
+
+def _find_version(package: str) -> str:
+    try:
+        return ".".join(importlib.metadata.version(package).split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
+        return ""
 
 
 def read_record() -> dict[str, Any]:
@@ -305,6 +309,10 @@ def write(name: str, executed: list[Any], seconds: float) -> None:
     page, figures = render(name, executed)
     if seconds > SECONDS:
         raise GalleryError(f"{name}.ipynb took {seconds:.0f} s, and has {SECONDS}")
+    if address := re.search(r".*\b0x[0-9a-f]{6,}.*", page):
+        raise GalleryError(
+            f"{name}.ipynb shows an address, which is another each time: {address[0]}"
+        )
     if not figures:
         raise GalleryError(f"{name}.ipynb draws no figure")
     for number, figure in enumerate(figures, 1):
