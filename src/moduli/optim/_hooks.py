@@ -67,7 +67,7 @@ def gather_arguments(
             params = [param.clone() for param in params]
         real: Callable[[Tensor], Tensor] = as_real if link.elementwise else lambda tensor: tensor
         lists = [None if held is None else [real(held[i]) for i in kept] for held in (tensors, params, grads)]
-    if link.measures:
+    if link.finds_numbers():
         found = measure(link, objective, settings, [[i] for i in range(len(kept))], lists)
         settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, found, strict=True)]
     seen, shown, slopes = lists

@@ -226,6 +226,8 @@ class Settings:
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether options are unchanged; tensors by identity."""
+    if a is b:
+        return True
     if len(a) != len(b):
         return False
     for key, value in a.items():

@@ -334,6 +334,7 @@ class TrustRatio(UpdateTransform, DecayingLink):
     members = "batched"
     across = Across.MATRICES
     differentiable = True
+    capturable = True
     ranges = {
         check.positive: ("trust",),
         check.non_negative: ("weight_decay", "eps", "low"),
