@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._torch import is_wrapped
-from ...optim import MatrixTransform
+from ...optim import MatrixTransform, Setting
 from ...optim import ranges as check
 from ._axes import batch_by_itself, work
 
@@ -331,7 +331,7 @@ class LMO(MatrixTransform):
     ranges = {check.positive: ("radius",), check.at_least_one: ("steps",)}
 
     ball: Literal["spectral", "sign", "column", "row", "rms"] = field(default="spectral", kw_only=False)
-    radius: Any = 1.0
+    radius: Setting = 1.0
     steps: int = 5
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
@@ -385,8 +385,8 @@ class NeuronNormalize(MatrixTransform):
     follows = {"mean_sq": lambda axes: (0,)}
     ranges = {check.fraction: ("beta",), check.positive: ("eps",)}
 
-    beta: Any = 0.95
-    eps: Any = 1e-8
+    beta: Setting = 0.95
+    eps: Setting = 1e-8
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = as_matrix(tensor)
