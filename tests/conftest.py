@@ -61,7 +61,7 @@ UNCOVERED = (
     "tests/particles/test_versions.py",
     "tests/population/test_loop.py",
     "tests/test_examples.py",
-    "tests/test_layout.py",
+    "tests/layout/test_structure.py",
 )
 
 
