@@ -24,9 +24,14 @@ for name, examples in (("moduli", 30), ("moduli-all", 60)):
 settings.load_profile("moduli")
 
 # Minutes, for what seldom breaks: every link saved and resumed in a new process, kernels under a sanitizer, every link in
-# two and four processes.
+# two and four processes, the notebooks of the gallery.
 # `make test-all` runs it.
-LONG = ("tests/io/test_resume.py", "tests/kernels/test_sanitized.py", "tests/optim/test_every_wrapping.py")
+LONG = (
+    "tests/io/test_resume.py",
+    "tests/kernels/test_sanitized.py",
+    "tests/optim/test_every_wrapping.py",
+    "tests/test_gallery_executed.py",
+)
 # Of these, one test in five: which one turns with the commits, so that five in a row run every law on every row. Five is prime
 # to the number of laws, so that each fifth has every law.
 SHARED = (
