@@ -1,5 +1,6 @@
 """What notebooks show: HTML that is escaped and whole, and figures that are returned."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,7 +118,7 @@ def test_matplotlib_is_imported_by_figures_alone(monkeypatch):
     source = str(Path(mo.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={"PYTHONPATH": source},
+        env={**os.environ, "PYTHONPATH": source},
         capture_output=True,
         text=True,
         timeout=600,

@@ -144,3 +144,11 @@ def test_views_of_concatenations_and_of_equal_axes():
     assert view["cell.weight_hh_l0"].names == (first, f"{first}'")
     with pytest.raises(ValueError, match="'0.weight' has shape"):
         mo.axes.label(nn.Sequential(nn.Linear(2, 3)), mo.axes.trace(nn.Sequential(nn.Linear(3, 3)), torch.zeros(1, 3)))
+
+
+def test_an_unknown_axis_is_answered_with_those_there_are():
+    ax = mo.axes.trace(nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)), torch.zeros(1, 2))
+    with pytest.raises(KeyError, match=r"no axis '0\.0'; its free axes are 0\.out"):
+        ax["0.0"]
+    with pytest.raises(KeyError, match="did you mean '0.out'"):
+        ax["0.ou"]

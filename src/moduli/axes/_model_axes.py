@@ -164,7 +164,9 @@ class ModelAxes:
 
     def __getitem__(self, name: str) -> ModelAxis:
         if name not in self.axes:
-            raise KeyError(f"the model has no axis {name!r}.{suggest_name(name, list(self.axes))}")
+            free = ", ".join(axis.name for axis in self.free[:8]) + (", ..." if len(self.free) > 8 else "")
+            hint = suggest_name(name, list(self.axes)) or (f" its free axes are {free}" if free else " none is free")
+            raise KeyError(f"the model has no axis {name!r};{hint}")
         return self.axes[name]
 
     def __iter__(self) -> Iterator[str]:
