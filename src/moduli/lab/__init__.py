@@ -22,7 +22,15 @@ from ._reference import ProblemFileError, as_problem, load_object, load_problem,
 from ._report import command_for, picture, report, write_picture, write_report
 from ._results import Results, ResultsError, curves, flat_rows, profiles, quantile, summary, write_table
 from ._run import Ended, RunReason, run
+from ._scores import choose_winners, find_goals
 from ._sketch import Sketch
+from ._standings import (
+    Standing,
+    chosen_settings,
+    sensitivity,
+    standings,
+    tuning_gains,
+)
 from ._tour import TOUR, TourStop, UnknownStopError, read_program, run_program, tour_page, write_tour
 
 __all__ = [
@@ -55,6 +63,13 @@ __all__ = [
     "command_for",
     "picture",
     "write_picture",
+    "Standing",
+    "standings",
+    "find_goals",
+    "choose_winners",
+    "chosen_settings",
+    "tuning_gains",
+    "sensitivity",
     "Sketch",
     "TOUR",
     "TourStop",

@@ -28,6 +28,8 @@ IDLE = 8
 SPACING = 1.04
 # A line search may step where the loss is not a number and come back. This many in a row is no line search.
 LOST = 40
+# A run that waits for something else than the processor, such as other processes, ends after so many times its seconds.
+WAITING = 20
 
 
 def run(
@@ -63,9 +65,7 @@ def run(
     """
     seed_all(seed)
     reached = RunReason.REACHED if target is None else RunReason.TARGET
-    if target is None and problem.optimum is not None and problem.exact:
-        target = problem.optimum + problem.tolerance
-    meter = Meter(budget, seconds, target, progress, reached)
+    meter = Meter(budget, seconds, find_target(problem, target), progress, reached)
     entrant: Entrant | None = None
     frames: list[list[list[float]]] = []
     steps, reason, detail, trace = 0, RunReason.CRASHED, "", ""
@@ -73,7 +73,7 @@ def run(
     def look() -> None:
         """Where the members are in the plane, for the map of a report."""
         if problem.window is not None and entrant is not None:
-            here = [_round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
+            here = [round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
             if entrant.population is not None or frames[-1:] != [here]:
                 frames.append(here)
 
@@ -102,10 +102,10 @@ def run(
         meter.record()
     tracks: dict[str, Any] = {}
     if frames and entrant is not None and entrant.population is not None:
-        tracks["cloud"] = _thin(frames, CLOUD_FRAMES)
-        tracks["generations"] = _thin(list(range(len(frames))), CLOUD_FRAMES)
+        tracks["cloud"] = thin(frames, CLOUD_FRAMES)
+        tracks["generations"] = thin(list(range(len(frames))), CLOUD_FRAMES)
     elif frames:
-        tracks["path"] = _thin([here[0] for here in frames], PATH_POINTS)
+        tracks["path"] = thin([here[0] for here in frames], PATH_POINTS)
     return {
         "reason": str(reason),
         "detail": detail,
@@ -119,6 +119,13 @@ def run(
         "history": [[e, s, drop_infinite(v)] for e, (s, v) in meter.history.items()],
         **tracks,
     }
+
+
+def find_target(problem: Problem, target: float | None) -> float | None:
+    """Return the value that ends a run: the one that is given, or that of an exact optimum with its tolerance; None if unknown."""
+    if target is None and problem.optimum is not None and problem.exact:
+        return problem.optimum + problem.tolerance
+    return target
 
 
 def seed_all(seed: int) -> None:
@@ -193,11 +200,12 @@ def take_steps(
             raise RunEnd(RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
 
 
-def _round_values(values: torch.Tensor) -> list[float]:
+def round_values(values: torch.Tensor) -> list[float]:
+    """Return numbers as a report has them, with zero in the place of what is not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else 0.0 for value in values.tolist()]
 
 
-def _thin(items: list[Any], most: int) -> list[Any]:
+def thin(items: list[Any], most: int) -> list[Any]:
     """At most so many, the first and the last among them, closer together at the beginning where more happens."""
     if len(items) <= most:
         return items
@@ -248,12 +256,18 @@ class RunEnd(BaseException):
         self.reason, self.detail = reason, detail
 
 
+def read_clock() -> float:
+    """Return the processor seconds of this thread: what other programs do to the machine is not among the seconds of a run."""
+    return time.thread_time()
+
+
 class Meter:
     """Counts evaluations, keeps the best value against evaluations and seconds, and ends the run when it is time.
 
     Args:
         budget: How many evaluations there are.
-        seconds: How many seconds there are.
+        seconds: How many seconds of the processor there are; as a run that waits uses none, it also ends after `WAITING` times
+            as many on the wall clock.
         target: The run ends when a value is as small as this.
         reached: The reason that it then ends for.
         progress: Called now and then with (evaluations, best value).
@@ -271,20 +285,21 @@ class Meter:
         self.digest = hashlib.blake2b(digest_size=16)
         self.next = 0.0
         self.paused = 0.0
-        self.told = self.began = time.perf_counter()
+        self.began, self.told = read_clock(), time.perf_counter()
+        self.end = self.told + WAITING * seconds
 
     def seconds(self) -> float:
         """Seconds of the run, without those of the bookkeeping."""
-        return time.perf_counter() - self.began - self.paused
+        return read_clock() - self.began - self.paused
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Within this, time does not count."""
-        began = time.perf_counter()
+        began = read_clock()
         try:
             yield
         finally:
-            self.paused += time.perf_counter() - began
+            self.paused += read_clock() - began
 
     def check_budget(self) -> None:
         """Before an evaluation: is there anything left to spend?"""
@@ -292,6 +307,8 @@ class Meter:
             raise RunEnd(RunReason.BUDGET)
         if self.seconds() > self.limit:
             raise RunEnd(RunReason.TIME, f"more than {self.limit:g} seconds")
+        if time.perf_counter() > self.end:
+            raise RunEnd(RunReason.TIME, f"{WAITING} times {self.limit:g} seconds passed, most of them in waiting")
 
     def record_losses(self, losses: torch.Tensor, backward: bool) -> float:
         """Count an evaluation of all members; the least loss. They are part of the digest, which is equal for equal runs."""

@@ -13,7 +13,7 @@ lists them. A name with a number at its end, such as ``rosenbrock-100``, is a fu
 * Physics, with labelled axes: ``bands``, ``ground-state``.
 """
 
-from ._base import Point, Problem
+from ._base import Point, Problem, SampledProblem
 from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals, TextTransformer
 from ._functions import Function, NoisyQuadratic
 from ._nist import NistData, NistFit, read_nist
@@ -22,6 +22,7 @@ from ._registry import UnknownProblemError, get, names
 
 __all__ = [
     "Problem",
+    "SampledProblem",
     "Point",
     "Function",
     "NoisyQuadratic",
