@@ -243,6 +243,8 @@ def _group_tasks(
     for number, ((spec, runner, seed), names) in enumerate(zip(tasks, about, strict=True)):
         if isinstance(runner, str):
             problem = problems[spec]
+            if not problem.stacks:
+                continue
             mixes = isinstance(problem, SampledProblem) or not problem.noisy
             groups.setdefault((names["problem"], names["source"], None if mixes else seed), []).append(number)
     return [group for group in groups.values() if len(group) > 1]

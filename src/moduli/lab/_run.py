@@ -26,6 +26,8 @@ CLOUD_MEMBERS = 64
 IDLE = 8
 # Points of the history are this factor of evaluations apart: the curve has the same detail in every decade.
 SPACING = 1.04
+# Of noisy problems, whose value costs many losses to measure.
+MEASURED_SPACING = 1.1
 # A line search may step where the loss is not a number and come back. This many in a row is no line search.
 LOST = 40
 # A run that waits for something else than the processor, such as other processes, ends after so many times its seconds.
@@ -65,7 +67,7 @@ def run(
     """
     seed_all(seed)
     reached = RunReason.REACHED if target is None else RunReason.TARGET
-    meter = Meter(budget, seconds, find_target(problem, target), progress, reached)
+    meter = Meter(budget, seconds, find_target(problem, target), progress, reached, find_spacing(problem))
     entrant: Entrant | None = None
     frames: list[list[list[float]]] = []
     steps, reason, detail, trace = 0, RunReason.CRASHED, "", ""
@@ -126,6 +128,11 @@ def find_target(problem: Problem, target: float | None) -> float | None:
     if target is None and problem.optimum is not None and problem.exact:
         return problem.optimum + problem.tolerance
     return target
+
+
+def find_spacing(problem: Problem) -> float:
+    """Return the factor of evaluations between two points of the history."""
+    return MEASURED_SPACING if problem.noisy else SPACING
 
 
 def seed_all(seed: int) -> None:
@@ -270,13 +277,15 @@ class Meter:
             as many on the wall clock.
         target: The run ends when a value is as small as this.
         reached: The reason that it then ends for.
+        spacing: Points of the history are this factor of evaluations apart.
         progress: Called now and then with (evaluations, best value).
     """
 
     def __init__(
         self, budget: int, seconds: float, target: float | None, progress: Callable[[int, float], None] | None = None,
-        reached: RunReason = RunReason.REACHED,
+        reached: RunReason = RunReason.REACHED, spacing: float = SPACING,
     ) -> None:  # fmt: skip
+        self.spacing = spacing
         self.reached = reached
         self.budget, self.limit, self.target, self.progress = budget, seconds, target, progress
         self.evaluations = self.gradients = self.lost = 0
@@ -338,7 +347,7 @@ class Meter:
     def record(self) -> None:
         """Put a point into the history."""
         self.history[self.evaluations] = round(self.seconds(), 6), self.best
-        self.next = max(self.evaluations + 1, self.evaluations * SPACING)
+        self.next = max(self.evaluations + 1, self.evaluations * self.spacing)
         if self.progress is not None and time.perf_counter() - self.told > 0.2:
             self.told = time.perf_counter()
             self.progress(self.evaluations, self.best)

@@ -24,11 +24,11 @@ from ._run import (
     IDLE,
     LOST,
     PATH_POINTS,
-    SPACING,
     Meter,
     RunEnd,
     RunReason,
     drop_infinite,
+    find_spacing,
     find_target,
     read_clock,
     round_values,
@@ -92,6 +92,7 @@ def run_stacked(
     except (ChainSyntaxError, TypeError, ValueError, RuntimeError) as error:
         raise CannotStackError(f"{type(error).__name__}: {error}") from error
     meter = _MemberMeter(len(seeds), budget, seconds, find_target(problem, target), progress)
+    meter.spacing = find_spacing(problem)
     meter.reached = RunReason.REACHED if target is None else RunReason.TARGET
     runs = _StackedRuns(problem, population, optimizer, seeds, meter, expected)
     try:
@@ -148,7 +149,7 @@ class _MemberMeter:
         progress: Callable[[int, float], None] | None,
     ) -> None:
         self.size, self.budget, self.limit, self.target, self.progress = size, budget, seconds * size, target, progress
-        self.reached = RunReason.REACHED
+        self.reached, self.spacing = RunReason.REACHED, 1.0
         self.evaluations = 0
         self.next = 0.0
         self.began = read_clock()
@@ -200,7 +201,7 @@ class _MemberMeter:
     def record(self) -> None:
         """Put a point into the history of all members."""
         self.history.append((self.evaluations, round(self.share(), 6), self.best.tolist()))
-        self.next = max(self.evaluations + 1, self.evaluations * SPACING)
+        self.next = max(self.evaluations + 1, self.evaluations * self.spacing)
         if self.progress is not None:
             self.progress(self.evaluations * self.size, float(self.best.min()))
 

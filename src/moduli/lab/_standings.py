@@ -126,7 +126,7 @@ def standings(results: Results, tolerance: float = GOAL, draws: int = DRAWS) -> 
     drawn_ranks = numpy.empty((draws, contenders))
     drawn_profiles = numpy.empty((draws, contenders, len(ratios)))
     for draw in range(draws):
-        study: Array = generator.integers(studies, size=studies)
+        study: Array = generator.integers(studies, size=(studies,))
         setting: Array = generator.integers(settings, size=(studies, settings))
         sample = numpy.median(table[:, :, study[:, None], setting].min(-1), -1)
         drawn_ranks[draw], drawn_profiles[draw] = _find_ranks(sample).mean(0), _find_profiles(sample, ratios)

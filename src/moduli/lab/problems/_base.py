@@ -24,6 +24,7 @@ class Problem(ABC):
         window: For a function of two numbers, the part of the plane (x0, x1, y0, y1) that a report draws.
         minimisers: For such a function, the points where the optimum is taken.
         budget: How many evaluations a race gives, unless it is told.
+        stacks: Whether a tuned race may run settings as members of one population. Convolutions are faster one by one.
 
     Example:
         >>> class Parabola(Problem):
@@ -47,6 +48,7 @@ class Problem(ABC):
     window: tuple[float, float, float, float] | None = None
     minimisers: tuple[tuple[float, float], ...] = ()
     budget: int = 1000
+    stacks: bool = True
     requires: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
