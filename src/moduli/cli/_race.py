@@ -52,8 +52,12 @@ def race(
     file: Annotated[Path | None, file_option("Where finished runs are kept.")] = None,
     resume: Annotated[bool, Option("--resume", help="Keep the runs that the file has, and do the others.")] = False,
     repeat: Annotated[Path | None, file_option("Do the race that this file holds again.", exists=True)] = None,
-    table: Annotated[Path | None, file_option("A row per run, as FILE.csv or FILE.jsonl.")] = None,
-    picture: Annotated[Path | None, file_option("The race as FILE.svg or FILE.png.")] = None,
+    table: Annotated[
+        str | None,
+        Option(metavar="FORM|FILE", help="Medians: csv, md or latex, or FILE.md or .tex. Runs: FILE.csv or .jsonl."),
+    ] = None,
+    picture: Annotated[Path | None, file_option("The race, and each figure, as FILE.pdf, .svg or .png.")] = None,
+    curves: Annotated[Path | None, file_option("All learning curves as FILE.csv.")] = None,
     show: Annotated[bool, Option("--open", help="Open the report in the browser.")] = False,
     listing: Annotated[bool, Option("--list", help="List the problems and end.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False,
@@ -80,7 +84,13 @@ def race(
     kept = file or output.with_suffix(".jsonl")
     if picture is not None and find_spec("matplotlib") is None:
         console.exit_with_usage("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
-    for option, place, kinds in (("picture", picture, (".svg", ".png", ".pdf")), ("table", table, (".csv", ".jsonl"))):
+    rows = None if table is None or table in lab.TABLE_FORMS else Path(table)
+    places = (
+        ("picture", picture, (".svg", ".png", ".pdf")),
+        ("table", rows, (".csv", ".jsonl", ".md", ".tex")),
+        ("curves", curves, (".csv",)),
+    )
+    for option, place, kinds in places:
         if place is not None and (place.suffix not in kinds or place == kept):
             console.exit_with_usage(
                 f"--{option} {place}: give the name of another file that ends in {' or '.join(kinds)}"
@@ -127,12 +137,17 @@ def race(
             lab.write_report(results, output)
             if picture is not None:
                 lab.write_picture(results, picture)
-            if table is not None:
-                lab.write_table(results, table)
+                lab.write_figures(results, picture)
+            if rows is not None:
+                (lab.write_summary if rows.suffix in (".md", ".tex") else lab.write_table)(results, rows)
+            if curves is not None:
+                lab.write_curves(results, curves)
         except (OSError, RuntimeError) as error:
             console.fail(f"{error}; the runs are in {kept}")
     if as_json:
         console.print_json(results.to_json())
+    elif results.runs and table is not None and rows is None:
+        sys.stdout.write(lab.summary_table(results, table))
     elif results.runs:
         _print_table(results)
     if results.runs:

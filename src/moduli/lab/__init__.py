@@ -17,6 +17,7 @@ from . import catalogue, problems
 from ._contender import Contender, Entrant, contender
 from ._fit import Fit, fit
 from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
+from ._paper import figures, write_figures
 from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
 from ._reference import ProblemFileError, as_problem, load_object, load_problem, split_reference
 from ._report import command_for, picture, report, write_picture, write_report
@@ -31,6 +32,7 @@ from ._standings import (
     standings,
     tuning_gains,
 )
+from ._tables import TABLE_FORMS, load, summary_table, write_curves, write_summary
 from ._tour import TOUR, TourStop, UnknownStopError, read_program, run_program, tour_page, write_tour
 
 __all__ = [
@@ -70,6 +72,13 @@ __all__ = [
     "chosen_settings",
     "tuning_gains",
     "sensitivity",
+    "load",
+    "TABLE_FORMS",
+    "summary_table",
+    "write_summary",
+    "write_curves",
+    "figures",
+    "write_figures",
     "Sketch",
     "TOUR",
     "TourStop",
