@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from moduli import lab, m, optim
+import moduli as mo
+from moduli import lab, m, merge, optim
 from moduli.lab import contender, problems
 from moduli.lab._scores import UNSOLVED, score_run
 from moduli.lab._stacked_run import CannotStackError, run_stacked
@@ -328,3 +329,38 @@ def test_the_report_shows_the_tuning(tuned):
     assert all(detail["chain"] for row in data["rows"] for detail in row["details"])
     plain = lab.report(lab.choose_winners(tuned))
     assert '"tuning":null' in plain
+
+
+# -- who else reads the ranges ----------------------------------------------------------------------------------------
+
+
+def test_population_based_training_takes_declared_ranges():
+    def attach(*links, settings):
+        optimizer = mo.Optimizer(mo.Population.of(torch.nn.Linear(2, 1), 64), *links, m.PBT(settings, seed=0))
+        return optimizer.attrs["hyperparameters"]
+
+    drawn = attach(m.Adam(), m.LR(0.1), settings={"lr.lr": None, "adam.beta2": None})
+    limits = {"lr.lr": (1e-4, 0.1), "adam.beta2": (0.9, 0.9999)}
+    for name, (low, high) in limits.items():
+        assert low <= float(drawn[name].min()) < float(drawn[name].max()) <= high
+    wide = attach(m.LR(0.1), settings={"lr.lr": None})
+    assert float(wide["lr.lr"].max()) > 0.1
+    with pytest.raises(optim.ChainError, match="declares no range for 'clipnorm.max_norm'"):
+        attach(m.ClipNorm(1.0), m.LR(0.1), settings={"clipnorm.max_norm": None})
+
+
+def test_a_search_for_coefficients_takes_declared_ranges():
+    a, b, base = ({"w": torch.full((2,), value)} for value in (1.0, 3.0, 0.0))
+    tried = []
+
+    def score(model):
+        tried.append(float(model["w"][0]))
+        return (model["w"] - 10).square().sum()
+
+    found = merge.search("task_arithmetic", [base, a], score, 60)
+    low, high = merge.RANGES["scale"][:2]
+    assert low <= min(tried) < max(tried) <= high
+    assert found.options["scale"] == pytest.approx([high], abs=0.05)
+    assert merge.search("lerp", [a, b], score, 40).options["t"] == pytest.approx(1.0, abs=0.05)
+    inside = merge.search("lerp", [a, b], score, 40, bounds=(0.2, 0.4)).options["t"]
+    assert inside == pytest.approx(0.4, abs=0.02)

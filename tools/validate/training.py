@@ -40,7 +40,7 @@ def check_steps() -> Section:
             )
     about = (
         f"Largest difference of a parameter after {STEPS} steps in double precision, with the same gradients of a small network "
-        f"and the reference's own defaults; equal is at most {CLOSE:g}. Nothing here is random. Other steps need not be wrong ones: "
+        f"and the reference's own defaults; equal is at most {CLOSE:g}. Nothing here is random. Other steps need not be wrong: "
         "collections differ from the papers, too, and [the table of defaults](preset-defaults.md) says which rule is followed."
     )
     heads = ("preset", "reference", "largest difference", "")

@@ -166,8 +166,30 @@ def _list(as_json: bool) -> None:
     if as_json:
         console.print_json(list(problems))
         return
-    rows = [(p["name"], console.number(p["optimum"], 6), ", ".join(p["tags"]), p["summary"]) for p in problems]
-    console.print_columns([("name", "optimum", "tags", "summary"), *rows], 3)
+    rows = [
+        (
+            p["name"],
+            str(p["parameters"] or ""),
+            _show_seconds(p["step_seconds"]),
+            _show_best(p),
+            ", ".join(p["tags"]),
+            p["summary"],
+        )
+        for p in problems
+    ]
+    console.print_columns([("name", "parameters", "step", "best value", "tags", "summary"), *rows], 5)
+
+
+def _show_seconds(seconds: float | None) -> str:
+    """Return the time of a loss with its gradient, as it was measured when the list was made."""
+    return "" if seconds is None else f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+def _show_best(problem: dict[str, Any]) -> str:
+    """Return the optimum, or the best value that is known and that it is no more than that."""
+    if problem["optimum"] is None:
+        return "unknown"
+    return console.number(problem["optimum"], 6) + ("" if problem["exact"] else " (best known)")
 
 
 def _parse_contender(text: str) -> lab.Contender:

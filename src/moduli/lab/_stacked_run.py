@@ -258,8 +258,11 @@ class _StackedRuns:
         meter = self.meter
         if evaluations != 1 or getattr(self.optimizer, "should_terminate", False):
             raise CannotStackError("a step is not one evaluation of all members, or a link ends the chain")
-        finite = self.population.matrix.isfinite().all(-1)
-        meter.end(~finite, RunReason.DIVERGED, "a parameter is no longer a finite number")
+        # A sum is finite unless a number is not, or is so large that the next step would not be.
+        finite = self.population.matrix.detach().sum(-1).isfinite()
+        if not bool(finite.all()):
+            finite = self.population.matrix.isfinite().all(-1)
+            meter.end(~finite, RunReason.DIVERGED, "a parameter is no longer a finite number")
         meter.steps += 1
         self.look()
         if self.problem.noisy and meter.evaluations >= meter.next:
@@ -290,7 +293,7 @@ class _StackedRuns:
             losses = (
                 self.population.losses(problem.loss)
                 if self.samples is None or not isinstance(problem, SampledProblem)
-                else self.population.losses(problem.loss_of, self.samples, in_dims=0)
+                else self.population.losses(problem.loss_on, *problem.gather(self.samples), in_dims=0)
             )
             losses.sum().backward()  # type: ignore[no-untyped-call]
         with meter.pause():

@@ -103,6 +103,17 @@ class SampledProblem(Problem):
     def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
         """The loss of a sample; without one, what a run is judged by."""
 
+    def gather(self, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the data of a sample, or of a stack of samples along the first axis, which `loss_on` takes.
+
+        Runs of several seeds gather their data in one call. By default the sample itself is the data.
+        """
+        return (sample,)
+
+    def loss_on(self, model: Callable[..., Any], *data: torch.Tensor) -> torch.Tensor:
+        """The loss on the data of one sample."""
+        return self.loss_of(model, *data)
+
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The loss of this step's sample."""
         return self.loss_of(model, self.sample)

@@ -157,7 +157,16 @@ class DigitsMLP(SampledProblem):
 
     def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
         """The cross entropy of these digits."""
-        x, y = _digits() if sample is None else (each[sample] for each in _digits())
+        return self.loss_on(model, *(_digits() if sample is None else self.gather(sample)))
+
+    def gather(self, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Images and their digits."""
+        x, y = _digits()
+        return x[sample], y[sample]
+
+    def loss_on(self, model: Callable[..., Any], *data: torch.Tensor) -> torch.Tensor:
+        """The mean cross entropy."""
+        x, y = data
         return F.cross_entropy(model(x), y)
 
 

@@ -115,9 +115,17 @@ class Mnist1D(SampledProblem):
 
     def loss_of(self, model: Callable[..., torch.Tensor], sample: torch.Tensor | None) -> torch.Tensor:
         """The cross entropy of these examples."""
+        return self.loss_on(model, *self.gather(torch.arange(JUDGED) if sample is None else sample))
+
+    def gather(self, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Examples and their digits."""
         x, y = make_mnist1d()
-        rows = slice(JUDGED) if sample is None else sample
-        return F.cross_entropy(model(x[rows]), y[rows])
+        return x[sample], y[sample]
+
+    def loss_on(self, model: Callable[..., torch.Tensor], *data: torch.Tensor) -> torch.Tensor:
+        """The mean cross entropy."""
+        x, y = data
+        return F.cross_entropy(model(x), y)
 
 
 class _Channels(nn.Module):
@@ -179,8 +187,6 @@ class Mnist1DAutoencoder(Mnist1D):
 
         return initialise(make, seed)
 
-    def loss_of(self, model: Callable[..., torch.Tensor], sample: torch.Tensor | None) -> torch.Tensor:
-        """The mean squared error of these examples."""
-        x, _ = make_mnist1d()
-        x = x[:JUDGED] if sample is None else x[sample]
-        return F.mse_loss(model(x), x)
+    def loss_on(self, model: Callable[..., torch.Tensor], *data: torch.Tensor) -> torch.Tensor:
+        """The mean squared error."""
+        return F.mse_loss(model(data[0]), data[0])
