@@ -173,7 +173,7 @@ def load(path: str | os.PathLike[str] | Results) -> Tensor:
 
     >>> from moduli.lab import race
     >>> curves = load(race(["sphere-10", "levy-10"], ["LR(0.1)", "Adam | LR(0.1)"], seeds=2, budget=30, workers=0))
-    >>> curves.names, curves.shape
+    >>> curves.names, tuple(curves.shape)
     (('problem', 'contender', 'seed', 'evaluation'), (2, 2, 2, 31))
     >>> best = curves.sel(problem="levy-10", evaluation=30).min("seed")
     """

@@ -75,8 +75,8 @@ def make_settings(
     >>> from moduli.lab import contender
     >>> for setting in make_settings(contender("Adam(beta1=0.9) | LR(1)"), 2, [0, 1], {"beta2": 0.99, "beta1": 0.8}):
     ...     print(setting.contender.source)
-    Adam(beta1=0.8, beta2=0.99) | LR(0.003841)
-    Adam(beta1=0.8, beta2=0.99) | LR(0.01127)
+    Adam(beta1=0.8, beta2=0.99) | LR(0.002663)
+    Adam(beta1=0.8, beta2=0.99) | LR(0.00479)
     """
     numbers = list_tuned_numbers(contender, ranges or {})
     fixed = {each.name: each.range.low for each in numbers if each.range.low == each.range.high}
