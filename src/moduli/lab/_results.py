@@ -242,10 +242,8 @@ def start_file(results: Results, path: str | os.PathLike[str], resume: bool) -> 
     if resume and path.exists() and path.stat().st_size:
         old = Results.read(path)
         for key in ("budget", "seconds", "threads", "target", "tune", "ranges"):
-            if old.header.get(key) != header[key]:
-                fact = (
-                    f"{path} holds a race with {key} {cut(str(old.header.get(key)), 200)}, this one has {header[key]}"
-                )
+            if old.header.get(key) != header.get(key):
+                fact = f"{path} holds a race with {key} {cut(str(old.header.get(key)), 200)}, this one has {header.get(key)}"
                 raise ResultsError(f"{fact}: its runs cannot be compared. Give the same, or another file")
         results.take(old.runs)
     # A new file takes the place of the old one only when all that is kept is on the disk.
