@@ -121,7 +121,7 @@ def describe_machine() -> str:
 
 def read_version() -> str:
     """Return the version of moduli in this repository."""
-    return re.search(r'"(.+)"', (ROOT / "src" / "moduli" / "_version.py").read_text())[1]
+    return re.search(r'__version__ = "(.+)"', (ROOT / "src" / "moduli" / "_version.py").read_text())[1]
 
 
 def read_sections(page: Path) -> dict[str, str]:

@@ -283,7 +283,7 @@ def _print_standings(results: lab.Results) -> None:
             f"{row.rank:.3g}",
             interval,
             f"{row.solved:.0%}",
-            ", ".join(row.tied) or "nobody",
+            ", ".join(row.tied) or "none",
             helped,
         )
         rows.append(tuple(map(console.escape, cells)))  # type: ignore[arg-type]

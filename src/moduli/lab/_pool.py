@@ -356,7 +356,7 @@ def work() -> None:
             order = owner.recv_bytes()
             tasks, limits = pickle.loads(order)
             patience = (limits["seconds"] + GRACE) * limits["threads"] * len(tasks)
-            # The processor time that it uses, and, where nobody can see that it sleeps, the time of the wall clock.
+            # The processor time that it uses, and, where the system does not say that it sleeps, the time of the wall clock.
             signal.setitimer(signal.ITIMER_PROF, patience)
             signal.setitimer(signal.ITIMER_REAL, WAITING * patience)
             owner.send(do_job(order, tell))

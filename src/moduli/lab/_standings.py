@@ -77,7 +77,7 @@ def _tabulate(results: Results, tolerance: float) -> Array:
     width = max(map(len, rows.values()), default=1)
     table = numpy.full((len(problems), len(sources), len(seeds), width), math.inf)
     for key, scores in rows.items():
-        # Whoever has fewer settings, because nothing is to be tuned, has each as often.
+        # A contender with nothing to tune has fewer settings: each counts as often.
         table[key] = [scores[at % len(scores)] for at in range(width)]
     return table
 
