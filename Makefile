@@ -6,8 +6,11 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
 VERSION ?= 2.15.0
+# An index of torch's wheels, for instance of those without CUDA: make run TORCH_INDEX=...
+TORCH_INDEX ?=
+export TORCH_INDEX
 
-.PHONY: help run picture test test-all test-gpu test-torch endurance mutants lint docs bench validate clean format
+.PHONY: help run picture test test-all test-gpu test-torch test-min endurance mutants lint docs bench validate clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,13 +18,18 @@ help:  ## list the targets
 # torch comes first and through the constraints, so that nothing else can pull another build of it.
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[lab]'
 	@touch $@
 
 # `make run` needs neither the test tools nor the documentation tools, so they are a separate step.
 $(VENV)/.ready: $(VENV)/.run
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
+
+# The type checker of editors brings its own JavaScript engine.
+$(VENV)/.lint: $(VENV)/.ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[lint]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.ready
@@ -61,22 +69,27 @@ test-gpu: $(VENV)-gpu/.ready  ## generated Triton kernels in its interpreter, an
 test-torch: $(VENV)/.run  ## the tests with another torch: make test-torch VERSION=2.14.1 ARGS='tests/labels -q'
 	@$(BIN)/python tools/torch_venv.py $(VERSION) -- $(ARGS)
 
+test-min: $(VENV)/.run  ## the tests with the oldest release of each dependency that pyproject.toml allows
+	@$(BIN)/python tools/torch_venv.py minimum -- $(ARGS)
+
 endurance: $(VENV)/.ready  ## threads, interrupts and damaged files for at most ten minutes, with counts: make endurance ARGS='interrupts'
 	@$(BIN)/python tools/endurance $(ARGS)
 
 mutants: $(VENV)/.ready  ## break links line by line and see whether their quick tests notice: make mutants ARGS='Dion LMO'
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-lint: $(VENV)/.ready  ## ruff, mypy --strict, the order of the rooms, their front doors, and their names
+lint: $(VENV)/.lint  ## ruff, mypy --strict, pyright on a user's program, the order of the rooms, their front doors, and their names
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/basedpyright --project tools/consumer --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_rooms.py
 	@$(BIN)/python tools/check_names.py
 
-docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, and build the site into site/
+docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, run new notebooks, and build the site into site/
 	@$(BIN)/python docs/img/draw.py
+	@$(BIN)/python docs/gallery/build.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.bench  ## side-by-side ratios against the peers, written to docs/benchmarks.md

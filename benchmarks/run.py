@@ -33,7 +33,7 @@ from rich.table import Table
 
 import moduli
 
-LONG = {"bbob", "evolution", "labels", "lbfgs", "links", "minimize", "nist", "race"}
+LONG = {"bbob", "character_lm", "evolution", "labels", "lbfgs", "links", "minimize", "nist", "race"}
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 INTRODUCTION = """# Benchmarks

@@ -211,7 +211,11 @@ def supported_functions() -> str:
 def catalogue(pictures: dict[str, str], background: str = "") -> str:
     """Every link of `moduli.m`, by family: what it does, its arguments, what it needs, its paper, an example and its picture."""
     m = importlib.import_module("moduli.m")
-    parts_of_m = {name: value for name, value in vars(m).items() if inspect.ismodule(value) and name[0] != "_"}
+    parts_of_m = {
+        name: value
+        for name, value in vars(m).items()
+        if inspect.ismodule(value) and value.__name__ == f"moduli.m.{name}" and name[0] != "_"
+    }
     families = {name: [each for each in m.__all__ if each in part.__all__] for name, part in parts_of_m.items()}
     count = sum(map(len, families.values()))
     parts = [

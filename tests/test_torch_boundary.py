@@ -80,10 +80,10 @@ def test_hidden_names_are_not_found():
 
 def test_require_torch(shims):
     shims.require_torch()
-    for version in ("2.13.0", "2.15.0+cu132", "2.14.0a0+git1234", "3.0.0"):
+    for version in ("2.10.0", "2.15.0+cu132", "2.14.0a0+git1234", "3.0.0"):
         shims.require_torch(version)
-    for version in ("2.12.1", "2.7.1", "1.13.0+cpu"):
-        with pytest.raises(ImportError, match=re.escape(f"this is torch {version}: pip install 'torch>=2.13'")):
+    for version in ("2.9.1", "2.7.1", "1.13.0+cpu"):
+        with pytest.raises(ImportError, match=re.escape(f"this is torch {version}: pip install 'torch>=2.10'")):
             shims.require_torch(version)
 
 
@@ -421,6 +421,15 @@ def test_keep_from_tracing(shims):
     assert compiled(torch.zeros(())).item() == (12.0 if shims.known else 1.0)
 
 
+def test_can_hold_constants(shims, monkeypatch):
+    newest = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    assert shims.can_hold_constants() is newest
+    if not shims.known:
+        monkeypatch.setattr(torch, "__version__", "2.12.1")
+        assert not shims.can_hold_constants()
+
+
+@pytest.mark.skipif(not moduli._torch.can_hold_constants(), reason="compiled constants need torch 2.13")
 def test_register_constant_type(shims):
     class Named:
         def __init__(self, name):

@@ -25,11 +25,10 @@ class Line(NamedTuple):
     rows: tuple[str, ...]
 
 
-FUSED, LBFGS = "`torch.optim.Adam(fused=True)`", "L-BFGS to 1e-8, Rosenbrock-100 / digits"
+FUSED = "`torch.optim.Adam(fused=True)`"
 # A row is the name of one of the page, with its unit after a colon where names repeat; "a // b" is a ratio of two.
 LINES = (
     Line("Adam step, 4 tiny tensors", FUSED, "optim", ("Adam step, 4 tiny tensors / torch fused",)),
-    Line("Adam step, 200 matrices of 64 x 64", FUSED, "optim", ("Adam step, 200 x 64x64 / torch fused",)),
     Line("Adam step, 1000 tensors of 10", FUSED, "optim", ("Adam step, 1000 x 10 / torch fused",)),
     Line("Adam step, 4 matrices of 2048 x 2048", FUSED, "optim", ("Adam step, 4 x 2048x2048 / torch fused",)),
     Line(
@@ -37,21 +36,8 @@ LINES = (
         ("the chain, 200 x 64x64 / torchzero",),
     ),
     Line(
-        "clip, Adam, decay without a C compiler, 200 matrices of 64 x 64", "foreach AdamW", "optim",
-        ("ClipNorm | Adam | WeightDecay | LR, 200 x 64x64 / clip + foreach AdamW, no compiler",),
-    ),
-    Line("`a + b` of two small networks, result read", "nytorch", "particles", ("MLP: a + b / nytorch",)),
-    Line(
         "`a + b` of two small networks, result read", "tensordict, which has no modules", "particles",
         ("MLP: a + b / tensordict",),
-    ),
-    Line(
-        "`a + 0.5 * (b - c)`, 80 tensors of 16, result read", "tensordict", "particles",
-        ("a + 0.5*(b - c), 80 tensors of 16 / tensordict",),
-    ),
-    Line(
-        "`a + b` of two encoders of 12 layers, result read", "one sum of flat vectors, which has no modules", "particles",
-        ("transformer: a + b / flat",),
     ),
     Line(
         "`a + 0.5 * (b - c)`, 10.9M parameters, result read", "the same on flat vectors", "particles",
@@ -62,37 +48,16 @@ LINES = (
         "population", tuple(f"iteration, N={n} / vmap(grad) + fused Adam" for n in (64, 256)),
     ),
     Line(
-        "the same with PSO after Adam", "without PSO", "population",
-        tuple(f"iteration with PSO after Adam, N={n} / without" for n in (64, 256)),
-    ),
-    Line(
-        "64 / 1024 networks on one batch", "`torch.vmap` of `functional_call`", "population",
-        tuple(f"ReLU, N={n}, batch 64: auto / raw vmap" for n in (64, 1024)),
-    ),
-    Line(LBFGS, "`torch.optim.LBFGS`", "lbfgs", ("Rosenbrock-100, time: of torch", "digits, logistic, time: of torch")),
-    Line(LBFGS, "SciPy's L-BFGS-B", "lbfgs", ("Rosenbrock-100, time: of scipy", "digits, logistic, time: of scipy")),
-    Line(
-        "Muon / SOAP / Shampoo / PSGD step", "torchzero in float32", "links",
-        (
-            "Muon / torchzero, in float32", "SOAP, learning at every step / torchzero",
-            "Shampoo, learning at every step / torchzero", "PSGD, learning at every step / torchzero",
-        ),
-    ),
-    Line(
-        "PSO / DE / OpenES generation, 256 x 1000", "EvoX", "evolution",
-        tuple(f"{name}, 256 members of 1000, against EvoX" for name in ("PSO", "DE", "OpenES")),
-    ),
-    Line(
         "CMA-ES generation, 50 / 1000 dimensions", "best of EvoX, pycma, cmaes", "evolution",
         tuple(f"CMA-ES, 256 members of {n}, against the best of EvoX, pycma and cmaes (EvoX)" for n in (50, 1000)),
     ),
     Line(
-        "save / load, 100M parameters, no checksums", "safetensors", "io",
-        tuple(f"100M parameters: {what}, no checksums / safetensors" for what in ("save", "load")),
+        "L-BFGS to 1e-8, Rosenbrock-100 / digits", "SciPy's L-BFGS-B", "lbfgs",
+        ("Rosenbrock-100, time: of scipy", "digits, logistic, time: of scipy"),
     ),
     Line(
-        "load with checksums, 100M parameters", "safetensors, which has none", "io",
-        ("100M parameters: load, checksums / safetensors",),
+        "save / load, 100M parameters, no checksums", "safetensors", "io",
+        tuple(f"100M parameters: {what}, no checksums / safetensors" for what in ("save", "load")),
     ),
 )  # fmt: skip
 

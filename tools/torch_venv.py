@@ -1,9 +1,11 @@
-"""Make an environment with another release of torch, and run the tests in it: `make test-torch VERSION=2.15.0`.
+"""Make an environment with other releases of torch or of all dependencies, and run the tests in it.
 
 Releases of torch come as wheels for CUDA, whose libraries take gigabytes. The wheel is installed without them; for every
-library that is missing an empty one of its name is built, which is enough for what runs on the CPU.
+library that is missing an empty one of its name is built, which is enough for what runs on the CPU. Where `TORCH_INDEX` names
+an index in the environment, torch is installed from there as it is.
 
-    python tools/torch_venv.py 2.15.0                     # all tests
+    python tools/torch_venv.py 2.15.0                     # all tests with that torch
+    python tools/torch_venv.py minimum                    # with the oldest release of each dependency in pyproject.toml
     python tools/torch_venv.py 2.15.0 -- tests/labels -q  # what follows is for pytest
     python tools/torch_venv.py 2.15.0 --remove            # the environment is no longer needed
 """
@@ -18,46 +20,71 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import venv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PURE = ["filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools<81"]
 NO_DEVICE = 100  # cudaErrorNoDevice
-TESTS = ["numpy", "safetensors", "rich", "typer", "scikit-learn", "xarray", "pytest", "pytest-xdist", "hypothesis"]
-TESTS += ["pyyaml", "matplotlib"]
+TESTS = ["pytest", "pytest-xdist", "hypothesis", "safetensors"]
+EXTRAS = ("lab", "merge", "pandas", "plot", "xarray", "yaml")
+MINIMUM = "minimum"
 
 
 def main() -> int:
-    """Parse the arguments, make the environment if it is not there, run pytest in it."""
-    parser = argparse.ArgumentParser(description="Run the tests with another release of torch.")
-    parser.add_argument("version", help="the release, as 2.15.0")
+    """Parse the arguments, make the environment unless it exists, and run pytest in it."""
+    parser = argparse.ArgumentParser(description="Run the tests with other releases of torch, or of all dependencies.")
+    parser.add_argument("version", help=f"the release of torch, as 2.15.0, or '{MINIMUM}' for the oldest of everything")
     parser.add_argument("--remove", action="store_true", help="remove the environment instead")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
-    given = parser.parse_args()
-    place = pathlib.Path(tempfile.gettempdir()) / f"moduli-torch-{given.version}"
-    if given.remove:
+    options = parser.parse_args()
+    place = pathlib.Path(tempfile.gettempdir()) / f"moduli-torch-{options.version}"
+    if options.remove:
         shutil.rmtree(place, ignore_errors=True)
         return 0
-    python = make(place, given.version)
+    python = make(place, options.version)
     settings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LD_LIBRARY_PATH": str(place / "stubs")}
-    return subprocess.call([str(python), "-m", "pytest", *(given.pytest or ["-q"])], cwd=ROOT, env=settings)
+    arguments = options.pytest or ["-q", "-n", "auto", "--dist", "worksteal"]
+    return subprocess.call([str(python), "-m", "pytest", *arguments], cwd=ROOT, env=settings)
+
+
+def list_requirements(oldest: bool) -> list[str]:
+    """Return what the package and its extras for tests need, without torch.
+
+    Args:
+        oldest: Whether each is pinned to the oldest release that pyproject.toml allows.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *(item for name in EXTRAS for item in extras[name])]
+    needed = [item for item in needed if not item.startswith("torch")]
+    return [item.replace(">=", "==") for item in needed] if oldest else needed
 
 
 def make(place: pathlib.Path, version: str) -> pathlib.Path:
-    """The interpreter of the environment, which is made unless it is complete."""
+    """Return the interpreter of the environment, which is made unless it is complete."""
     python = place / "bin" / "python"
     if (place / "ready").exists():
         return python
     venv.create(place, with_pip=True, clear=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
-    subprocess.check_call([*pip, "--no-deps", f"torch=={version}"])
-    subprocess.check_call([*pip, *PURE, *TESTS])
-    subprocess.check_call(
-        [*pip, "--no-deps", str(ROOT)]
-    )  # for what is said of the package; the tests import the source
-    build_stubs(place)
+    index = os.environ.get("TORCH_INDEX")
+    release = find_oldest_torch() if version == MINIMUM else version
+    subprocess.check_call([*pip, "--no-deps", f"torch=={release}", *(["--index-url", index] if index else [])])
+    subprocess.check_call([*pip, *PURE, *TESTS, *list_requirements(oldest=version == MINIMUM)])
+    # For the metadata of the package and its entry points; the tests import the source.
+    subprocess.check_call([*pip, "--no-deps", str(ROOT)])
+    if not index:
+        build_stubs(place)
     (place / "ready").touch()
     return python
+
+
+def find_oldest_torch() -> str:
+    """Return the oldest release of torch that pyproject.toml allows, as pip spells it."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (version,) = re.findall(r'"torch>=([\d.]+)"', text)
+    return version if version.count(".") == 2 else f"{version}.0"
 
 
 def build_stubs(place: pathlib.Path) -> None:

@@ -61,15 +61,20 @@ def require_torch(version: str = torch.__version__) -> None:
 
     Since torch 2.0: nothing private. Fallback: none.
     """
-    parts = version.split(".")
-    if (int(parts[0]), int(parts[1])) < OLDEST:
+    if _release(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ImportError(
             f"moduli needs torch {oldest} or newer, and this is torch {version}: pip install 'torch>={oldest}'"
         )
 
 
-OLDEST: Final = (2, 13)
+def _release(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)
+
+
+OLDEST: Final = (2, 10)
 
 require_torch()
 
@@ -494,8 +499,8 @@ def mark_constant(function: F) -> F:
     return function
 
 
-def keep_from_tracing(*functions: Any) -> None:
-    """Have `torch.compile` run these functions as they are, and all they call.
+def keep_from_tracing(*functions: Any, reason: str | None = None) -> None:
+    """Have `torch.compile` run these functions as they are, and all they call; with `fullgraph=True` it gives the reason.
 
     `torch.compiler.disable` would import the compiler, which takes longer than all of moduli.
 
@@ -508,9 +513,19 @@ def keep_from_tracing(*functions: Any) -> None:
     frames = _find("torch._C._dynamo.eval_frame")
     for function in functions:
         function._torchdynamo_disable = True
+        function._torchdynamo_disable_msg = reason
         if hasattr(frames, "_FrameExecStrategy"):
             skip = frames._FrameAction.SKIP
             frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+def can_hold_constants() -> bool:
+    """Whether `torch.compile` of this torch can treat instances of a class as constants, which labels need.
+
+    Since torch 2.13: as `register_constant_type`. Fallback: by the number of the release.
+    """
+    opaque = _find("torch._library.opaque_object")
+    return hasattr(opaque, "MemberType") if opaque is not None else _release(torch.__version__) >= (2, 13)
 
 
 def register_constant_type(cls: type, members: tuple[str, ...]) -> None:

@@ -11,6 +11,8 @@ from torch._dynamo.testing import CompileCounter
 import moduli as mo
 from moduli import Space
 
+pytestmark = pytest.mark.compiles_labels
+
 A = mo.tensor(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), "row col", row=list("abc"))
 B = mo.tensor(torch.randn(3, 4, generator=torch.Generator().manual_seed(1)), "row col", row=list("cab"))
 P = mo.tensor(torch.randn(4, 3, generator=torch.Generator().manual_seed(2)), "col k")

@@ -265,6 +265,7 @@ def test_gradients_and_vmap(name: str) -> None:
         torch.testing.assert_close(result, function(Tensor(data, t.dims)).data, equal_nan=True)
 
 
+@pytest.mark.compiles_labels
 def test_compiled() -> None:
     def chain(t: Tensor, other: Tensor) -> Tensor:
         t = t.sel(time=slice("2000-01-02", None)).diff("time")
@@ -402,3 +403,26 @@ def test_durations_of_months_are_never_integers():
     assert dated.sel(t=months).item() == 1.0
     with pytest.raises(KeyError):
         dated.sel(t=1)
+
+
+def test_text_names_durations() -> None:
+    t = mo.tensor([0.0, 1.0, 2.0, 3.0], lag=np.arange(4).astype("m8[h]"))
+    for text in ("2h", "2 hours", "120min", "7200 s"):
+        assert t.sel(lag=text).item() == 2.0
+    assert t.sel(lag=["3h", "1h"]).tolist() == [3.0, 1.0]
+    assert t.sel(lag=slice("1h", "150min")).tolist() == [1.0, 2.0]
+    assert t.interp(lag="90min").item() == 1.5
+    assert t.sel(lag="100min", method="nearest").item() == 2.0
+    for wrong in ("2000-01-01", "two hours", "2 months"):
+        with pytest.raises(KeyError, match="no duration such as"):
+            t.sel(lag=wrong)
+
+
+def test_a_value_of_dates_as_a_tensor() -> None:
+    t = daily()
+    assert t.coordinate("time.month").tolist() == [1] * 31 + [2] * 29
+    assert t.where(t.coordinate("time.dayofweek") >= 5, drop=True).sizes == {"time": 18}
+    with pytest.raises(TypeError, match="no numbers"):
+        t.coordinate("time")
+    with pytest.raises(KeyError, match="no axis or coordinate"):
+        t.coordinate("height")

@@ -11,7 +11,7 @@ import moduli as mo
 
 xr = pytest.importorskip("xarray")
 
-OPERATIONS = 150  # 2,500 with --all
+OPERATIONS = 450  # 2,500 with --all
 LONGEST = 6
 MONTHS = np.arange("1999-06", "2001-06", dtype="datetime64[M]").astype("datetime64[ns]")
 

@@ -57,6 +57,7 @@ def test_positions_of_named_axes_are_assigned_too():
     assert t.amax().item() == 6.0
 
 
+@pytest.mark.compiles_labels
 def test_written_in_one_graph_and_under_transforms():
     def write(t):
         t = t.clone()
@@ -80,3 +81,21 @@ def test_what_does_not_exist_is_refused():
     ):
         with pytest.raises(IndexError, match=match):
             T.loc[key]
+
+
+def test_values_are_converted_where_nothing_is_cut_off():
+    t = mo.zeros(x=["a", "b", "c"], dtype=torch.float64)
+    t.loc[["a", "b"]] = mo.tensor([1.0, 2.0], x=["b", "a"])  # single precision
+    t.loc["c"] = torch.tensor(3)
+    assert t.tolist() == [2.0, 1.0, 3.0]
+    with pytest.raises(TypeError, match="does not fit"):
+        t.loc[["a", "b"]] = torch.tensor([1j, 2.0])
+    with pytest.raises(TypeError, match="does not fit"):
+        mo.tensor([1, 2], x=["a", "b"]).loc[["a"]] = torch.tensor([1.5])
+
+
+def test_entries_are_written_to_other_entries_of_the_same_tensor():
+    t = T.clone()
+    t.loc["a"] = t.loc["c"]
+    t[{"column": [0, 1]}] = t.isel(column=[1, 0]).relabel(column=[10, 20])
+    assert t.tolist() == [[9.0, 8.0, 10.0, 11.0], [5.0, 4.0, 6.0, 7.0], [9.0, 8.0, 10.0, 11.0]]

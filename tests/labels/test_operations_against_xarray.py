@@ -167,7 +167,10 @@ def roll(rng: np.random.Generator, array: Array) -> Array:
 
 def resample(rng: np.random.Generator, array: Array) -> Array:
     rule = str(
-        rng.choice(["ME", "MS", "QE", "QS", "YE", "YS", "W", "D", "3D", "12h", "2MS", "2ME", "3h", "2W", "90min"])
+        rng.choice(
+            ["ME", "MS", "QE", "QS", "YE", "YS", "W", "D", "3D", "12h", "2MS", "2ME", "3h", "2W", "90min"]
+            + ["QS-DEC", "QE-NOV", "YE-JUN", "YS-JUL", "W-MON", "W-THU", "2QS-FEB", "2W-SAT"]
+        )
     )
     how = str(rng.choice(["mean", "sum", "min", "max", "count"]))
     skip = {} if how == "count" else {"skipna": True}
@@ -222,7 +225,7 @@ def compare(ours: Array, theirs: Array) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operation(operation: str, pytestconfig: pytest.Config) -> None:
     rng = np.random.default_rng(list(operation.encode()))
-    rounds = 250 if pytestconfig.getoption("--all") else 12
+    rounds = 250 if pytestconfig.getoption("--all") else 40
     outcomes = [run(operation, rng) for _ in range(rounds)]
     assert sum(outcomes) > 0.6 * rounds
 

@@ -39,6 +39,48 @@ class Products(nn.Module):
         return y @ self.d.exp()
 
 
+class Sums(nn.Module):
+    """Products by `einsum` and with parts of parameters, all of which come apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.heads = nn.Parameter(0.2 * torch.randn(12, 6)), nn.Parameter(0.2 * torch.randn(6, 2, 5))
+        self.out = nn.Parameter(0.2 * torch.randn(2, 5, 6))
+
+    def forward(self, x):
+        q, k, v = self.qkv.chunk(3)
+        y = x @ q.T + F.linear(x, k) + F.linear(x, v.t().T) + x @ self.qkv[2:6].T
+        for part in (self.qkv.split(4)[1], self.qkv.split([4, 8], 0)[0], self.qkv.narrow(0, 3, 4)):
+            y = y + F.linear(x, part)
+        y = y @ self.qkv[:, :].narrow(1, 0, 6)[8:] + x @ self.qkv.T.narrow(1, 2, 6)
+        y = torch.einsum("...i,ihd->...hd", y, self.heads)
+        return torch.einsum("hdi,...hd->...i", self.out, y) + torch.einsum("...j,ji->...i", x, self.qkv.T)[..., :1]
+
+
+class Counter(nn.Module):
+    """A module that assigns its buffer again at every call, and writes to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen = self.seen + x.sum(0)
+        self.calls += 1
+        return self.lin(x) + self.seen.sum()
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.cell(x)[0]
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -67,7 +109,26 @@ MODELS = {
         torch.randn(2, 2, 7, 7),
     ),
     "same padding": lambda: (nn.Conv2d(2, 4, 3, padding="same"), torch.randn(2, 2, 7, 7)),
-    "grouped": lambda: (nn.Conv2d(4, 4, 3, groups=2), torch.randn(2, 4, 6, 6)),
+    "grouped": lambda: (nn.Conv2d(4, 10, 3, groups=2), torch.randn(2, 4, 6, 6)),
+    "depthwise": lambda: (nn.Conv2d(4, 4, 3, groups=4), torch.randn(2, 4, 6, 6)),
+    "transposed": lambda: (
+        _net(
+            0,
+            lambda: nn.ConvTranspose1d(8, 4, 3, stride=2, output_padding=1),
+            nn.ReLU,
+            lambda: nn.ConvTranspose1d(4, 3, 2, dilation=2),
+        ),
+        torch.randn(2, 8, 5),
+    ),
+    "transposed, grouped": lambda: (nn.ConvTranspose2d(8, 6, 3, groups=2, padding=1), torch.randn(2, 8, 4, 4)),
+    "one image": lambda: (nn.Conv2d(2, 5, 3), torch.randn(2, 6, 6)),
+    "sums": lambda: (Sums(), torch.randn(3, 4, 6)),
+    "buffers": lambda: (Counter(), torch.randn(5, 4)),
+    "batch norm in training": lambda: (
+        _net(0, lambda: nn.Linear(4, 6), lambda: nn.BatchNorm1d(6), nn.ReLU, lambda: nn.Linear(6, 2)),
+        torch.randn(5, 4),
+    ),
+    "recurrent": lambda: (Recurrent(), torch.randn(2, 5, 4)),
     "normalised": lambda: (
         _net(0, lambda: nn.Linear(4, 6), lambda: nn.LayerNorm(6), lambda: nn.BatchNorm1d(6)).eval(),
         torch.randn(5, 4),
@@ -101,6 +162,82 @@ def test_members_are_those_that_are_made(name, rank):
     torch.testing.assert_close(pop(x), made, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(pop(several, in_dims=0), own, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(pop(x, chunk_size=4), made, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(pop.mean.buffers(), net.buffers(), strict=True):  # calls leave buffers alone
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["sums", "transposed", "grouped", "multihead attention", "attention", "products"])
+def test_products_come_apart(name):
+    net, x = MODELS[name]()
+    told = Population.around(net, 2, sigma=0.1).explain(x).splitlines()
+    made = [line.split(":")[0] for line in told if "made for each member" in line]
+    assert made == (["d"] if name == "products" else [])
+
+
+def test_multihead_attention_with_all_its_arguments():
+    torch.manual_seed(0)
+    net = nn.MultiheadAttention(8, 2, batch_first=True, kdim=5, vdim=6, add_bias_kv=True, add_zero_attn=True)
+    pop = Population.around(net, 4, sigma=0.3, rank=2)
+    args = (torch.randn(3, 4, 8), torch.randn(3, 7, 5), torch.randn(3, 7, 6))
+    masks = {"key_padding_mask": torch.rand(3, 7) < 0.3, "attn_mask": torch.rand(4, 7) < 0.3}
+    outputs, weights = pop(*args, average_attn_weights=False, **masks)
+    for at, member in enumerate(pop):
+        with torch.no_grad():
+            expected = member(*args, average_attn_weights=False, **masks)
+        torch.testing.assert_close((outputs[at], weights[at]), expected, rtol=1e-5, atol=1e-5)
+    told = pop.explain(*args, **masks).splitlines()
+    assert [line.split(":")[0] for line in told if "made for each" in line] == ["bias_k", "bias_v"]
+
+
+def test_members_that_are_looped_over_say_so():
+    net, x = MODELS["recurrent"]()
+    assert "cell (GRU) has no batching rule" in Population.around(net, 2, sigma=0.1).explain(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
+    pop, x = Population.around(net, 6, sigma=0.1, rank=2), torch.randn(4, 8).to(dtype)
+    with torch.no_grad():
+        expected = torch.stack([member(x) for member in pop])
+    assert pop(x).dtype is dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(pop(x), expected, rtol=8 * eps, atol=8 * eps)
+    weights = torch.randn(6)
+    change = sum(
+        weight * (own.float() - mean.float()) / 0.1
+        for weight, own, mean in zip(weights, (each[0].weight for each in pop), [net[0].weight] * 6, strict=True)
+    )
+    before = net[0].weight.detach().float()
+    pop.update(weights)
+    torch.testing.assert_close(pop.mean[0].weight.detach().float(), before + change.detach(), rtol=0.05, atol=100 * eps)
+
+
+class Labelled(mo.Module):
+    """A labelled module with a virtual weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.raw = mo.tensor(torch.randn(3, 4), feature=["a", "b", "c"], unit=list("wxyz"))
+        self.requires_grad_(True)
+
+    @mo.virtual
+    def scaled(self):
+        return self.raw / (1 + self.raw.data.square().sum().sqrt())
+
+    def forward(self, x):
+        return self.scaled.data.mT @ x
+
+
+def test_labelled_members_with_virtual_weights():
+    torch.manual_seed(0)
+    pop, x = Population.around(Labelled(), 5, sigma=0.3), torch.randn(3)
+    with torch.no_grad():
+        for _ in range(2):  # virtual weights are computed again after the mean has moved
+            torch.testing.assert_close(pop(x), torch.stack([member(x) for member in pop]), rtol=1e-5, atol=1e-6)
+            pop.update(torch.randn(5) / 5)
+    assert [dim.name for dim in pop[1].raw.dims] == ["feature", "unit"]
 
 
 def test_the_transformer_of_the_lab():

@@ -13,6 +13,7 @@ DOUBLE = torch.float64
 def nothing_known(monkeypatch):
     monkeypatch.setattr(_measured, "_choices", {})
     monkeypatch.setattr(_measured, "_costs", {})
+    monkeypatch.setattr(_measured, "_block_sizes", {})
     monkeypatch.setattr(_sequences, "_blocks", {})
 
 

@@ -349,7 +349,8 @@ def evaluate_low_rank(
             if scale is not None:
                 spreads[name] = scale
             means[name], factors[name] = own, (left.to(param.dtype), right.to(param.dtype))
-    values = call_low_rank(FunctionOfMember(net), fitness, (), (), means, factors, vectors, spreads, report={})
+    counted: dict[str, Any] = {"count": len(members), "report": {}}
+    values = call_low_rank(FunctionOfMember(net), fitness, (), (), means, factors, vectors, spreads, **counted)
     if not isinstance(values, Tensor) or values.shape.numel() != len(members):
         raise ValueError("fitness is one number per member")
     return values.reshape(len(members))

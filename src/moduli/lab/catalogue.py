@@ -105,7 +105,7 @@ def entries() -> dict[str, CatalogueEntry]:
     families = {
         name: family
         for family, part in vars(m).items()
-        if inspect.ismodule(part) and family[0] != "_"
+        if inspect.ismodule(part) and part.__name__ == f"{m.__name__}.{family}" and family[0] != "_"
         for name in part.__all__
     }
     for module, kind in ((m, "link"), (presets, "preset")):

@@ -23,6 +23,8 @@ from ._assign import diag_embed as diag_embed
 from ._assign import diagonal as diagonal
 from ._assign import index_add as index_add
 from ._assign import one_hot as one_hot
+from ._assign_coords import assign_coords as assign_coords
+from ._assign_coords import coordinate as coordinate
 from ._axes import Axes as Axes
 from ._concat import cat as cat
 from ._concat import chunk as chunk
@@ -31,6 +33,7 @@ from ._concat import split as split
 from ._concat import stack as stack
 from ._concat import unbind as unbind
 from ._concat import unflatten as unflatten
+from ._constant import refuse_compilation as _refuse_compilation
 from ._elementwise import elementwise as elementwise
 from ._errors import OwnTransposeError as OwnTransposeError
 from ._errors import UnknownLabelError as UnknownLabelError
@@ -170,7 +173,6 @@ from ._reduce import std as std
 from ._reduce import sum as sum
 from ._reduce import var as var
 from ._reindex import align as align
-from ._reindex import assign_coords as assign_coords
 from ._reindex import reindex as reindex
 from ._reindex import reindex_like as reindex_like
 from ._reindex import unstack as unstack
@@ -212,6 +214,8 @@ from ._windows import shift as shift
 from ._xarray import from_xarray as from_xarray
 from ._xarray import open_dataset as open_dataset
 from ._xarray import to_xarray as to_xarray
+
+_refuse_compilation(globals(), Tensor, Space)
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -34,6 +34,8 @@ def write_into(t: Tensor, choose: Callable[[Tensor], Tensor], value: Any) -> Non
     numbers = torch.arange(t._data.numel(), device=t._data.device).reshape(shape)
     target = as_tensor(choose(wrap(numbers, t._axes)))  # inside a function transform, one without axes is plain
     aligned = _fit_value(value, target)
+    if isinstance(aligned, torch.Tensor):
+        aligned = _convert_value(aligned, t._data.dtype)
     t._data[torch.unravel_index(target._data, tuple(shape))] = aligned
 
 
@@ -42,6 +44,23 @@ def _fit_value(value: Any, target: Tensor) -> Any:
         return as_number(value)
     value = as_tensor(value)
     return align_to_fixed(target._axes, value._axes, value._data, "a value", target._data)
+
+
+def _convert_value(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy of a value in the dtype that it is written to; raise TypeError where numbers would be cut off.
+
+    A copy, because entries of a tensor may be written to other entries of it.
+    """
+    if _order_dtype(data.dtype) > _order_dtype(dtype):
+        raise TypeError(
+            f"a value of {data.dtype} does not fit a tensor of {dtype}; convert one of them with .to(dtype)"
+        )
+    return data.to(dtype, copy=True)
+
+
+def _order_dtype(dtype: torch.dtype) -> int:
+    """Return 3 for complex numbers, 2 for floating ones, 1 for integers, 0 for booleans."""
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype is not torch.bool)
 
 
 Tensor.__getitem__ = get  # type: ignore[method-assign,assignment]

@@ -121,7 +121,9 @@ class Axes:
             try:
                 return self.names.index(dim)
             except ValueError:
-                raise UnknownLabelError(f"there is no axis named {dim!r}; {self.listing()}") from None
+                further = self.told is not None and dim in self.told.entries
+                hint = "; it is a further coordinate: group by it, or make a mask of t.coordinate" if further else ""
+                raise UnknownLabelError(f"there is no axis named {dim!r}; {self.listing()}{hint}") from None
         if isinstance(dim, bool):
             raise TypeError(f"an axis is given by name or position, not by {dim!r}")
         at = operator.index(dim)
@@ -166,6 +168,13 @@ class Axes:
         """The axes without those at some positions."""
         return self.take(at for at in range(self.ndim) if at not in gone)
 
+    def put_labels(self, at: int, space: Space | None) -> Axes:
+        """The axes with other entries on one of them: values along it go, what is known of its labels stays."""
+        name, pairs = self.names[at], self.pairs()
+        pairs[at] = (name, space)
+        made = intern_pairs(pairs)
+        return made if self.told is None else made.mark(self.told.keep(made.names, [name]))
+
     def put(self, at: int, *new: Pair) -> Axes:
         """The axes with others in place of one of them."""
         pairs = self.pairs()
@@ -191,8 +200,9 @@ class Axes:
             picks: The entries that were picked, by the name of their axis.
         """
         told = self.told
-        if told is None or (not picks and (made.names, made.spaces) == (self.names, self.spaces)):
-            return made.mark(told)
+        # A result without axes is a number: function transforms take no other, and it has no place for more.
+        if told is None or not made.ndim or (not picks and (made.names, made.spaces) == (self.names, self.spaces)):
+            return made.mark(told if made.ndim else None)
         picked = told.pick(picks) if picks else told
         return made.mark(None if picked is None else picked.keep(made.names))
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, intern_pairs
+from ._coords import concatenate
 from ._join import policy
 from ._pairing import Gather, PairingPlan, align_all, current_plan, gather, pair
 from ._space import Space, freeze
@@ -60,10 +61,14 @@ def _join_axes(
             raise ValueError(f"tensors to be joined have the same axes, but one has {operand!r} and another {axes!r}")
     places = [operand.names.index(axes.names[at]) if by_name else at for operand in operands]
     # Neither the labels nor the sizes of the joined axis are paired.
-    first, *rest = (each.put(place, (each.names[place], None)) for each, place in zip(operands, places, strict=True))
+    first, *rest = (each.put_labels(place, None) for each, place in zip(operands, places, strict=True))
     plan = pair(first, tuple(rest), how, fill)
     ends = [operand.spaces[place] for operand, place in zip(operands, places, strict=True)]
-    joined = plan.axes.put(at, (plan.axes.names[at], _end_to_end(ends, axes.describe(at))))
+    joined = plan.axes.put_labels(at, _end_to_end(ends, axes.describe(at)))
+    name = axes.names[at]
+    along = {} if name is None else concatenate([each.told for each in operands], name)
+    if along and joined.told is not None:
+        joined = joined.mark(joined.told.replace({**joined.told.entries, **along}))
     checks = tuple(check for check in plan.checks if (0, at) not in check[1])
     return at, plan._replace(axes=joined, checks=checks)
 
@@ -152,7 +157,7 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
         pieces = t._data.split(sizes if isinstance(sizes, int) else list(sizes), at)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise ValueError(f"{t._axes.describe(at)} can't be split into pieces of {sizes}: {error}") from None
-    if t._axes.spaces[at] is None:
+    if t._axes.spaces[at] is None and t._axes.told is None:
         return tuple(wrap(piece, t._axes) for piece in pieces)
     axes = _pieces(t._axes, at, tuple(piece.shape[at] for piece in pieces))
     return tuple(wrap(piece, its) for piece, its in zip(pieces, axes, strict=True))
@@ -198,10 +203,14 @@ def unbind(t: Tensor, dim: DimLike = 0) -> tuple[Tensor, ...]:
 @cache_by_axes
 def _pieces(axes: Axes, at: int, cuts: tuple[int, ...]) -> tuple[Axes, ...]:
     name, space = axes.pairs()[at]
-    if space is None or space.broadcast:
-        return tuple(axes if cut == 1 or space is None else axes.put(at, (name, None)) for cut in cuts)
-    starts = itertools.accumulate(cuts, initial=0)
-    return tuple(axes.put(at, (name, space[start : start + cut])) for start, cut in zip(starts, cuts, strict=False))
+    if space is not None and space.broadcast:
+        return tuple(axes if cut == 1 else axes.put(at, (name, None)) for cut in cuts)
+    pieces = []
+    for start, cut in zip(itertools.accumulate(cuts, initial=0), cuts, strict=False):
+        part = slice(start, start + cut)
+        made = axes.put(at, (name, None if space is None else space[part]))
+        pieces.append(axes.carry(made, {} if name is None else {name: part}))
+    return tuple(pieces)
 
 
 # -- products of axes --------------------------------------------------------------------------------------------------
@@ -265,7 +274,8 @@ def _product(axes: Axes, dims: DimsLike, name: str | None, sizes: tuple[int, ...
         product = Space(itertools.product(*factors))  # type: ignore[arg-type]
     pairs = [(axes.names[i], axes.spaces[i]) for i in order]
     pairs[first : first + count] = [(name, product)]
-    return intern_pairs(pairs)
+    made = intern_pairs(pairs)
+    return made if axes.told is None else made.mark(axes.told.keep({axes.names[i] for i in order if i not in group}))
 
 
 @method

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import types
 import weakref
 from typing import Any, TypeVar
 
-from .._torch import register_constant_type
+from .._torch import can_hold_constants, keep_from_tracing, register_constant_type
 
 C = TypeVar("C", bound=type[Any])
 
@@ -48,3 +49,20 @@ _known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 def _recall(digest: str) -> Any:
     return _known[digest]
+
+
+def refuse_compilation(namespace: dict[str, Any], *classes: type[Any]) -> None:
+    """Keep labelled code out of compiled graphs where torch can't hold labels as constants, and have torch say why.
+
+    A program that is compiled runs this code as it is, between its graphs; `fullgraph=True` is refused with the reason.
+
+    Args:
+        namespace: The names of the room; its functions are kept from tracing.
+        classes: Classes whose methods are, too.
+    """
+    if can_hold_constants():
+        return
+    members = [*namespace.values(), *(value for cls in classes for value in vars(cls).values())]
+    members = [getattr(member, "fget", None) or getattr(member, "__func__", member) for member in members]
+    functions = [member for member in members if isinstance(member, types.FunctionType)]
+    keep_from_tracing(*functions, reason="torch.compile of labelled tensors needs torch 2.13; compute on t.data there")

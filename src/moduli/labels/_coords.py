@@ -1,4 +1,4 @@
-"""Further coordinates: values along axes beside their labels, as the region of each station.
+"""Further coordinates: values along axes beside their labels, as the region of each station; names and attributes.
 
 They hang on the Axes of a tensor and follow it: what selects entries selects their values, what drops an axis drops its
 coordinates, and operands keep those on which they agree. They never pair anything; labels do.
@@ -25,16 +25,27 @@ class Coordinate(NamedTuple):
     """What else is known, as the unit."""
 
 
+class About(NamedTuple):
+    """What is known of a tensor as a whole."""
+
+    name: Hashable = None
+    attrs: Mapping[Hashable, Any] = {}
+    """What else is known, as the unit."""
+    dataset: Mapping[Hashable, Any] | None = None
+    """The attributes of the dataset that the tensor came from."""
+
+
 @final
 class AxisCoordinates:
-    """The further coordinates of one tensor. Immutable; equal if everything in them is."""
+    """The further coordinates of one tensor, its name and its attributes. Immutable; equal if everything in them is."""
 
-    __slots__ = ("entries", "origin")
+    __slots__ = ("about", "entries", "origin")
 
-    def __init__(self, entries: Mapping[str, Coordinate], origin: Hashable = None) -> None:
+    def __init__(self, entries: Mapping[str, Coordinate], about: About | None = None, origin: Hashable = None) -> None:
         self.entries: Final = dict(entries)
+        self.about: Final = about
         self.origin: Final = origin
-        """What another library said of a tensor with exactly these axes; operations that change them lose it."""
+        """The coordinates of another library that say exactly the same; operations that change axes lose it."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AxisCoordinates):
@@ -42,14 +53,15 @@ class AxisCoordinates:
         return (
             self.entries.keys() == other.entries.keys()
             and self.origin == other.origin
-            and all(_agree(entry, other.entries[name]) for name, entry in self.entries.items())
+            and _equal(self.about, other.about)
+            and all(_equal(entry, other.entries[name]) for name, entry in self.entries.items())
         )
 
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.entries)))
 
     def __reduce__(self) -> tuple[type[AxisCoordinates], tuple[Any, ...]]:
-        return AxisCoordinates, (self.entries, self.origin)
+        return AxisCoordinates, (self.entries, self.about, self.origin)
 
     def find(self, name: str) -> tuple[str, Sequence[Hashable]] | None:
         """Return the axis and the values of a coordinate along one axis, or None."""
@@ -59,30 +71,100 @@ class AxisCoordinates:
         # NumPy's dates as a list would be integers or Python's; their own scalars make labels.
         return entry.dims[0], list(entry.values) if entry.values.dtype.kind in "mM" else entry.values.tolist()
 
-    def keep(self, names: Iterable[str | None]) -> AxisCoordinates | None:
-        """Return the coordinates along some of the axes, None if there are none."""
-        known = set(names)
-        return _make({name: entry for name, entry in self.entries.items() if known.issuperset(entry.dims)})
+    def keep(self, names: Iterable[str | None], changed: Iterable[str | None] = ()) -> AxisCoordinates | None:
+        """Return what holds of a tensor that has some of the axes, None if nothing does.
+
+        Args:
+            names: The names of the axes.
+            changed: Those that have other entries; what is known of their labels holds of the new ones.
+        """
+        known, others = set(names), set(changed)
+        entries = {
+            name: entry
+            for name, entry in self.entries.items()
+            if known.issuperset(entry.dims) and (entry.values is None or others.isdisjoint(entry.dims))
+        }
+        return _make(entries, self.about)
 
     def pick(self, positions: Mapping[str, slice | Sequence[int]]) -> AxisCoordinates | None:
         """Return the coordinates of selected entries of axes."""
-        return _make({name: _pick(entry, positions) for name, entry in self.entries.items()})
+        return _make({name: _pick(entry, positions) for name, entry in self.entries.items()}, self.about)
+
+    def rename(self, names: Mapping[str, str | None]) -> AxisCoordinates | None:
+        """Return the coordinates with other names, of axes and of themselves; those along an axis without a name go."""
+        entries = {}
+        for name, entry in self.entries.items():
+            own, dims = names.get(name, name), tuple(names.get(dim, dim) for dim in entry.dims)
+            if own is not None and None not in dims:
+                entries[own] = entry._replace(dims=dims)  # type: ignore[arg-type]
+        return _make(entries, self.about)
+
+    def replace(self, entries: Mapping[str, Coordinate]) -> AxisCoordinates:
+        """Return other coordinates of the same tensor."""
+        return AxisCoordinates(entries, self.about)
 
 
 def merge(several: Sequence[AxisCoordinates]) -> AxisCoordinates | None:
     """Return the coordinates of operands, without those that they disagree on."""
-    entries: dict[str, Coordinate] = {}
-    conflicts: set[str] = set()
-    for name, entry in (item for each in several for item in each.entries.items()):
-        if not _agree(entries.setdefault(name, entry), entry):
-            conflicts.add(name)
+    entries, complete = _agree_on([each.entries for each in several])
+    known = [each.about for each in several if each.about is not None]
+    about = None
+    if known:
+        first = known[0]
+        name = first.name if all(each.name == first.name for each in known) else None
+        dataset = first.dataset if all(_equal(each.dataset, first.dataset) for each in known) else None
+        about = About(name, _agree_on([each.attrs for each in known])[0], dataset)
     origins = [each.origin for each in several if each.origin is not None]
-    origin = origins[0] if origins and not conflicts and all(each == origins[0] for each in origins) else None
-    return _make({name: entry for name, entry in entries.items() if name not in conflicts}, origin)
+    origin = origins[0] if origins and complete and all(each == origins[0] for each in origins) else None
+    return _make(entries, about, origin)
 
 
-def _make(entries: Mapping[str, Coordinate], origin: Hashable = None) -> AxisCoordinates | None:
-    return AxisCoordinates(entries, origin) if entries or origin is not None else None
+def _agree_on(several: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Any], bool]:
+    """Return the entries of mappings without those that differ, and whether none do."""
+    entries: dict[Any, Any] = {}
+    conflicts: set[Any] = set()
+    for name, entry in (item for each in several for item in each.items()):
+        if not _equal(entries.setdefault(name, entry), entry):
+            conflicts.add(name)
+    return {name: entry for name, entry in entries.items() if name not in conflicts}, not conflicts
+
+
+def concatenate(several: Sequence[AxisCoordinates | None], dim: str) -> dict[str, Coordinate]:
+    """Return the coordinates along an axis of tensors that are joined along it: those that all of them have."""
+    entries = [{} if each is None else each.entries for each in several]
+    joined = {}
+    for name, entry in entries[0].items():
+        parts = [each[name] for each in entries if name in each and each[name].dims == entry.dims]
+        values = [part.values for part in parts if part.values is not None]
+        if dim in entry.dims and len(values) == len(several):
+            joined[name] = entry._replace(values=np.concatenate(values, entry.dims.index(dim)))
+    return joined
+
+
+def stack_dims(entry: Coordinate, group: Mapping[str, int], name: str) -> Coordinate:
+    """Return a coordinate along the one axis that is made of several.
+
+    Args:
+        entry: The coordinate.
+        group: The size of each axis that becomes part of the new one, in the order in which they are run through.
+        name: The name of the new axis.
+    """
+    if entry.values is None or group.keys().isdisjoint(entry.dims):
+        return entry
+    rest = [dim for dim in entry.dims if dim not in group]
+    order = [entry.dims.index(dim) for dim in (*group, *rest) if dim in entry.dims]
+    sizes = [size if dim in entry.dims else 1 for dim, size in group.items()]
+    values = entry.values.transpose(order)
+    left = values.shape[len(order) - len(rest) :]
+    whole = np.broadcast_to(values.reshape(*sizes, *left), (*group.values(), *left))
+    return entry._replace(dims=(name, *rest), values=whole.reshape(-1, *left))
+
+
+def _make(
+    entries: Mapping[str, Coordinate], about: About | None = None, origin: Hashable = None
+) -> AxisCoordinates | None:
+    told = entries or about is not None or origin is not None
+    return AxisCoordinates(entries, about, origin) if told else None
 
 
 def _pick(entry: Coordinate, positions: Mapping[str, slice | Sequence[int]]) -> Coordinate:
@@ -96,14 +178,12 @@ def _pick(entry: Coordinate, positions: Mapping[str, slice | Sequence[int]]) -> 
     return entry._replace(values=values)
 
 
-def _agree(first: Coordinate, second: Coordinate) -> bool:
+def _equal(first: Any, second: Any) -> bool:
+    """Whether values, attributes or tuples of them are the same; NaN is equal to NaN."""
     if first is second:
         return True
-    return first.dims == second.dims and _equal(first.values, second.values) and _equal(first.attrs, second.attrs)
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether values or attributes are the same; NaN is equal to NaN."""
+    if isinstance(first, (Coordinate, About)) and type(first) is type(second):
+        return all(map(_equal, first, second))
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return first.keys() == second.keys() and all(_equal(value, second[key]) for key, value in first.items())
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):

@@ -50,10 +50,24 @@ def datetime_component(space: Space, component: str) -> Sequence[Hashable]:
         >>> datetime_component(Space(np.arange("2000-01", "2000-04", dtype="datetime64[M]"), "time"), "month")
         [1, 2, 3]
     """
-    dates = get_dates(space)
     called = "the labels" if space.name is None else f"the labels of axis {space.name!r}"
-    if dates is None:
+    dates = get_dates(space)
+    if dates is None and len(space):
         raise TypeError(f"{called} are not dates, so they have no component {component!r}: {space!r}")
+    return read_component(np.empty(0, "M8[D]") if dates is None else dates, component, called)
+
+
+def read_component(dates: DateArray, component: str, called: str) -> Sequence[Hashable]:
+    """Return one component of each date, as `datetime_component` does.
+
+    Args:
+        dates: The dates or durations.
+        component: The component.
+        called: What they are called in errors.
+
+    Raises:
+        ValueError: If there is no such component.
+    """
     known = _OF_DATES if dates.dtype.kind == "M" else _OF_DURATIONS
     if component not in known:
         what = "dates" if dates.dtype.kind == "M" else "durations"
@@ -171,6 +185,29 @@ def parse_period(text: str) -> Period:
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{text!r} is no date: {error}") from None
     return Period(start, start + np.timedelta64(1, unit), unit)  # type: ignore[call-overload]
+
+
+_DURATION: Final = re.compile(r"(?P<count>[+-]?\d+)\s*(?P<unit>[A-Za-z]+)")
+_DURATION_UNITS: Final = {
+    **dict.fromkeys(("D", "d", "day", "days"), "D"),
+    **dict.fromkeys(("h", "hour", "hours"), "h"),
+    **dict.fromkeys(("min", "minute", "minutes"), "m"),
+    **dict.fromkeys(("s", "second", "seconds"), "s"),
+    **{name: name for name in ("ms", "us", "ns")},
+}
+
+
+def parse_duration(text: str) -> np.timedelta64:
+    """Read a number and a unit, such as ``"2h"`` or ``"3 days"``.
+
+    Raises:
+        ValueError: If it is no such text.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    unit = None if match is None else _DURATION_UNITS.get(match["unit"])
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is no duration such as '3 days', '2h', '30min' or '5s'")
+    return np.timedelta64(int(match["count"]), unit)  # type: ignore[call-overload, no-any-return]
 
 
 def has_resolution_of(dates: DateArray, period: Period) -> bool:

@@ -105,6 +105,7 @@ def _variance(fold: Fold, data: torch.Tensor, skipna: bool, correction: float) -
 
 def extreme(fold: Fold, data: torch.Tensor, how: str, skipna: bool) -> torch.Tensor:
     """Return the ``"amin"`` or ``"amax"`` of each set: NaN if nothing counts."""
+    refuse_complex(data)
     if not skipna or not has_nan(data):
         return fold.extreme(data, how)
     valid = find_valid(data, True)
@@ -160,10 +161,15 @@ def check_quantiles(q: Sequence[float], interpolation: str) -> None:
 
 
 def widen_real(data: torch.Tensor) -> torch.Tensor:
-    """Return real numbers that can be averaged; raise TypeError for complex ones, which have no order."""
-    if data.is_complex():
-        raise TypeError("complex numbers have no order, and so no quantiles; take those of t.abs() or t.real")
+    """Return real numbers that can be averaged; raise TypeError for complex ones."""
+    refuse_complex(data)
     return _widen(data)
+
+
+def refuse_complex(data: torch.Tensor) -> None:
+    """Raise TypeError for complex numbers, which have no order."""
+    if data.is_complex():
+        raise TypeError("complex numbers have no order: no extremes and no quantiles; take those of t.abs() or t.real")
 
 
 def _widen(data: torch.Tensor, integers: torch.dtype | None = None) -> torch.Tensor:

@@ -12,11 +12,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ._axes import Axes, DimLike, cache_by_axes
+from ._coords import Coordinate
+from ._dates import datetime_component, read_component
 from ._errors import UnknownLabelError
 from ._groups import GroupPlan, Groups
 from ._label_sequences import show_labels
+from ._locate import freeze_label
 from ._pairing import Gather, align_to_fixed
 from ._space import Space
 from ._tensor import Tensor, method
@@ -43,8 +47,9 @@ def groupby(
         t: The tensor.
         dim: The axis, by name or position, if it is not given as a keyword; alone, also the name of a coordinate or of a
             component of dates.
-        groups: The group of each label: a mapping from labels, a function of a label, a sequence or a tensor with one
-            group per entry, or the name of a coordinate along the axis. Entries whose group is NaN are left out.
+        groups: The group of each label: a mapping from labels (also a Series of pandas or a DataArray with labels), a function
+            of a label, a sequence or a tensor with one group per entry, or the name of a coordinate along the axis. Entries
+            whose group is NaN are left out.
         bins: The edges of intervals, in ascending order, or a number of intervals of equal width. Entries outside of them
             are left out. Without it, every label or value of the coordinate is a group.
         bin_labels: A label for each interval; by default its two edges as a tuple.
@@ -68,7 +73,7 @@ def groupby(
         >>> mo.tensor([1.0, 2.0, 4.0], height=[5, 9, 40]).groupby("height", bins=[0, 10, 100]).sum()
         Tensor(height: (0, 10)=3., (10, 100)=4.)
     """
-    chosen: dict[Any, Any] = {**({} if dim is None else {dim: groups}), **named}
+    chosen: dict[Any, Any] = {**({} if dim is None else {_refuse_several(dim): groups}), **named}
     if len(chosen) != 1:
         raise TypeError(f"groupby takes one axis and its groups, as in t.groupby(city=countries), got {list(chosen)}")
     ((which, rule),) = chosen.items()
@@ -84,6 +89,15 @@ def groupby(
     return Groups(t, _plan_groups(t._axes, axis, tuple(members), False, t._axes.names[axis]))
 
 
+def _refuse_several(dim: Any) -> Any:
+    if isinstance(dim, (list, tuple)):
+        raise TypeError(
+            f"groupby takes one key, not {dim!r}; by several coordinates group by pairs of their values, as in "
+            "t.groupby(city=list(zip(t.coords['country'], t.coords['year'])))"
+        )
+    return dim
+
+
 def _size(t: Tensor, which: DimLike) -> int | None:
     """Return the size of a positional axis; that of a labelled one follows from its labels."""
     axis = t._axes.axis(which)
@@ -92,10 +106,14 @@ def _size(t: Tensor, which: DimLike) -> int | None:
 
 def _assign_groups(t: Tensor, axis: int, groups: Any) -> Sequence[Hashable]:
     axes, size = t._axes, t._data.shape[axis]
+    groups = _read_table(groups)
     if isinstance(groups, Mapping) or callable(groups):
         labels = _list_labels(axes, axis, size)
     if isinstance(groups, Mapping):
         missing = [label for label in labels if label not in groups]
+        if missing:  # dates may be of another type or unit
+            groups = {freeze_label(label): group for label, group in groups.items()}
+            missing = [label for label in labels if label not in groups]
         if missing:
             raise UnknownLabelError(f"{axes.describe(axis)} has labels that belong to no group: {show_labels(missing)}")
         return [groups[label] for label in labels]
@@ -107,6 +125,22 @@ def _assign_groups(t: Tensor, axis: int, groups: Any) -> Sequence[Hashable]:
     if len(members) != size:
         raise ValueError(f"{axes.describe(axis)} has size {size}, but {len(members)} groups were given")
     return members
+
+
+def _read_table(groups: Any) -> Any:
+    """Return a Series or a DataArray as a mapping from its labels, or as a list if it has none; anything else as it is."""
+    if isinstance(groups, (list, tuple, Mapping, Tensor, torch.Tensor)) or callable(groups):
+        return groups
+    index: Any = getattr(groups, "index", None)
+    if getattr(groups, "indexes", None) is not None and groups.ndim == 1:
+        index = groups.indexes.get(groups.dims[0], range(groups.size))
+    elif not hasattr(index, "to_numpy"):
+        return groups
+    array = np.asarray(groups)
+    values = list(array) if array.dtype.kind in "mM" else array.tolist()
+    if isinstance(index, range) or (getattr(index, "start", None), getattr(index, "step", None)) == (0, 1):
+        return values
+    return dict(zip(map(freeze_label, index), values, strict=True))
 
 
 @cache_by_axes
@@ -139,6 +173,11 @@ def plan_members(axes: Axes, axis: int, members: Sequence[int], labels: Space, n
         entries = axes.carry(entries, {} if name_of_axis is None else {name_of_axis: inside})
         members = [members[at] for at in inside]
     result = axes.put(axis, (name, labels))
+    told = axes.told
+    if told is not None and name in told.entries and name != axes.names[axis]:  # the unit of a coordinate stays
+        attrs = told.entries[name].attrs
+        known = {} if result.told is None else result.told.entries
+        result = result.mark(told.replace({**known, name: Coordinate((name,), None, attrs)}) if attrs else result.told)
     sizes = np.bincount(np.asarray(members, np.int64), minlength=len(labels))
     return GroupPlan(axis, labels, Gather(members), tuple(sizes.tolist()), positions, entries, result)
 
@@ -172,7 +211,7 @@ def _plan_named(
     right: bool,
 ) -> GroupPlan:
     """Return the plan for groups by a coordinate, a component of dates, or the labels themselves, perhaps in bins."""
-    axis, values, name = _find_values(axes, which, rule, size)
+    axis, values, name = find_values(axes, which, rule, size)
     if bins is None:
         if bin_labels is not None:
             raise TypeError("bin_labels are of bins=, the edges of intervals")
@@ -181,7 +220,7 @@ def _plan_named(
     return plan_members(axes, axis, members, labels, name)
 
 
-def _find_values(
+def find_values(
     axes: Axes, which: DimLike, rule: str | None, size: int | None
 ) -> tuple[int, Sequence[Hashable], str | None]:
     """Return the axis that a name is about, a value for each of its entries, and the name of the result's axis."""
@@ -192,6 +231,19 @@ def _find_values(
         prefix, _, component = which.rpartition(".")
         if prefix in axes.names:
             return axes.names.index(prefix), _read_component(axes, axes.names.index(prefix), component), component
+        coordinate = axes.find_coordinate(prefix)
+        dates = None if coordinate is None else np.array(coordinate[1])
+        if coordinate is not None and dates is not None and dates.dtype.kind in "mM":
+            try:
+                return coordinate[0], read_component(dates, component, f"the values of {prefix!r}"), component
+            except ValueError as error:
+                raise UnknownLabelError(str(error)) from None
+        if axes.told is not None and which in axes.told.entries:
+            dims = axes.told.entries[which].dims
+            raise UnknownLabelError(
+                f"the coordinate {which!r} is along {len(dims)} axes, and groups are along one; make one of them first, as in "
+                f"t.stack(all={list(dims)}).groupby({which!r})"
+            )
         raise UnknownLabelError(f"there is no axis or coordinate named {which!r}; {axes.listing()}{_list(axes)}")
     axis = axes.axis(which)
     if rule is None:
@@ -205,8 +257,6 @@ def _find_values(
 
 def _read_component(axes: Axes, axis: int, component: str, otherwise: str = "") -> Sequence[Hashable]:
     """Return a component of the dates along an axis, as the month."""
-    from ._dates import datetime_component
-
     space = axes.spaces[axis]
     if space is None or not space.labelled:
         raise UnknownLabelError(f"{otherwise or axes.describe(axis)} is positional, without dates{_list(axes)}")

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from . import _fold as fold
-from ._axes import Axes, cache_by_axes, intern_pairs
+from ._axes import Axes, cache_by_axes
 from ._concat import cat, stack
 from ._elementwise import elementwise
 from ._errors import UnknownLabelError
@@ -101,19 +101,16 @@ class Groups:
         """
         return dict(zip(self.labels, self._plan.sizes, strict=True))
 
-    def _list_members(self) -> list[list[int]]:
-        members: list[list[int]] = [[] for _ in self.labels]
-        for at, member in enumerate(self._plan.members.positions):
-            members[member].append(at)
-        return members
-
     def __len__(self) -> int:
         return len(self.labels)
 
     def __iter__(self) -> Iterator[tuple[Hashable, Tensor]]:
+        parts = [self._pick(positions) for positions in _list_members(self._plan.axes, self._plan)]
+        return iter(list(zip(self.labels, parts, strict=True)))
+
+    def _pick(self, positions: Sequence[int]) -> Tensor:
         entries = finish(self._data, self._plan.entries)
-        for label, positions in zip(self.labels, self._list_members(), strict=True):
-            yield label, get(entries, (*[slice(None)] * self._plan.axis, positions))
+        return get(entries, (*[slice(None)] * self._plan.axis, list(positions)))
 
     def __repr__(self) -> str:
         return f"Groups of {self._plan.entries.describe(self._plan.axis)}: {show_labels(self.labels.labels)}"
@@ -293,8 +290,8 @@ class Groups:
             Tensor(t: a=10.0499, b=3.0000)
         """
         plan = self._plan
-        members = [positions for positions in self._list_members() if positions]
-        results = [as_tensor(function(part, *args, **options)) for _, part in self if part._data.shape[plan.axis]]
+        members = [positions for positions in _list_members(plan.axes, plan) if positions]
+        results = [as_tensor(function(self._pick(positions), *args, **options)) for positions in members]
         if not results:
             raise ValueError(f"{plan.entries.describe(plan.axis)} has no groups with entries to map")
         name = plan.entries.names[plan.axis]
@@ -302,13 +299,15 @@ class Groups:
         if not keeps:
             axis = min(plan.axis, results[0].ndim)
             made = stack(results, dim=axis)
-            labels = [label for label, size in self.sizes.items() if size]
-            return finish(made._data, made._axes.put(axis, (plan.axes.names[plan.axis], Space(labels))))
+            return finish(made._data, _label_groups(made._axes, axis, plan))
         axis = plan.axis if name is None else results[0]._axes.axis(name)
         made = cat(results, dim=axis)
         if [part._data.shape[axis] for part in results] != [len(positions) for positions in members]:
             return made
-        order = sorted(range(made._data.shape[axis]), key=[at for positions in members for at in positions].__getitem__)
+        places = [at for positions in members for at in positions]
+        order = [0] * len(places)
+        for at, place in enumerate(places):
+            order[place] = at
         return get(made, (*[slice(None)] * axis, order))
 
     apply = map
@@ -347,6 +346,22 @@ for _name in ("add", "sub", "mul", "truediv"):
 
 
 @cache_by_axes
+def _list_members(axes: Axes, plan: GroupPlan) -> tuple[tuple[int, ...], ...]:
+    """Return the positions of the entries of each group."""
+    members: list[list[int]] = [[] for _ in plan.labels]
+    for at, member in enumerate(plan.members.positions):
+        members[member].append(at)
+    return tuple(map(tuple, members))
+
+
+@cache_by_axes
+def _label_groups(axes: Axes, at: int, plan: GroupPlan) -> Axes:
+    """Return the axes with the groups that have entries in place of one of them."""
+    labels = [label for label, size in zip(plan.labels, plan.sizes, strict=True) if size]
+    return axes.put(at, (plan.axes.names[plan.axis], Space(labels)))
+
+
+@cache_by_axes
 def _plan_spread(axes: Axes, plan: GroupPlan) -> tuple[int, Gather, Axes]:
     """Return the axis of the groups, for each entry the position of its group there, and the axes of the entries."""
     name = plan.axes.names[plan.axis]
@@ -363,4 +378,4 @@ def _plan_spread(axes: Axes, plan: GroupPlan) -> tuple[int, Gather, Axes]:
 @cache_by_axes
 def add_quantiles(axes: Axes, levels: tuple[float, ...]) -> Axes:
     """Return the axes with a first one for quantiles."""
-    return intern_pairs([("quantile", Space(levels)), *axes.pairs()])
+    return axes.insert(0, ("quantile", Space(levels)))[1]

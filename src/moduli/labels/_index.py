@@ -246,7 +246,7 @@ def _pick_axes(axes: Axes, at: int, positions: tuple[int, ...]) -> Axes:
 def _index_by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> tuple[torch.Tensor, Axes]:
     """A plain vector of positions, or a mask, along one axis: the labels are picked as the entries are."""
     result = data[(slice(None),) * at + (index,)]
-    if axes.spaces[at] is None and axes.told is None:
+    if axes.spaces[at] is None and (axes.told is None or not axes.told.entries):
         return result, axes
     positions = index.nonzero().flatten() if index.dtype is torch.bool else index
     return result, _pick_axes(axes, at, tuple(positions.tolist()))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ._axes import Axes, cache_by_axes
-from ._dates import Period, count_attoseconds, find_instant, has_resolution_of, parse_period
+from ._dates import Period, count_attoseconds, find_instant, has_resolution_of, parse_duration, parse_period
 from ._errors import UnknownLabelError
 from ._instants import as_instant, get_dates, mixed_label
 from ._label_sequences import ArrayLabels, show_label, show_labels
@@ -40,10 +40,19 @@ def freeze_label(label: Any) -> Any:
 
 
 def convert_labels(axes: Axes, axis: int, labels: Iterable[Any]) -> list[Any]:
-    """Labels as those of an axis: of dates, text is the start of the period that it names."""
-    space = axes.spaces[axis]
-    dated = space is not None and get_dates(space) is not None
-    return [_read_period(axes, axis, label).start if dated and isinstance(label, str) else label for label in labels]
+    """Labels as those of an axis: of dates, text is the start of the period that it names; of durations, one of them."""
+    kind = _find_kind(axes.spaces[axis])
+    if kind == "m":
+        return [_read_duration(axes, axis, label) for label in labels]
+    return [
+        _read_period(axes, axis, label).start if kind == "M" and isinstance(label, str) else label for label in labels
+    ]
+
+
+def _find_kind(space: Space | None) -> str | None:
+    """Return "M" for labels that are dates, "m" for durations, None for others."""
+    dates = None if space is None else get_dates(space)
+    return None if dates is None else dates.dtype.kind
 
 
 def locate_labels(axes: Axes, axis: int, several: bool, labels: Any) -> int | slice | Space:
@@ -60,6 +69,7 @@ def _locate(axes: Axes, axis: int, several: bool, labels: Any, lasting: bool) ->
         return labels if isinstance(labels, Space) else Space(convert_labels(axes, axis, labels))
     # How many positions there are is the data's business; here it only matters that they are positions.
     known = axes.spaces[axis] or Space(sys.maxsize)
+    labels = _read_duration(axes, axis, labels)
     if isinstance(labels, str):
         dates = get_dates(known)
         if dates is not None:
@@ -83,6 +93,16 @@ def _read_period(axes: Axes, axis: int, text: str) -> Period:
         return parse_period(text)
     except ValueError as error:
         raise UnknownLabelError(f"{axes.describe(axis)} has dates for labels, and {error}") from None
+
+
+def _read_duration(axes: Axes, axis: int, label: Any) -> Any:
+    """Return the duration that text names on an axis of durations; every other label as it is."""
+    if not isinstance(label, str) or _find_kind(axes.spaces[axis]) != "m":
+        return label
+    try:
+        return freeze_label(parse_duration(label))
+    except ValueError as error:
+        raise UnknownLabelError(f"{axes.describe(axis)} has durations for labels, and {error}") from None
 
 
 def _locate_period(axes: Axes, axis: int, space: Space, period: Period, text: str) -> slice | Space:
@@ -158,6 +178,7 @@ def locate_slice(axes: Axes, axis: int, start: Hashable, stop: Hashable, step: i
 
 
 def _locate_end(axes: Axes, axis: int, space: Space, label: Any, last: bool) -> int:
+    label = _read_duration(axes, axis, label)
     period = _read_period(axes, axis, label) if isinstance(label, str) and get_dates(space) is not None else None
     known = label if period is None else period.start
     if known in space and (period is None or len(space) < 2 or not _direction(sort_labels(axes, axis, "a slice")[1])):

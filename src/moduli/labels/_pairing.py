@@ -98,7 +98,8 @@ def _keep_coordinates(operand: Axes, made: Axes) -> AxisCoordinates | None:
     if told is None or (operand.names, operand.spaces) == (made.names, made.spaces):
         return told
     spaces = dict(made.pairs())
-    return told.keep(name for name, space in operand.pairs() if name in spaces and spaces[name] == space)
+    names = [name for name in operand.names if name in spaces]
+    return told.keep(names, [name for name, space in operand.pairs() if name in spaces and spaces[name] != space])
 
 
 def _transposes(operands: Sequence[Axes], meetings: Sequence[Meeting]) -> bool:

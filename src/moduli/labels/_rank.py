@@ -129,6 +129,8 @@ def max(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, skipna:
         >>> mo.tensor([3.0, 1.0], "x").max().item()
         3.0
     """
+    if isinstance(dim, (list, tuple)):
+        raise TypeError(f"max gives positions too, along one axis; over several write t.amax({dim!r})")
     return amax(t, skipna=skipna) if dim is None else _extreme(torch.max, t, dim, keepdim, skipna)
 
 
@@ -150,6 +152,8 @@ def min(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, skipna:
         >>> mo.tensor([[3.0, 1.0]], "y x").min("x").indices
         Tensor(y: [1])
     """
+    if isinstance(dim, (list, tuple)):
+        raise TypeError(f"min gives positions too, along one axis; over several write t.amin({dim!r})")
     return amin(t, skipna=skipna) if dim is None else _extreme(torch.min, t, dim, keepdim, skipna)
 
 

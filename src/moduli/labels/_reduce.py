@@ -17,7 +17,8 @@ def reduce_axes(axes: Axes, dim: DimsLike, keepdim: bool) -> tuple[tuple[int, ..
     """Which axes are reduced, and the axes of the result."""
     gone = axes.axes(dim)
     if keepdim:
-        return gone, intern(axes.names, [BROADCAST if i in gone else space for i, space in enumerate(axes.spaces)])
+        made = intern(axes.names, [BROADCAST if i in gone else space for i, space in enumerate(axes.spaces)])
+        return gone, made if axes.told is None else made.mark(axes.told.keep(axes.drop(*gone).names))
     return gone, axes.drop(*gone)
 
 

@@ -1,4 +1,4 @@
-"""Tensors brought to other labels: reindex, align, coordinates, and several axes as one with its labels."""
+"""Tensors brought to other labels: reindex, align, and several axes as one with its labels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ._axes import Axes, DimLike, DimsLike, as_key, cache_by_axes, split_names
-from ._concat import flatten, unflatten
-from ._coords import AxisCoordinates, Coordinate
+from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, split_names
+from ._concat import flatten
+from ._coords import AxisCoordinates, Coordinate, stack_dims
 from ._locate import convert_labels, find_neighbour, freeze_label, freeze_labels, require_labels, sort_labels
 from ._pairing import Gather, describe_difference, gather
 from ._shape import relabel
@@ -83,12 +83,9 @@ def _plan_reindex(axes: Axes, axis: int, wanted: Any, method: str | None, tolera
         near = [find_neighbour(axes, axis, ordered, label, method, tolerance) for label in space]
         positions = np.array([-1 if at < 0 else places[at] for at in near], np.int64)
     plan, name = Gather(positions), axes.names[axis]
-    made = axes.put(axis, (name, space.rename(name)))
-    if not plan.missing:
-        return plan, axes.carry(made, {} if name is None else {name: positions.tolist()})
     # Labels without an entry have no value of further coordinates either.
-    told = None if axes.told is None else axes.told.keep([other for other in axes.names if other != name])
-    return plan, made.mark(told)
+    made = axes.put_labels(axis, space.rename(name))
+    return plan, made if plan.missing else axes.carry(made, {} if name is None else {name: positions.tolist()})
 
 
 @method
@@ -193,77 +190,6 @@ def _join_spaces(name: str, spaces: Sequence[Space], join: str) -> Space:
     return result
 
 
-# -- coordinates ---------------------------------------------------------------------------------------------------------
-
-
-@method
-def assign_coords(t: Tensor, coords: Mapping[str, Any] | None = None, /, **named: Any) -> Tensor:
-    """Give axes other labels, or the tensor further coordinates: values along axes that follow them, and can be grouped by.
-
-    Args:
-        t: The tensor.
-        coords: Name to values, as a mapping.
-        named: The name of an axis to its labels (or to a function of the tensor that returns them); or the name of a
-            further coordinate to its axis and its values, as in ``region=("station", ["north", "south"])``.
-
-    Returns:
-        The tensor with the same data.
-
-    Raises:
-        UnknownLabelError: If an axis does not exist.
-        ValueError: If there is not one value per entry.
-        TypeError: If a further coordinate has no axis.
-
-    Example:
-        >>> import moduli as mo
-        >>> t = mo.tensor([1.0, 2.0, 6.0], "station").assign_coords(station=["a", "b", "c"])
-        >>> t.assign_coords(region=("station", ["north", "south", "north"])).groupby("region").mean()
-        Tensor(region: north=3.5000, south=2.0000)
-    """
-    for name, given in {**(coords or {}), **named}.items():
-        values = given(t) if callable(given) else given
-        along, values = values if isinstance(values, tuple) and len(values) == 2 else (None, values)
-        if along is None and name not in t._axes.names:
-            raise TypeError(
-                f"{name!r} is no axis of the tensor, so it is a further coordinate, which needs an axis: "
-                f"assign_coords({name}=(axis, values)); {t._axes.listing()}"
-            )
-        dims = tuple(split_names(along)) if isinstance(along, str) else tuple(along or ())
-        if along is None or dims == (name,):
-            t = relabel(t, name, values)
-            continue
-        sizes = tuple(t._data.shape[t._axes.axis(dim)] for dim in dims)
-        # Values in a list can be a constant of compiled code; what can't be hashed, as an array, is not remembered.
-        frozen = tuple(values) if isinstance(values, list) else values
-        t = finish(t._data, t._axes.run(_mark_coordinate, name, dims, frozen, sizes))
-    return t
-
-
-def _mark_coordinate(axes: Axes, name: str, dims: tuple[str, ...], values: Any, sizes: tuple[int, ...]) -> Axes:
-    array = np.array(values)
-    if array.shape != sizes:
-        raise ValueError(f"the coordinate {name!r} has shape {array.shape}, but its axes {dims} have sizes {sizes}")
-    entries = {} if axes.told is None else axes.told.entries
-    return axes.mark(AxisCoordinates({**entries, name: Coordinate(dims, array, {})}))
-
-
-def coords(t: Tensor) -> dict[str, Any]:
-    """The labels of the named axes, and the values of further coordinates, by name.
-
-    Example:
-        >>> import moduli as mo
-        >>> t = mo.zeros(x=["a", "b"]).assign_coords(mass=("x", [1.0, 2.0]))
-        >>> {name: list(values) for name, values in t.coords.items()}
-        {'x': ['a', 'b'], 'mass': [np.float64(1.0), np.float64(2.0)]}
-    """
-    labels = {name: space.labels for name, space in zip(t.names, t.dims, strict=True) if name and space.labelled}
-    further = {} if t._axes.told is None else t._axes.told.entries
-    return {**labels, **{name: each.values.copy() for name, each in further.items() if each.values is not None}}
-
-
-Tensor.coords = property(coords, doc=coords.__doc__)  # type: ignore[attr-defined,method-assign,assignment,unused-ignore]
-
-
 # -- several axes as one, and back -----------------------------------------------------------------------------------------
 
 
@@ -303,11 +229,13 @@ def stack_axes(t: Tensor, dims: Mapping[str, DimsLike] | None = None, /, **named
 def _mark_levels(axes: Axes, flat: Axes, chosen: tuple[int, ...], name: str) -> Axes:
     levels = [(axes.names[axis], axes.spaces[axis]) for axis in chosen]
     labels = list(itertools.product(*(space for _, space in levels if space is not None)))
-    entries = {} if flat.told is None else dict(flat.told.entries)
+    told = axes.told or AxisCoordinates({})
+    group = {level: len(space) for level, space in levels if level is not None and space is not None}
+    entries = {key: stack_dims(entry, group, name) for key, entry in told.entries.items() if key not in group}
     for at, (level, _) in enumerate(levels):
         if level is not None:
             entries[level] = Coordinate((name,), _box([label[at] for label in labels]), {})
-    return flat.mark(AxisCoordinates(entries))
+    return flat.mark(told.replace(entries))
 
 
 def _box(values: Sequence[Hashable]) -> np.ndarray[Any, Any]:
@@ -347,17 +275,14 @@ def unstack(
     """
     axis = t._axes.axis(dim)
     given = tuple(split_names(names)) if isinstance(names, str) else None if names is None else tuple(names)
-    plan, spaces = _plan_unstack(t._axes, axis, given)
+    plan, sizes, axes = _plan_unstack(t._axes, axis, given)
     data, value = choose_fill(t._data, fill, "t.unstack(..., fill=0)") if plan.missing else (t._data, fill)
-    labels = spaces[0] if len(spaces) == 1 else Space(itertools.product(*spaces))
-    axes = t._axes.put(axis, (t._axes.names[axis], labels.rename(t._axes.names[axis])))
-    rest = [name for name in t._axes.names if name != t._axes.names[axis]]
-    made = unflatten(finish(gather(data, axis, plan, value), axes), axis, spaces)
-    return finish(made._data, made._axes.mark(None if t._axes.told is None else t._axes.told.keep(rest)))
+    data = gather(data, axis, plan, value)
+    return finish(data.unflatten(axis, sizes), axes)  # type: ignore[no-untyped-call]
 
 
 @cache_by_axes
-def _plan_unstack(axes: Axes, axis: int, names: tuple[str, ...] | None) -> tuple[Gather, tuple[Space, ...]]:
+def _plan_unstack(axes: Axes, axis: int, names: tuple[str, ...] | None) -> tuple[Gather, tuple[int, ...], Axes]:
     space = require_labels(axes, axis, "unstack")
     labels: Sequence[Any] = space.labels
     counts = {len(label) if type(label) is tuple else 0 for label in labels}
@@ -372,8 +297,9 @@ def _plan_unstack(axes: Axes, axis: int, names: tuple[str, ...] | None) -> tuple
             f"the labels of {axes.describe(axis)} have {len(levels)} parts, but the names of the new axes are {list(names)}; "
             "give one name each, as in t.unstack('pixel', 'y x')"
         )
-    spaces = tuple(Space(level, name) for level, name in zip(levels, names, strict=True))
-    return Gather(space.locate(list(itertools.product(*levels)))), spaces
+    spaces = [Space(level, name) for level, name in zip(levels, names, strict=True)]
+    plan = Gather(space.locate(list(itertools.product(*levels))))
+    return plan, tuple(map(len, spaces)), axes.put(axis, *map(as_pair, spaces))
 
 
 def _find_levels(axes: Axes, axis: int, labels: Sequence[Any]) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from ._tensor import Tensor, method
 _MONTHS: Final = {"M": 1, "Q": 3, "Y": 12}
 _STEPS: Final = {"D": "D", "h": "h", "min": "m", "s": "s", "ms": "ms", "us": "us", "ns": "ns"}
 _OLD: Final = {"M": "ME", "Q": "QE", "Y": "YE", "A": "YE", "H": "h", "T": "min", "S": "s"}
+_MONTH_NAMES: Final = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_WEEKDAYS: Final = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _MOST: Final = 10**7
 
 Bins = tuple[np.ndarray[Any, np.dtype[np.int64]], DateArray]
@@ -34,7 +36,8 @@ def resample(t: Tensor, dim: DimLike | None = None, rule: str | None = None, /, 
         dim: The axis, by name or position, if it is not given as a keyword.
         rule: The period: ``"YE"``, ``"QE"``, ``"ME"`` and ``"W"`` are labelled by their last day (of weeks Sunday),
             ``"YS"``, ``"QS"`` and ``"MS"`` by their first; ``"D"``, ``"h"``, ``"min"``, ``"s"``, ``"ms"``, ``"us"`` and
-            ``"ns"`` by their start. A number in front is so many of them, as in ``"6h"``.
+            ``"ns"`` by their start. A number in front is so many of them, as in ``"6h"``. After a dash, the month with which
+            quarters and years end or start, as in ``"QS-DEC"``, or the weekday with which weeks end, as in ``"W-MON"``.
         named: Axis name to period, as one keyword.
 
     Returns:
@@ -76,20 +79,31 @@ def bin_dates(space: Space, rule: str) -> tuple[Sequence[int], Sequence[Hashable
         ValueError: If there is no such period, or there would be more than ten million.
     """
     dates = get_dates(space)
-    match = re.fullmatch(r"(\d*)([A-Za-z]+)", rule) if isinstance(rule, str) else None
+    match = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", rule) if isinstance(rule, str) else None
+    if dates is None and not len(space):
+        dates = np.empty(0, "M8[D]")
     if dates is None:
         raise TypeError(f"resample goes by time, and the labels are no dates: {space!r}")
     if match is None or match[1] == "0":
         raise ValueError(f"{rule!r} is no period of time such as 'ME', 'YS', 'W', 'D' or '6h'")
-    count, unit = int(match[1] or 1), match[2]
+    count, unit, anchor = int(match[1] or 1), match[2], match[3]
+    anchors = _WEEKDAYS if unit == "W" else _MONTH_NAMES if unit in ("QE", "QS", "YE", "YS") else ()
+    if anchor is not None and anchor not in anchors:
+        what = f"the anchor of {unit!r} is one of {', '.join(anchors)}" if anchors else f"{unit!r} has no anchor"
+        raise ValueError(f"{rule!r} is no period of time: {what}")
+    if not len(dates):
+        return [], []
     if unit in _STEPS:
         members, labels = _bin_steps(dates, count, _STEPS[unit])
     elif dates.dtype.kind == "m":
         raise TypeError(f"durations have periods of fixed length only, such as 'D' or '6h', not {rule!r}")
     elif unit == "W":
-        members, labels = _bin_weeks(dates, count)
+        members, labels = _bin_weeks(dates, count, 6 if anchor is None else _WEEKDAYS.index(anchor))
     elif len(unit) == 2 and unit[0] in _MONTHS and unit[1] in "ES":
-        members, labels = _bin_months(dates, count, _MONTHS[unit[0]], unit[1] == "E")
+        ends, months = unit[1] == "E", _MONTHS[unit[0]]
+        # The month, counted from January, with which periods start.
+        start = 0 if anchor is None else _MONTH_NAMES.index(anchor) + ends
+        members, labels = _bin_months(dates, count, months, ends, start % months)
     else:
         hint = f"; write {_OLD[unit]!r}" if unit in _OLD else ""
         raise ValueError(
@@ -111,17 +125,19 @@ def _number(periods: np.ndarray[Any, Any], count: int, ends: bool) -> tuple[np.n
     return members, first + count * np.arange(bins)
 
 
-def _bin_months(dates: DateArray, count: int, months: int, ends: bool) -> Bins:
-    members, periods = _number(dates.astype("M8[M]").astype(np.int64) // months, count, ends)
+def _bin_months(dates: DateArray, count: int, months: int, ends: bool, start: int) -> Bins:
+    members, periods = _number((dates.astype("M8[M]").astype(np.int64) - start) // months, count, ends)
+    first = periods * months + start
     if not ends:
-        return members, (periods * months).astype("M8[M]").astype("M8[D]")
-    return members, ((periods + 1) * months).astype("M8[M]").astype("M8[D]") - np.timedelta64(1, "D")
+        return members, first.astype("M8[M]").astype("M8[D]")
+    return members, (first + months).astype("M8[M]").astype("M8[D]") - np.timedelta64(1, "D")
 
 
-def _bin_weeks(dates: DateArray, count: int) -> Bins:
-    # Day -3 of the epoch, 1969-12-29, was a Monday.
-    members, weeks = _number((dates.astype("M8[D]").astype(np.int64) + 3) // 7, count, True)
-    return members, (weeks * 7 + 3).astype("M8[D]")
+def _bin_weeks(dates: DateArray, count: int, end: int) -> Bins:
+    # Day 3 of the epoch, 1970-01-04, was a Sunday, which is 6.
+    last = 3 + (end + 1) % 7
+    members, weeks = _number((dates.astype("M8[D]").astype(np.int64) + 6 - last) // 7, count, True)
+    return members, (weeks * 7 + last).astype("M8[D]")
 
 
 def _bin_steps(dates: DateArray, count: int, unit: str) -> Bins:

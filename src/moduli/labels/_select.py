@@ -191,7 +191,7 @@ def _plan_points(
     width = labels[above] - labels[below]
     weights = np.where(width > 0, (points - labels[below]) / np.where(width > 0, width, 1.0), 0.0)
     positions = np.array(order)
-    left = axes.put(axis, (axes.names[axis], Space(convert_labels(axes, axis, wanted)))) if several else axes.drop(axis)
+    left = axes.put_labels(axis, Space(convert_labels(axes, axis, wanted))) if several else axes.drop(axis)
     low, high = Gather(positions[below]), Gather(positions[above])
     return low, high, tuple(weights.tolist()), tuple(outside.tolist()), left
 

@@ -20,7 +20,7 @@ def rename(
     Args:
         t: The tensor.
         names: All names in order (``"row column"`` or a sequence, None for no name), or a mapping from old names or
-            positions to new names.
+            positions to new names. Further coordinates can be renamed, too.
         new: Old name to new name, as keywords.
 
     Raises:
@@ -51,10 +51,17 @@ def rename(
 
 @cache_by_axes
 def _rename_axes(axes: Axes, changes: tuple[tuple[DimLike, str | None], ...]) -> Axes:
-    names = list(axes.names)
+    names, further = list(axes.names), {}
     for old, name in changes:
-        names[axes.axis(old)] = name
-    return intern(names, axes.spaces)
+        if isinstance(old, str) and old not in axes.names and axes.told is not None and old in axes.told.entries:
+            further[old] = name
+        else:
+            names[axes.axis(old)] = name
+    told = axes.told
+    if told is not None:
+        further |= {old: name for old, name in zip(axes.names, names, strict=True) if old is not None}
+        told = told.rename(further)
+    return intern(names, axes.spaces, told)
 
 
 @method
@@ -100,7 +107,15 @@ def _relabel_axes(axes: Axes, changes: tuple[tuple[DimLike, Any], ...]) -> tuple
             own, space = as_pair(Space(given))
             name = name if own is None else own
         pairs[at] = (name, space)
-    return intern_pairs(pairs), tuple(sizes)
+    made = intern_pairs(pairs)
+    if axes.told is None:
+        return made, tuple(sizes)
+    told = axes.told.rename({old: new for old, new in zip(axes.names, made.names, strict=True) if old is not None})
+    if told is not None:  # what was known of the labels that are gone
+        relabelled = {made.names[axes.axis(which)] for which, _ in changes}
+        entries = told.entries.items()
+        told = told.replace({k: entry for k, entry in entries if entry.values is not None or k not in relabelled})
+    return made.mark(told), tuple(sizes)
 
 
 @method

@@ -1,8 +1,8 @@
 """To and from xarray: labels become index coordinates, and index coordinates labels.
 
-xarray is an optional dependency, imported when it is used. Coordinates that are no index follow their axes. What a tensor has
-no place for (the name of an array, attributes, scalar coordinates) stays as long as operations keep the axes, and goes back.
-What xarray can't say is kept in the attribute ``moduli_broadcast`` of the array: the names of the axes that are BROADCAST.
+xarray is an optional dependency, imported when it is used. Coordinates that are no index follow their axes; the name and the
+attributes of an array follow the tensor, and go back. What xarray can't say is kept in the attribute ``moduli_broadcast`` of the
+array: the names of the axes that are BROADCAST.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ._axes import axes_of
-from ._coords import AxisCoordinates, Coordinate
+from ._coords import About, AxisCoordinates, Coordinate
 from ._dates import as_nanoseconds
 from ._label_sequences import ArrayLabels
 from ._space import BROADCAST, Space
@@ -29,22 +29,19 @@ if TYPE_CHECKING:
 _BROADCAST: Final = "moduli_broadcast"
 
 
-class _Told:
-    """What an array has beside values and labels; hashable, and equal where xarray says so."""
+class _ArrayCoordinates:
+    """The coordinates of an array; hashable, and equal where xarray says so."""
 
-    def __init__(self, array: xarray.DataArray, dataset: dict[Hashable, Any] | None) -> None:
-        self.name = array.name
-        # Attributes travel as those of the coordinates, so that one comparison covers both.
-        self.coords = array.coords.to_dataset().assign_attrs(copy.deepcopy(array.attrs))
-        self.dataset = dataset
+    def __init__(self, array: xarray.DataArray) -> None:
+        self.coords = array.coords.to_dataset()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Told):
+        if not isinstance(other, _ArrayCoordinates):
             return NotImplemented
-        return self.name == other.name and self.dataset == other.dataset and bool(self.coords.identical(other.coords))
+        return bool(self.coords.identical(other.coords))
 
     def __hash__(self) -> int:
-        return hash(self.name)
+        return hash(tuple(self.coords.sizes))
 
 
 @method
@@ -54,7 +51,8 @@ def to_xarray(t: Any, name: str | None = None) -> Any:
     Labels become the index coordinate of their axis; positional axes have none. An axis without a name is called
     ``axis_0``, ``axis_1`` and so on by its position (with underscores appended if that name is taken), as xarray has no
     unnamed ones. BROADCAST axes have size 1 and are listed in the attribute ``moduli_broadcast``. A tensor whose axes
-    all have names comes back exactly from `from_xarray`, and an array from a tensor that has kept its axes.
+    all have names comes back exactly from `from_xarray`, and an array from a tensor that has kept its axes. Its name, its
+    attributes and its further coordinates go back from results, too.
 
     Args:
         t: The tensor. It may live on any device. Or a mapping of names to tensors, as `Module.export_all` gives one: axes of
@@ -88,11 +86,15 @@ def _array(t: Tensor, name: str | None, prefix: str) -> xarray.DataArray:
     if t._data.requires_grad:
         raise RuntimeError("an xarray can't carry gradients, and this tensor records them; use t.detach().to_xarray()")
     data = t._data.detach().cpu().resolve_conj().resolve_neg().numpy().copy()
-    told = _origin(t)
-    if told is not None:
-        name = name if name is not None else told.name  # type: ignore[assignment]
-        attrs = copy.deepcopy(told.coords.attrs)
-        made: xarray.DataArray = module.DataArray(data, told.coords.coords, t.names, name, attrs)
+    told = t._axes.told
+    about = About() if told is None or told.about is None else told.about
+    name = name if name is not None else about.name  # type: ignore[assignment]
+    attrs = {key: value for key, value in copy.deepcopy(dict(about.attrs)).items() if key != _BROADCAST}
+    stretched = [axis for axis, space in enumerate(t.dims) if space.broadcast]
+    if told is not None and isinstance(told.origin, _ArrayCoordinates):
+        if stretched:
+            attrs[_BROADCAST] = [t.names[axis] for axis in stretched]
+        made: xarray.DataArray = module.DataArray(data, told.origin.coords.coords, t.names, name, attrs)
         return made
     taken = {known for known in t.names if known is not None}
     dims: list[str] = []
@@ -105,11 +107,12 @@ def _array(t: Tensor, name: str | None, prefix: str) -> xarray.DataArray:
     coords: dict[str, Any] = {
         d: (d, as_coordinate(space)) for d, space in zip(dims, t.dims, strict=True) if space.labelled
     }
-    for further, entry in {} if t._axes.told is None else t._axes.told.entries.items():
-        values = coords[further][1] if entry.values is None else entry.values
-        coords[further] = (entry.dims, values, dict(entry.attrs))
-    stretched = [d for d, space in zip(dims, t.dims, strict=True) if space.broadcast]
-    attrs = {_BROADCAST: stretched} if stretched else {}
+    for further, entry in {} if told is None else told.entries.items():
+        if entry.values is not None or further in coords:
+            values = coords[further][1] if entry.values is None else entry.values
+            coords[further] = (entry.dims, values, dict(entry.attrs))
+    if stretched:
+        attrs[_BROADCAST] = [dims[axis] for axis in stretched]
     return module.DataArray(data, dims=dims, coords=coords, name=name, attrs=attrs)  # type: ignore[no-any-return]
 
 
@@ -119,7 +122,7 @@ def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
         if not isinstance(t, Tensor):
             raise TypeError(f"a dataset is made of labelled tensors, but {variable!r} is a {type(t).__name__}")
     arrays = [_array(t, variable, f"{variable}_axis_") for variable, t in tensors.items()]
-    told = [None if (origin := _origin(t)) is None else origin.dataset for t in tensors.values()]
+    told = [None if (about := _about(t)) is None else about.dataset for t in tensors.values()]
     attrs = told[0] if told and all(each == told[0] for each in told) else None
     # Labels that differ are refused; joined, the rest would be NaN.
     made: xarray.Dataset = module.merge(arrays, join="exact", compat="broadcast_equals")
@@ -131,9 +134,9 @@ def from_xarray(array: Any) -> Any:
     """An `xarray.DataArray` as a labelled tensor, with its own copy of the values; a `Dataset` as a dict of tensors.
 
     Dimensions become names, and the index coordinate of a dimension its labels; a dimension without one is positional.
-    The name and attributes stay with the tensor through operations that keep its axes (elementwise ones, unless another
-    operand has different ones), so that `to_xarray` gives an array that is ``identical``. Other coordinates follow the axes
-    they are along, through selections and reductions too, and `groupby` finds them by name. Axes of size 1 that the
+    The name, the attributes and the other coordinates stay with the tensor, also through selections and reductions (all but
+    those over all axes), unless operands disagree on them: `to_xarray` gives an array that is ``identical``. Coordinates
+    follow the axes that they are along, and `groupby` finds them by name. Axes of size 1 that the
     attribute ``moduli_broadcast`` lists are BROADCAST.
 
     Args:
@@ -208,7 +211,8 @@ def _tensor(array: xarray.DataArray, dataset: dict[Hashable, Any] | None) -> Ten
     indexed = {dim: coord for dim, coord in array.coords.items() if dim in array.dims}
     plain = len(indexed) == len(array.coords) and not any(coord.attrs for coord in indexed.values())
     if not plain or array.name is not None or set(array.attrs) - {_BROADCAST} or dataset is not None:
-        axes = axes.mark(AxisCoordinates(_read_coordinates(array), _Told(array, dataset)))
+        about = About(array.name, copy.deepcopy(array.attrs), dataset)
+        axes = axes.mark(AxisCoordinates(_read_coordinates(array), about, _ArrayCoordinates(array)))
     return finish(data, axes)
 
 
@@ -217,16 +221,14 @@ def _read_coordinates(array: xarray.DataArray) -> dict[str, Coordinate]:
     entries = {}
     for name, coord in array.coords.items():
         index = name in array.dims
-        if coord.ndim and isinstance(name, str) and (coord.attrs or not index):
+        if isinstance(name, str) and (coord.attrs or not index):
             values = None if index else np.array(coord.values)
             entries[name] = Coordinate(tuple(map(str, coord.dims)), values, copy.deepcopy(coord.attrs))
     return entries
 
 
-def _origin(t: Tensor) -> _Told | None:
-    """What xarray said of the array that a tensor came from, if its axes are still those."""
-    origin = None if t._axes.told is None else t._axes.told.origin
-    return origin if isinstance(origin, _Told) else None
+def _about(t: Tensor) -> About | None:
+    return None if t._axes.told is None else t._axes.told.about
 
 
 def _xarray() -> ModuleType:
@@ -243,16 +245,16 @@ def as_coordinate(space: Space) -> np.ndarray[Any, Any]:
 
 
 def find_name(t: Tensor) -> str | None:
-    """The name that a tensor had in xarray, if its axes are still those."""
-    origin = _origin(t)
-    return None if origin is None or origin.name is None else str(origin.name)
+    """The name that a tensor had in xarray."""
+    about = _about(t)
+    return None if about is None or about.name is None else str(about.name)
 
 
 def find_units(t: Tensor, name: str | None = None) -> str | None:
     """The unit of a coordinate, or of the tensor itself, that xarray said in the attribute ``units``."""
-    told, origin = t._axes.told, _origin(t)
+    told, about = t._axes.told, _about(t)
     if name is None:
-        attrs: Mapping[Hashable, Any] = {} if origin is None else origin.coords.attrs
+        attrs: Mapping[Hashable, Any] = {} if about is None else about.attrs
     else:
         attrs = {} if told is None or name not in told.entries else told.entries[name].attrs
     return None if attrs.get("units") is None else str(attrs["units"])

@@ -45,7 +45,7 @@ from . import selection
 from ._around import PopulationAround
 from ._ensemble import EnsembleModule, EnsemblePrediction
 from ._hosted import HostedPopulation
-from ._low_rank import FunctionOfMember, call_low_rank
+from ._low_rank_call import FunctionOfMember, call_low_rank
 from ._population import Population
 from ._shard import Shard
 

@@ -11,26 +11,38 @@ Reference:
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import math
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor, nn
 
+from moduli._torch import pytree
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError
 
-from ._low_rank import FunctionOfMember, call_low_rank
+from ._low_rank_call import FunctionOfMember, call_low_rank
+from ._rule import find_looped
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # with defaults: `Population` alone is a population of anything
+
+    ModelT = TypeVar("ModelT", bound=nn.Module, default=Any)
+else:
+    from typing import TypeVar
+
+    ModelT = TypeVar("ModelT", bound=nn.Module)
 
 BLOCK = 64
 """So many members are drawn at once, from a generator of their own."""
 
 
-class PopulationAround:
+class PopulationAround(Generic[ModelT]):
     """Members around a mean, of which only the mean, a seed and a counter are stored.
 
     Made by `Population.around`. `pop[i]` is member i as a module of its own; `update` moves the mean, after which there are new
@@ -46,7 +58,7 @@ class PopulationAround:
     """
 
     def __init__(
-        self, net: nn.Module, n: int, *, sigma: float, rank: int = 1, seed: int = 0, antithetic: bool = False
+        self, net: ModelT, n: int, *, sigma: float, rank: int = 1, seed: int = 0, antithetic: bool = False
     ) -> None:
         n, rank, seed = operator.index(n), operator.index(rank), operator.index(seed)
         if n < 1 or rank < 1 or not (sigma > 0 and math.isfinite(sigma)):
@@ -113,7 +125,7 @@ class PopulationAround:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: int) -> nn.Module:
+    def __getitem__(self, index: int) -> ModelT:
         """Return one member, as a module of its own.
 
         Raises:
@@ -134,13 +146,18 @@ class PopulationAround:
                     own.add_((a[0] @ b[0].mT).reshape(mean.shape), alpha=self.sigma)
         return member
 
-    def __iter__(self) -> Iterator[nn.Module]:
+    def __iter__(self) -> Iterator[ModelT]:
         return (self[index] for index in range(self._count))
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def __call__(
-        self, *args: Any, in_dims: Any = None, chunk_size: int | None = None, randomness: str = "different"
+        self,
+        *args: Any,
+        in_dims: Any = None,
+        chunk_size: int | None = None,
+        randomness: str = "different",
+        **kwargs: Any,
     ) -> Any:
         """Call every member and stack what they return along a new first axis.
 
@@ -150,6 +167,7 @@ class PopulationAround:
                 it for those that are shared.
             chunk_size: At most how many members at a time, to bound memory.
             randomness: Whether layers such as dropout draw "different" numbers for each member, the "same", or raise an "error".
+            **kwargs: More arguments of the model, the same for all members.
 
         Raises:
             ValueError: If an argument does not have one slice for each member.
@@ -160,7 +178,8 @@ class PopulationAround:
             >>> pop(torch.ones(4, 3)).shape, pop(torch.ones(5, 4, 3), in_dims=0).shape
             (torch.Size([5, 4, 2]), torch.Size([5, 4, 2]))
         """
-        return self._evaluate(_call_member, args, in_dims, chunk_size, randomness)
+        fn = functools.partial(_call_member, kwargs=kwargs)
+        return self._evaluate(fn, args, in_dims, chunk_size, randomness)
 
     def losses(
         self,
@@ -209,9 +228,20 @@ class PopulationAround:
                 raise ValueError(
                     f"argument {at} does not have one slice for each of {self._count} members along axis {dim}"
                 )
+        if find_looped(self.mean) is not None:
+            return self._evaluate_each(fn, args, dims)
         report: dict[str, set[str]] = {}
         with self._lock:
             return self._evaluate_chunks(fn, args, dims, chunk, randomness, report)
+
+    def _evaluate_each(self, fn: Callable[..., Any], args: tuple[Any, ...], dims: tuple[Any, ...]) -> Any:
+        """Return the results of members that are made one after the other."""
+        pairs = list(zip(args, dims, strict=True))
+        results = [
+            fn(self[at], *(each if dim is None else each.select(dim, at) for each, dim in pairs))
+            for at in range(self._count)
+        ]
+        return pytree.tree_map(lambda *parts: torch.stack(parts), *results)
 
     def _evaluate_chunks(
         self,
@@ -231,7 +261,7 @@ class PopulationAround:
                 for each, dim in zip(args, dims, strict=True)
             ]
             parts.append(self._evaluate_rows(fn, own, dims, rows, randomness, report))
-        return _join(parts)
+        return parts[0] if len(parts) == 1 else pytree.tree_map(lambda *each: torch.cat(each), *parts)
 
     def _choose_chunk(self) -> int:
         """Return how many members have together at most three fifths as much noise as the model has parameters.
@@ -261,15 +291,15 @@ class PopulationAround:
                 a, b = self._draw_factors(name, mean, rows)
                 factors[name] = (a.mul_(self.sigma), b)
         means = {name: mean.detach() for name, mean in self._list_moving()}
-        return call_low_rank(
-            self._caller, fn, args, dims, means, factors, vectors, report=report, randomness=randomness
-        )
+        how: dict[str, Any] = {"count": len(rows), "report": report, "randomness": randomness}
+        return call_low_rank(self._caller, fn, args, dims, means, factors, vectors, **how)
 
-    def explain(self, *args: Any) -> str:
+    def explain(self, *args: Any, **kwargs: Any) -> str:
         """Say which parameters are evaluated by one product for all members, and which are made for each of them.
 
         Args:
             *args: Arguments of the model, the same for all members.
+            **kwargs: More of them.
 
         Example:
             >>> import torch, moduli as mo
@@ -278,9 +308,13 @@ class PopulationAround:
             weight: one product for all members, and thin ones of rank 1 for each
             bias: a vector for each member
         """
+        looped = find_looped(self.mean)
+        if looped is not None:
+            return f"every parameter: made for each member, one after the other: {looped} has no batching rule"
         report: dict[str, set[str]] = {}
         with torch.no_grad(), self._lock:
-            self._evaluate_rows(_call_member, list(args), (None,) * len(args), range(1), "different", report)
+            fn = functools.partial(_call_member, kwargs=kwargs)
+            self._evaluate_rows(fn, list(args), (None,) * len(args), range(1), "different", report)
         lines = []
         for name, mean in self._list_moving():
             used = report.get(name, set())
@@ -369,8 +403,8 @@ class PopulationAround:
         self.generation, self.antithetic = noise["generation"], noise["antithetic"]
 
 
-def _call_member(member: nn.Module, *args: Any) -> Any:
-    return member(*args)
+def _call_member(member: nn.Module, *args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return member(*args, **kwargs)
 
 
 def _list_trained(net: nn.Module) -> list[nn.Parameter]:
@@ -379,16 +413,3 @@ def _list_trained(net: nn.Module) -> list[nn.Parameter]:
 
 def _noise_dtype(like: Tensor) -> torch.dtype:
     return torch.float64 if like.dtype is torch.float64 else torch.float32
-
-
-def _join(parts: list[Any]) -> Any:
-    """Return results of chunks as one: tensors, or tuples, lists and dictionaries of them."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    if isinstance(first, Mapping):
-        return {key: _join([part[key] for part in parts]) for key in first}
-    if isinstance(first, list | tuple):
-        joined = [_join(list(each)) for each in zip(*parts, strict=True)]
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    return torch.cat(parts)

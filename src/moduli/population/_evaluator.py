@@ -52,6 +52,11 @@ class PopulationEvaluator:
         return Swap(self.template, self.entries)
 
     @cached_property
+    def modules(self) -> list[nn.Module]:
+        """The modules of the template, whose structure is the population's and does not change."""
+        return list(self.template.modules())
+
+    @cached_property
     def steps(self) -> list[LinearStep] | None:
         """The layers of a model that is a sequence of linear ones and activation functions; None for other models."""
         return None if self.kind.not_plain is not None else find_steps(self.template, self.entries)
@@ -98,7 +103,7 @@ class PopulationEvaluator:
             x.dim() - (call.dims[0] is not None) > 0 and x.shape[-1] == entry.shape[-1] and call.dims[0] != x.dim() - 1
         )
         alike = x.dtype is entry.dtype and x.device == entry.device and x.numel() > 0
-        plain = not (is_transformed() or has_autocast() or has_global_hooks() or has_hooks(self.template))
+        plain = not (is_transformed() or has_autocast() or has_global_hooks() or has_hooks(self.modules))
         return count > 0 and fits and alike and plain
 
     def run(self, call: Call, plan: EvaluationPlan, tensors: Sequence[Tensor], first: int, count: int) -> Any:

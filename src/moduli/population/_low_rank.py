@@ -6,16 +6,15 @@ not known to come apart is given the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 
-_CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3, torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+RULES: dict[Any, Rule] = {}
+"""What functions of torch do with such a parameter, or NotImplemented for the sum; filled by `_low_rank_rules`."""
 
 
 class LowRankTensor(Tensor):
@@ -64,13 +63,28 @@ class LowRankTensor(Tensor):
         full = self.weight + (change if self.spread is None else change * self.spread)
         return full.mT if self.turned else full
 
+    def note_shared(self) -> None:
+        """Write into the report that a product with it is taken apart."""
+        self.report.setdefault(self.label, set()).add("shared")
+
     def turn(self) -> LowRankTensor:
         """Return the transpose of a matrix."""
         return LowRankTensor(self.label, self.weight, self.a, self.b, self.report, not self.turned, self.spread)
 
+    def narrow_to(self, axis: int, start: int, length: int) -> LowRankTensor:
+        """Return some rows (axis 0) or columns (axis 1) of a matrix, or entries along the first axis of any parameter."""
+        some = slice(start, start + length)
+        if (axis == 1) is not self.turned:  # columns of W
+            where: Any = (slice(None), some)
+            a, b = self.a, self.b[some]
+        else:
+            where, a, b = some, self.a[some], self.b
+        spread = None if self.spread is None else self.spread[where]
+        return LowRankTensor(self.label, self.weight[where], a, b, self.report, self.turned, spread)
+
     def multiply_rows(self, x: Tensor) -> Tensor:
         """Return x times the matrix."""
-        self.report.setdefault(self.label, set()).add("shared")
+        self.note_shared()
         return x @ (self.weight.mT if self.turned else self.weight) + self.multiply_change(x)
 
     def multiply_change(self, x: Tensor) -> Tensor:
@@ -91,7 +105,7 @@ class LowRankTensor(Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
+        handler = RULES.get(func)
         if handler is not None:
             result = handler(func, args, kwargs)
             if result is not NotImplemented:
@@ -125,138 +139,3 @@ _PASSED = {
       ("shape", "dtype", "device", "layout", "requires_grad", "is_cuda", "ndim", "is_nested", "is_sparse", "grad_fn", "is_leaf")),
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__,
 }  # fmt: skip
-
-
-def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, weight, bias = _bind(args, kwargs, "input", "weight", "bias")
-    if not isinstance(weight, LowRankTensor) or isinstance(x, LowRankTensor) or weight.turned:
-        return NotImplemented
-    weight.report.setdefault(weight.label, set()).add("shared")
-    return F.linear(x, weight.weight, bias) + weight.turn().multiply_change(x)
-
-
-def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    index, weight, _, most = _bind(args, kwargs, "input", "weight", "padding_idx", "max_norm")
-    if not isinstance(weight, LowRankTensor) or weight.turned or most is not None:
-        return NotImplemented
-    weight.report.setdefault(weight.label, set()).add("shared")
-    change = F.embedding(index, weight.a) @ weight.b.mT
-    change = change if weight.spread is None else change * F.embedding(index, weight.spread)
-    return F.embedding(index, weight.weight) + change
-
-
-def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    left, right = args[:2] if len(args) >= 2 else (None, None)
-    if len(args) != 2 or kwargs or (isinstance(left, LowRankTensor) and isinstance(right, LowRankTensor)):
-        return NotImplemented
-    if isinstance(right, LowRankTensor) and right.dim() == 2:
-        return right.multiply_rows(left)
-    if isinstance(left, LowRankTensor) and left.dim() == 2 and right.dim() >= 2:
-        return left.turn().multiply_rows(right.mT).mT
-    return NotImplemented
-
-
-def _turn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0].turn() if args[0].dim() == 2 else NotImplemented
-
-
-def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor = args[0]
-    swapped = len(args) == 3 and {each % 2 for each in args[1:]} == {0, 1}
-    return tensor.turn() if isinstance(tensor, LowRankTensor) and tensor.dim() == 2 and swapped else NotImplemented
-
-
-def _convolve(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    x, weight, bias, stride, padding, dilation, groups = _bind(args, kwargs, *names)
-    if not isinstance(weight, LowRankTensor) or (groups or 1) != 1 or weight.spread is not None:
-        return NotImplemented
-    weight.report.setdefault(weight.label, set()).add("shared")
-    where = {"stride": stride or 1, "padding": padding or 0, "dilation": dilation or 1}
-    shared = func(x, weight.weight, bias, **where)
-    # Convolutions with one filter for each rank, whose outputs are mixed into the channels.
-    thin = func(x, weight.b.mT.reshape(-1, *weight.weight.shape[1:]), **where)
-    space = _CONVOLUTIONS[func]
-    mixed = torch.tensordot(weight.a, thin, ([1], [thin.dim() - space - 1]))
-    return shared + mixed.movedim(0, mixed.dim() - space - 1)
-
-
-def _bind(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
-    """Return arguments by name, None for those that were not given."""
-    return [args[at] if at < len(args) else kwargs.get(name) for at, name in enumerate(names)]
-
-
-_HANDLERS: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    F.linear: _linear,
-    F.embedding: _embedding,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.__matmul__: _matmul,
-    Tensor.__rmatmul__: lambda func, args, kwargs: _matmul(func, (args[1], args[0]), kwargs),
-    torch.mm: _matmul,
-    Tensor.mm: _matmul,
-    torch.t: _turn,
-    Tensor.t: _turn,
-    _PLAIN.T.__get__: _turn,
-    _PLAIN.mT.__get__: _turn,
-    torch.transpose: _transpose,
-    Tensor.transpose: _transpose,
-    **dict.fromkeys(_CONVOLUTIONS, _convolve),
-}
-
-
-class FunctionOfMember(nn.Module):
-    """A function of a member as a module, so that torch can call it with other parameters.
-
-    Args:
-        member: The module whose parameters are replaced in a call.
-    """
-
-    def __init__(self, member: nn.Module) -> None:
-        super().__init__()
-        self.member = member
-
-    def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Call the function with the module and the arguments."""
-        return fn(self.member, *args)
-
-
-def call_low_rank(
-    caller: FunctionOfMember,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    dims: tuple[Any, ...],
-    means: Mapping[str, Tensor],
-    factors: Mapping[str, tuple[Tensor, Tensor]],
-    vectors: Mapping[str, Tensor],
-    spreads: Mapping[str, Tensor] = MappingProxyType({}),
-    *,
-    report: dict[str, set[str]],
-    randomness: str = "different",
-) -> Any:
-    """Return what a function of each member returns, stacked.
-
-    Args:
-        caller: The module of which all members are.
-        fn: The function, of a module and the arguments.
-        args: The arguments.
-        dims: For each argument the axis along which members have slices of their own, or None.
-        means: The parameters that have low-rank noise, the same for all members.
-        factors: A and B of each of these, with the members along the first axis; A with the scale of the noise.
-        vectors: Other parameters, with the members along the first axis.
-        spreads: What the noise of matrices is multiplied with, elementwise, the same for all members.
-        report: Where it is written what was done with the parameter of a name.
-        randomness: As for `torch.vmap`.
-    """
-
-    def run(factors: Mapping[str, tuple[Tensor, Tensor]], vectors: Mapping[str, Tensor], *args: Any) -> Any:
-        matrices = {
-            name: LowRankTensor(name, means[name], a, b, report, spread=spreads.get(name))
-            for name, (a, b) in factors.items()
-        }
-        state = {f"member.{name}": each for name, each in {**vectors, **matrices}.items()}
-        return torch.func.functional_call(caller, state, (fn, *args))
-
-    # The other kernels of attention have no rule for batches of members, and torch would loop over them.
-    with sdpa_kernel(SDPBackend.MATH):
-        return torch.vmap(run, in_dims=(0, 0, *dims), randomness=randomness)(factors, vectors, *args)

@@ -74,6 +74,7 @@ class ActivationCost(NamedTuple):
 
 _choices: dict[ProductKind, tuple[str, dict[str, float]]] = {}
 _costs: dict[int, ActivationCost] = {}
+_block_sizes: dict[tuple[int, int, int, int], int] = {}
 
 
 def choose_form(x: Tensor, w: Tensor, b: Tensor | None, forms: Mapping[str, ProductForm]) -> str:
@@ -121,7 +122,15 @@ def choose_block(size: int, layers: int, count: int) -> int:
     if size * count <= _SMALL or not may_measure():
         return min(count, max(1, _WORKING_SET // max(1, size)))
     threads = torch.get_num_threads()
-    cost = _costs.get(threads) or _costs.setdefault(threads, run_outside(_measure_activations))
+    key = (size, layers, count, threads)
+    if key not in _block_sizes:
+        cost = _costs.get(threads) or _costs.setdefault(threads, run_outside(_measure_activations))
+        _block_sizes[key] = _find_block(cost, size, layers, count)
+    return _block_sizes[key]
+
+
+def _find_block(cost: ActivationCost, size: int, layers: int, count: int) -> int:
+    """Return the number of members that costs least, a power of two or all."""
     blocks = [block for block in (1 << power for power in range(count.bit_length())) if block < count] + [count]
 
     def estimate(block: int) -> float:

@@ -22,7 +22,7 @@ are recorded, the activations of all members are kept in any case, and stacked m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -76,9 +76,13 @@ def kind_of(template: nn.Module, layout: Any) -> Kind:
     """What the layers of a model allow."""
     width = max((max(entry.shape[:1], default=1) for entry in layout), default=1)
     size = max((entry.dtype.itemsize for entry in layout), default=4)
+    return Kind(find_looped(template), _is_plain(template, layout), width * size)
+
+
+def find_looped(template: nn.Module) -> str | None:
+    """Return the first layer that `torch.vmap` has no rule for, or None."""
     looped = ((path, type(layer).__name__) for path, layer in template.named_modules() if isinstance(layer, _LOOPED))
-    first = next((f"{path or 'the model'} ({kind})" for path, kind in looped), None)
-    return Kind(first, _is_plain(template, layout), width * size)
+    return next((f"{path or 'the model'} ({kind})" for path, kind in looped), None)
 
 
 def choose(kind: Kind, layout: Any, count: int, call: Call, recorded: bool = False) -> EvaluationPlan:
@@ -157,9 +161,9 @@ def _is_plain(template: nn.Module, layout: Any) -> str | None:
     return None
 
 
-def has_hooks(template: nn.Module) -> bool:
-    """Whether a call of a model calls hooks of it or of a layer."""
-    return any(map(_has_hooks_itself, template.modules()))
+def has_hooks(modules: Iterable[nn.Module]) -> bool:
+    """Whether a call of a model calls hooks of one of its modules."""
+    return any(map(_has_hooks_itself, modules))
 
 
 def _has_hooks_itself(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._search_ranges import UNIT_STEPS
-from ...optim import BufferTransform, Chainable
+from ...optim import BufferTransform, Chainable, Setting
 from ...optim import ranges as check
 
 
@@ -64,10 +64,10 @@ class Adam(BufferTransform):
         )
     }
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 1e-8
-    alpha: Any = 1.0
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
+    eps: Setting = 1e-8
+    alpha: Setting = 1.0
     amsgrad: bool = False
     debias: bool = True
     exp_avg_tfm: Chainable | None = None
@@ -106,9 +106,9 @@ class _Moments(BufferTransform):
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 1e-8
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
+    eps: Setting = 1e-8
 
 
 class Adamax(_Moments):
@@ -292,7 +292,7 @@ class AdaBelief(_Moments):
 
     buffers = {"exp_avg": "grad", "exp_avg_var": "grad_sq"}
 
-    eps: Any = 1e-16
+    eps: Setting = 1e-16
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2 = setting["beta2"]

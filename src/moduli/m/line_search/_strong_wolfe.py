@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from ...optim import Setting
 from ...optim import ranges as check
 from ._base import LineSearchBase, Trials
 
@@ -68,6 +69,26 @@ def _narrow(low: Trial, other: Trial, new: Trial) -> tuple[Trial, Trial, bool]:
     if new[2] * math.copysign(1.0, low[2]) < 0:
         return new, low, True
     return new, other, False
+
+
+def _tilt(slope: float, *trials: Trial) -> list[Trial]:
+    """Return trials of the function minus a line through zero."""
+    return [(a, f - a * slope, d - slope) for a, f, d in trials] if slope else list(trials)
+
+
+def _narrow_tilted(slope: float, *trials: Trial) -> tuple[Trial, Trial, bool]:
+    """Return the ends that `_narrow` chooses on the function minus a line, with their own values."""
+    tilted = _tilt(slope, *trials)
+    low, other, closed = _narrow(*tilted)
+    own = {id(key): trial for key, trial in zip(tilted, trials, strict=True)}
+    return own[id(low)], own[id(other)], closed
+
+
+def _find_limits(low: Trial, other: Trial, following: float, bracketed: bool) -> tuple[float, float]:
+    """Return between which lengths the one after the following may be."""
+    if bracketed:
+        return min(low[0], other[0]), max(low[0], other[0])
+    return following + 1.1 * (following - low[0]), following + 4 * (following - low[0])
 
 
 def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | None:
@@ -150,33 +171,25 @@ def more_thuente_trials(
             return a, True, lowest, best
         if first_stage and f <= enough and d >= 0:
             first_stage = False
-        if bracketed and (a <= least or a >= upper or upper - least <= width * upper):
+        ended = a == most and f <= enough and d <= demanded
+        if ended or (bracketed and (a <= least or a >= upper or upper - least <= width * upper)):
             break
-        if a == most and f <= enough and d <= demanded:
-            break
-        if first_stage and f <= low[1] and f > enough:
-            # As long as no point has satisfied the first condition with a rising slope, search on the function minus
-            # what the condition demands, which has its minimisers where both conditions hold.
-            tilt = (low, other, new)
-            x, o, n = ((p, v - p * demanded, s - demanded) for p, v, s in tilt)
-        else:
-            x, o, n = low, other, new
+        # As long as no point has satisfied the first condition with a rising slope, search on the function minus what the
+        # condition demands, which has its minimisers where both conditions hold.
+        tilt = demanded if first_stage and f <= low[1] and f > enough else 0.0
+        fallback = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
+        ends = _tilt(tilt, low, other, new)
         try:
-            following = trial_step(x, o, n, bracketed, least, upper)
+            following = trial_step(ends[0], ends[1], ends[2], bracketed, least, upper)
         except (ZeroDivisionError, OverflowError):
-            following = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
-        chosen_low, chosen_other, closed = _narrow(x, o, n)
-        pick = {id(x): low, id(o): other, id(n): new}
-        low, other = pick[id(chosen_low)], pick[id(chosen_other)]
+            following = fallback
+        low, other, closed = _narrow_tilted(tilt, low, other, new)
         bracketed = bracketed or closed
         if bracketed:
             if abs(other[0] - low[0]) >= 0.66 * span_before:
                 following = low[0] + 0.5 * (other[0] - low[0])
             span_before, span = span, abs(other[0] - low[0])
-            least, upper = min(low[0], other[0]), max(low[0], other[0])
-        else:
-            least = following + 1.1 * (following - low[0])
-            upper = following + 4 * (following - low[0])
+        least, upper = _find_limits(low, other, following, bracketed)
         a = min(max(following, 0.0), min(most, ceiling))
         if not math.isfinite(a):
             break
@@ -231,13 +244,13 @@ class StrongWolfe(LineSearchBase):
     uses_slopes = True
     ranges = {check.one_of("fixed", "previous", "first-order", "quadratic", "quadratic-clip"): ("a_init",)}
 
-    c1: Any = 1e-4
-    c2: Any = 0.9
+    c1: Setting = 1e-4
+    c2: Setting = 0.9
     a_init: str = "fixed"
-    a_max: Any = 1e12
-    init_value: Any = 1.0
+    a_max: Setting = 1e12
+    init_value: Setting = 1.0
     maxiter: int = 25
-    tol_change: Any = 1e-9
+    tol_change: Setting = 1e-9
     adaptive: bool = True
     fallback: bool = True
     plus_minus: bool = False

@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +18,7 @@ from torch import Tensor
 
 from ... import evolve, kernels
 from ...evolve import informed_velocity, neighbourhood_best, remember_best, swarm_velocity
+from ...layout import Guard
 from ...optim import DeclaredLink, Need, Objective, as_real
 from ...optim import ranges as check
 from ...population import Shard
@@ -126,6 +130,24 @@ class PSO(DeclaredLink):
         ]
         return objective
 
+    def protect(self, guard: Guard, unwritten: Sequence[Tensor] = ()) -> None:
+        """Register the state with a guard: places and velocities by copies in memory that every step uses again.
+
+        Args:
+            guard: The guard.
+            unwritten: Tensors of the state of which no copy is needed.
+        """
+        written = [row[name] for row in self.rows.values() for name in ("place", "velocity") if name in row]
+        before, copies = _copies.get(self, []), []
+        for at, tensor in enumerate(written):
+            old = before[at] if at < len(before) else None
+            fits = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
+            reusable = old is not None and fits and old.device == tensor.device
+            copies.append(old.copy_(tensor) if old is not None and reusable else tensor.clone())
+        _copies[self] = copies
+        guard.tensors(written, copies)
+        super().protect(guard, (*unwritten, *written))
+
     def _fits(self, param: Tensor, update: Tensor) -> bool:
         """Whether the velocity is found in one pass: a swarm around single places, of which all numbers are at hand."""
         setting = self.settings[param]
@@ -154,8 +176,10 @@ class PSO(DeclaredLink):
                 # Some members at a time: what is drawn for them is still in the cache when it is used.
                 leader = None
                 for rows, words in draws.blocks():
-                    if leader is None or not single:
-                        leader = towards[rows].contiguous()
+                    if leader is None:
+                        leader = _borrow("leader", words.shape)
+                    if not single or rows.start == 0:
+                        leader[: len(words)].copy_(towards[rows])
                     roles = (x[rows], v[rows], place[rows], leader[: len(words)], words, u[rows])
                     _pull_together(*([role] for role in roles), w, own, social)
                 return u
@@ -181,8 +205,26 @@ class PSO(DeclaredLink):
         return made[radius : radius + len(x)]
 
 
-# How many numbers are drawn at a time.
-_BLOCK = 1 << 20
+# How many numbers are worked on at a time, and how many random words of 64 bits NumPy makes at a time.
+_BLOCK, _DRAWN = 1 << 20, 1 << 13
+# Memory that every step of a thread uses again: pages of the system that are asked for anew cost more than the work on them.
+_memory = threading.local()
+# Places and velocities of a link as they were before its last step, which is undone if it fails.
+_copies: weakref.WeakKeyDictionary[PSO, list[Tensor]] = weakref.WeakKeyDictionary()
+
+
+def _borrow(name: str, shape: Sequence[int]) -> Tensor:
+    """Return a single-precision tensor in memory of this thread, whose numbers are those of its last use.
+
+    Args:
+        name: What it is used for; tensors of different names do not overlap.
+        shape: Its shape.
+    """
+    size = math.prod(shape)
+    buffers: dict[str, Tensor] = _memory.__dict__
+    if name not in buffers or len(buffers[name]) < size:
+        buffers[name] = torch.empty(size)
+    return buffers[name][:size].view(*shape)
 
 
 class Draws:
@@ -201,7 +243,7 @@ class Draws:
             self.source = np.random.PCG64DXSM(int(torch.randint(2**62, (1,), generator=generator)))
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """A matrix of random words, from -2^31 to 2^31 - 1 and rounded to the precision of the rows: some rows at a time."""
+        """A matrix of random words, from -2^31 to 2^31 - 1 in single precision: some rows at a time, in memory used again."""
         count, width = self.like.shape
         start, total = (0, count) if self.shard is None else (self.shard.start, self.shard.total)
         # Every matrix begins with 64 random bits, a row may begin in the middle of them.
@@ -212,15 +254,16 @@ class Draws:
         for first in range(0, count, size):
             last = min(count, first + size)
             number = -(-((last - first) * width + skipped) // 2)
-            drawn = torch.from_numpy(self.source.random_raw(number).view(np.int32))
+            drawn = _borrow("words", (2 * number,))
+            for part in torch.split(drawn, 2 * _DRAWN):
+                part.copy_(torch.from_numpy(self.source.random_raw(len(part) // 2).view(np.int32)))
             used += number
-            words = drawn[skipped : skipped + (last - first) * width].view(last - first, width)
-            yield slice(first, last), words.to(self.like.dtype)
+            yield slice(first, last), drawn[skipped : skipped + (last - first) * width].view(last - first, width)
         self.source.advance(-(-total * width // 2) - used)
 
     def words(self) -> Tensor:
         """A matrix of random words."""
-        return torch.cat([words for _, words in self.blocks()])
+        return torch.cat([words.clone() for _, words in self.blocks()])
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Two matrices of numbers in [0, 1)."""

@@ -1,0 +1,103 @@
+"""Calling a function of members whose parameters are W + s A Bᵀ, without adding these up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ._low_rank import RULES, LowRankTensor
+from ._low_rank_rules import TABLE
+
+RULES.update(TABLE)
+# Layers that write statistics of what they are called with into buffers.
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+class FunctionOfMember(nn.Module):
+    """A function of a member as a module, so that torch can call it with other parameters.
+
+    Args:
+        member: The module whose parameters are replaced in a call.
+    """
+
+    def __init__(self, member: nn.Module) -> None:
+        super().__init__()
+        self.member = member
+
+    def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call the function with the module and the arguments."""
+        return fn(self.member, *args)
+
+
+def call_low_rank(
+    caller: FunctionOfMember,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    dims: tuple[Any, ...],
+    means: Mapping[str, Tensor],
+    factors: Mapping[str, tuple[Tensor, Tensor]],
+    vectors: Mapping[str, Tensor],
+    spreads: Mapping[str, Tensor] = MappingProxyType({}),
+    *,
+    count: int,
+    report: dict[str, set[str]],
+    randomness: str = "different",
+) -> Any:
+    """Return what a function of each member returns, stacked.
+
+    Args:
+        caller: The module of which all members are.
+        fn: The function, of a module and the arguments.
+        args: The arguments.
+        dims: For each argument the axis along which members have slices of their own, or None.
+        means: The parameters that have low-rank noise, the same for all members.
+        factors: A and B of each of these, with the members along the first axis; A with the scale of the noise.
+        vectors: Other parameters, with the members along the first axis.
+        spreads: What the noise of matrices is multiplied with, elementwise, the same for all members.
+        count: How many members there are.
+        report: Where it is written what was done with the parameter of a name.
+        randomness: As for `torch.vmap`.
+    """
+    shared, own = _copy_buffers(caller.member, count)
+
+    def run(
+        factors: Mapping[str, tuple[Tensor, Tensor]],
+        vectors: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        *args: Any,
+    ) -> Any:
+        matrices = {
+            name: LowRankTensor(name, means[name], a, b, report, spread=spreads.get(name))
+            for name, (a, b) in factors.items()
+        }
+        state = {f"member.{name}": each for name, each in {**shared, **own, **vectors, **matrices}.items()}
+        return torch.func.functional_call(caller, state, (fn, *args))
+
+    # The other kernels of attention have no rule for batches of members, and torch would loop over them.
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.vmap(run, in_dims=(0, 0, 0, *dims), randomness=randomness)(factors, vectors, own, *args)
+
+
+def _copy_buffers(member: nn.Module, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return copies of the buffers, which a call may write to: those that are the same for all members, and those of each.
+
+    Members have their own of what layers of batch normalisation write to in training.
+    """
+    written = {
+        f"{path}.{name}" if path else name
+        for path, layer in member.named_modules()
+        if isinstance(layer, _NORMS) and layer.training
+        for name in layer._buffers
+    }
+    shared, own = {}, {}
+    for name, buffer in member.named_buffers():
+        if name in written:
+            own[name] = torch.stack([buffer] * count)
+        else:
+            shared[name] = buffer.clone()
+    return shared, own
