@@ -103,7 +103,7 @@ def test_every_row_of_the_readme_points_to_its_section():
     root = BENCHMARKS.parent
     rows = re.findall(r"^\|.*\[`(\w+)`\]\(docs/benchmarks\.md#(\w+)\) \|$", (root / "README.md").read_text(), re.M)
     page = (root / "docs" / "benchmarks.md").read_text()
-    assert len(rows) > 10
+    assert len(rows) >= 10
     assert all(shown == linked and f'<a id="{linked}"></a>' in page for shown, linked in rows)
 
 
