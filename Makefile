@@ -10,7 +10,7 @@ VERSION ?= 2.15.0
 TORCH_INDEX ?=
 export TORCH_INDEX
 
-.PHONY: help run picture test test-all test-gpu test-torch test-min endurance mutants lint docs bench clean format
+.PHONY: help run picture test test-all test-gpu test-torch test-min endurance mutants lint docs bench validate clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -94,6 +94,9 @@ docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, run 
 
 bench: $(VENV)/.bench  ## side-by-side ratios against the peers, written to docs/benchmarks.md
 	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+validate: $(VENV)/.bench  ## compare with programs that others trust, in half an hour, and write docs/validation.md
+	@$(BIN)/python tools/validate $(ARGS)
 
 format: $(VENV)/.ready  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -4,20 +4,27 @@
     python benchmarks/run.py layout labels    some; the sections of the others stay as they are
     python benchmarks/run.py --quick          in five minutes: fewer turns, without the files that run whole optimizations; no page
     python benchmarks/run.py --strict         exit with an error when a bar is missed
+    python benchmarks/run.py optim --repeat 3 --capability default avx2
+                                              three runs, of which the median and the range are shown, and one run with torch's
+                                              kernels for each of these processors (ATEN_CPU_CAPABILITY)
 
 A benchmark is a file here with a function `table()`, which returns rows: dicts with "name", "value", "bar" (a
-number in the same unit, a text such as "at least 6 x", or None), "unit" and "ok".
+number in the same unit, a text such as "at least 6 x", or None), "unit" and "ok". Runs after the first add "values", all of
+them in order, and "others", the values by capability.
 """
 
 import argparse
 import importlib.util
 import inspect
+import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -26,7 +33,7 @@ from rich.table import Table
 
 import moduli
 
-LONG = {"bbob", "character_lm", "evolution", "labels", "lbfgs", "links", "minimize", "nist"}
+LONG = {"bbob", "character_lm", "evolution", "labels", "lbfgs", "links", "minimize", "nist", "race"}
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 INTRODUCTION = """# Benchmarks
@@ -44,6 +51,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="fewer turns, and only files that take seconds; writes no page"
     )
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="how many runs; shows the median and the range"
+    )
+    parser.add_argument("--capability", nargs="+", default=[], metavar="NAME", help="more runs, by ATEN_CPU_CAPABILITY")
+    parser.add_argument("--rows", action="store_true", help="print the rows of one run as JSON; writes no page")
     parser.add_argument("--page", type=Path, default=PAGE, help="where to write the page")
     options = parser.parse_args(argv)
 
@@ -66,6 +78,12 @@ def main(argv: list[str]) -> int:
             if not hasattr(module, "table"):
                 continue
             rows = module.table()
+            if options.rows:
+                print(json.dumps(rows))
+                continue
+            rows = add_runs(rows, [module.table() for _ in range(options.repeat - 1)])
+            for capability in options.capability:
+                add_capability(rows, capability, run_elsewhere(known[name], capability, options.quick))
         except ModuleNotFoundError as error:
             console.print(f"[red]{name}: {error.name} is not installed; `make bench` installs the peers[/red]")
             failed += 1
@@ -75,9 +93,37 @@ def main(argv: list[str]) -> int:
         sections[name] = section(module, rows)
         if not options.quick:  # each as soon as it is there: what was measured outlives an interruption
             write_page(options.page, sections)
-    if sections and not options.quick:
+    if sections and not options.quick and not options.rows:
         console.print(f"written to {options.page}")
     return 1 if failed or (options.strict and missed) else 0
+
+
+def add_runs(rows: list[dict], others: list[list[dict]]) -> list[dict]:
+    """Return rows with the median of several runs, which are kept under "values"; a bar is met if the median meets it."""
+    for row in rows:
+        more = [each for run in others for each in run if each["name"] == row["name"]]
+        if not more or not isinstance(row["value"], int | float):
+            continue
+        row["values"] = [row["value"], *(each["value"] for each in more)]
+        # The run in the middle says whether the bar was met: bars may be texts.
+        middle = sorted([dict(row), *more], key=lambda each: each["value"])[len(more) // 2]
+        row["value"], row["ok"] = median(row["values"]), middle["ok"]
+    return rows
+
+
+def add_capability(rows: list[dict], capability: str, others: list[dict]) -> None:
+    """Add the values of a run with other kernels to the rows, under "others"."""
+    values = {other["name"]: other["value"] for other in others}
+    for row in rows:
+        row.setdefault("others", {})[capability] = values.get(row["name"])
+
+
+def run_elsewhere(path: Path, capability: str, quick: bool) -> list[dict]:
+    """Return the rows of a benchmark that runs in another process, with torch's kernels for another processor."""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    words = [sys.executable, str(Path(__file__)), path.stem, "--rows", *(["--quick"] if quick else [])]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def write_page(page: Path, sections: dict[str, str]) -> None:
@@ -107,7 +153,7 @@ def drawn(heading: str, rows: list[dict]) -> Table:
     table.add_column("")
     for row in rows:
         verdict = "" if row["bar"] is None else "[green]met[/green]" if row["ok"] else "[red]missed[/red]"
-        table.add_row(row["name"], shown(row["value"], row["unit"]), shown(row["bar"], row["unit"]), verdict)
+        table.add_row(row["name"], show_measured(row), shown(row["bar"], row["unit"]), verdict)
     return table
 
 
@@ -116,12 +162,24 @@ def section(module, rows: list[dict]) -> str:
     lines = [f"## {heading.rstrip('.')}", ""]
     if rest.strip():
         lines += [rest.strip(), ""]
-    lines += ["| what | measured | bar | |", "|---|---:|---:|---|"]
+    others = list(dict.fromkeys(name for row in rows for name in row.get("others", {})))
+    heads = "".join(f" {name} |" for name in others)
+    lines += [f"| what | measured | bar | |{heads}", "|---|---:|---:|---|" + "---:|" * len(others)]
     for row in rows:
         verdict = "" if row["bar"] is None else "met" if row["ok"] else "**missed**"
         name = row["name"].replace("|", "\\|")
-        lines.append(f"| {name} | {shown(row['value'], row['unit'])} | {shown(row['bar'], row['unit'])} | {verdict} |")
+        more = "".join(f" {shown(row.get('others', {}).get(each), row['unit'])} |" for each in others)
+        lines.append(f"| {name} | {show_measured(row)} | {shown(row['bar'], row['unit'])} | {verdict} |{more}")
+    if others:
+        lines += ["", f"The last columns are one run each with `ATEN_CPU_CAPABILITY` set to {', '.join(others)}."]
     return "\n".join([*lines, "", machine(), ""])
+
+
+def show_measured(row: dict) -> str:
+    """Return the value, and the range over runs if there were several."""
+    text = shown(row["value"], row["unit"])
+    values = row.get("values", [])
+    return f"{text} ({min(values):.3g} to {max(values):.3g})" if len(values) > 1 else text
 
 
 def shown(value: float | str | None, unit: str) -> str:

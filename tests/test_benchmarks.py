@@ -103,5 +103,75 @@ def test_every_row_of_the_readme_points_to_its_section():
     root = BENCHMARKS.parent
     rows = re.findall(r"^\|.*\[`(\w+)`\]\(docs/benchmarks\.md#(\w+)\) \|$", (root / "README.md").read_text(), re.M)
     page = (root / "docs" / "benchmarks.md").read_text()
-    assert len(rows) > 10
+    assert len(rows) >= 10
     assert all(shown == linked and f'<a id="{linked}"></a>' in page for shown, linked in rows)
+
+
+def test_several_runs_show_their_median_and_range(run, tmp_path):
+    (tmp_path / "first.py").write_text(
+        '"""Counts."""\nruns = []\n'
+        "def table():\n"
+        "    runs.append(1)\n"
+        '    return [{"name": "a", "value": [3.0, 1.0, 2.0][len(runs) - 1], "bar": 2.5, "unit": "x", "ok": len(runs) > 1}]\n'
+    )
+    assert run("first", "--repeat", "3", "--strict") == 0
+    assert "| a | 2 x (1 to 3) | 2.5 x | met |" in (tmp_path / "page.md").read_text()
+
+
+def test_other_processors_are_columns(run, tmp_path, monkeypatch):
+    program = load("run")
+    rows = [{"name": "a", "value": 1.0, "bar": None, "unit": "x", "ok": True}]
+    program.add_capability(rows, "default", [{"name": "a", "value": 2.5}])
+    program.add_capability(rows, "avx2", [])
+    text = program.section(sys.modules[__name__], rows)
+    assert "| what | measured | bar | | default | avx2 |" in text
+    assert "| a | 1 x |  |  | 2.5 x |  |" in text
+    (tmp_path / "first.py").write_text(
+        '"""Tells its processor."""\nimport os\n'
+        "def table():\n"
+        '    value = 2.0 if os.environ.get("ATEN_CPU_CAPABILITY") == "default" else 1.0\n'
+        '    return [{"name": "a", "value": value, "bar": None, "unit": "x", "ok": True}]\n'
+    )
+    code = (BENCHMARKS / "run.py").read_text()
+    (tmp_path / "run.py").write_text(code)
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "run.py"))
+    (found,) = program.run_elsewhere(tmp_path / "first.py", "default", quick=False)
+    assert found["value"] == 2.0
+
+
+@pytest.fixture
+def ratios():
+    path = BENCHMARKS.parent / "tools" / "readme_table.py"
+    spec = importlib.util.spec_from_file_location("readme_table", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_the_table_of_the_readme_is_that_of_the_page(ratios):
+    table = ratios.make_table(ratios.PAGE.read_text())
+    readme = ratios.README.read_text()
+    assert table in readme, "run tools/readme_table.py --write"
+    assert ratios.replace_table(readme, table) == readme
+    assert table.count("(slower") >= 2  # losses are kept
+
+
+def test_rows_are_read_with_their_ranges(ratios, monkeypatch):
+    page = (
+        "<!-- one -->\n| what | measured | bar | |\n|---|---:|---:|---|\n"
+        "| a \\| b | 0.5 x (0.45 to 0.62) | 1 x | met |\n| c | 2 of torch |  |  |\n| c | 4 of scipy |  |  |\n"
+    )
+    rows = ratios.read_page(page)
+    assert ratios.find_ratio(rows, "one", "a | b") == (0.5, "0.45 to 0.62")
+    assert ratios.find_ratio(rows, "one", "c: of scipy") == (4.0, "")
+    assert ratios.find_ratio(rows, "one", "a | b // c") == (0.25, "")
+    with pytest.raises(LookupError, match="no row 'd' in its section 'one'"):
+        ratios.find_ratio(rows, "one", "d")
+    lines = (ratios.Line("w", "p", "one", ("a | b",)), ratios.Line("w", "p", "one", ("a | b", "c: of torch")))
+    monkeypatch.setattr(ratios, "LINES", lines)
+    assert "| w | p | 0.45 to 0.62 | [`one`]" in ratios.make_table(page)
+    assert "| w | p | 0.45 to 0.62 / 2 (slower) |" in ratios.make_table(page)
+    with pytest.raises(LookupError, match="no table"):
+        ratios.replace_table("nothing", "x")

@@ -22,6 +22,7 @@ SHARED = (
     "_html",
     "_loading",
     "_plugins",
+    "_search_ranges",
     "_texts",
     "_version",
 )

@@ -67,7 +67,10 @@ def test_a_race_prints_a_table_and_writes_a_report(call, tmp_path):
     assert lines[0].split()[:3] == ["problem", "optimizer", "final"]
     assert len(lines) == 3
     assert "first" in lines[2]
-    assert {file.name for file in tmp_path.iterdir()} == {"race.html", "race.jsonl", "race.svg"}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *("race.html", "race.jsonl", "race.svg"),
+        *("race-profile.svg", "race-curves-rosenbrock.svg"),  # each figure by itself
+    }
     again = call("race", "--repeat", "race.jsonl", "--out", "again.html", "--json", "--workers", "0")
     assert again.returncode == 0, again.stderr
     digests = [run["digest"] for run in lab.Results.read(tmp_path / "race.jsonl").runs]

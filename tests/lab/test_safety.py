@@ -181,4 +181,5 @@ def test_a_worker_that_hangs_on_the_import_of_its_problem_is_killed_in_its_time(
     (tmp_path / "hangs.py").write_text("import time\nwhile True: time.sleep(1)\n")
     task = f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0
     (record,) = [message for _, message in _pool.execute_all([task], LIMITS, 1) if "reason" in message]
-    assert (record["reason"], record["detail"]) == ("hung, was killed", "it did not come back within its time")
+    assert record["reason"] == "hung, was killed"
+    assert record["detail"].startswith("it slept for")

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from .._plugins import KINDS, list_plugins
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # Of the file's form: another number makes the list again.
-FORMAT = 1
+FORMAT = 2
 
 
 def entries() -> dict[str, dict[str, Any]]:
@@ -140,8 +141,31 @@ def _describe_problem(name: str, problems: Any) -> dict[str, Any]:
     try:
         problem = problems.get(name)
     except ImportError as error:  # of another package; it is listed with the reason
-        return {"name": name, "summary": str(error), "tags": [], "optimum": None}
-    return {"name": name, "summary": problem.summary, "tags": list(problem.tags), "optimum": problem.optimum}
+        unknown = dict.fromkeys(("optimum", "exact", "parameters", "step_seconds"))
+        return {"name": name, "summary": str(error), "tags": [], **unknown}
+    about = {"name": name, "summary": problem.summary, "tags": list(problem.tags), "optimum": problem.optimum}
+    return {**about, "exact": problem.exact, "parameters": problem.dimension, "step_seconds": _time_step(problem)}
+
+
+def _time_step(problem: Any) -> float | None:
+    """Return the processor seconds of a loss with its gradient, the least of a few; None where it can't be evaluated here."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    times = []
+    try:
+        problem.resample(torch.Generator().manual_seed(0))
+        model = problem.model(0)
+        for _ in range(4):
+            began = time.thread_time()
+            problem.loss(model).backward()
+            times.append(time.thread_time() - began)
+    except (ImportError, RuntimeError, ValueError):  # data that are not installed, or a loss without a gradient
+        return None
+    finally:
+        torch.set_num_threads(threads)
+    return float(f"{min(times):.2g}")
 
 
 def _print_signature(signature: inspect.Signature) -> str:

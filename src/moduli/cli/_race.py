@@ -41,12 +41,23 @@ def race(
     workers: Annotated[int | None, Option(min=0, metavar="N", help="Runs at a time; one per core.")] = None,
     threads: Annotated[int, Option(min=1, metavar="N", help="Threads of each run.")] = 1,
     target: Annotated[float | None, Option(metavar="VALUE", help="A loss as small as this is solved.")] = None,
+    tune: Annotated[
+        int | None, Option(min=1, metavar="N", help="Settings of each optimizer, dealt to the seeds.")
+    ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        Option("--range", metavar="NAME=LOW..HIGH", help="With --tune, a range, or NAME=VALUE to fix."),
+    ] = None,
     output: Annotated[Path, file_option("The report.", "--out", "-o")] = Path("race.html"),
     file: Annotated[Path | None, file_option("Where finished runs are kept.")] = None,
     resume: Annotated[bool, Option("--resume", help="Keep the runs that the file has, and do the others.")] = False,
     repeat: Annotated[Path | None, file_option("Do the race that this file holds again.", exists=True)] = None,
-    table: Annotated[Path | None, file_option("A row per run, as FILE.csv or FILE.jsonl.")] = None,
-    picture: Annotated[Path | None, file_option("The race as FILE.svg or FILE.png.")] = None,
+    table: Annotated[
+        str | None,
+        Option(metavar="FORM|FILE", help="Medians: csv, md or latex, or FILE.md or .tex. Runs: FILE.csv or .jsonl."),
+    ] = None,
+    picture: Annotated[Path | None, file_option("The race, and each figure, as FILE.pdf, .svg or .png.")] = None,
+    curves: Annotated[Path | None, file_option("All learning curves as FILE.csv.")] = None,
     show: Annotated[bool, Option("--open", help="Open the report in the browser.")] = False,
     listing: Annotated[bool, Option("--list", help="List the problems and end.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False,
@@ -61,6 +72,7 @@ def race(
     moduli race rosenbrock bands --with adamw --with "ClipNorm(1) | Lion | LR(1e-3)" --seeds 5
     moduli race wave.py:problem --with "slow: Adam | LR(0.01)" --with "fast: Adam | LR(0.1)"
     moduli race beale --with "mylink.py:SoftSign | LR(0.01)"
+    moduli race digits-mlp spirals --tune 15 --with "Adam | LR" --with "Lion | LR" --range "lr=1e-4..0.3"
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     if listing:
         _list(as_json)
@@ -72,7 +84,13 @@ def race(
     kept = file or output.with_suffix(".jsonl")
     if picture is not None and find_spec("matplotlib") is None:
         console.exit_with_usage("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
-    for option, place, kinds in (("picture", picture, (".svg", ".png", ".pdf")), ("table", table, (".csv", ".jsonl"))):
+    rows = None if table is None or table in lab.TABLE_FORMS else Path(table)
+    places = (
+        ("picture", picture, (".svg", ".png", ".pdf")),
+        ("table", rows, (".csv", ".jsonl", ".md", ".tex")),
+        ("curves", curves, (".csv",)),
+    )
+    for option, place, kinds in places:
         if place is not None and (place.suffix not in kinds or place == kept):
             console.exit_with_usage(
                 f"--{option} {place}: give the name of another file that ends in {' or '.join(kinds)}"
@@ -85,10 +103,12 @@ def race(
             "problems": problem or list(lab.DEFAULT_PROBLEMS),
             "contenders": [_parse_contender(text) for text in chain] if chain else lab.default_field(),
             "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads, "target": target,
+            "tune": tune, "ranges": dict(map(_read_range, ranges or [])),
         }  # fmt: skip
     courses = [lab.load_problem(reference) for reference in spec["problems"]]
     count = spec["seeds"] if isinstance(spec["seeds"], int) else len(spec["seeds"])
-    total = len(spec["problems"]) * len(spec["contenders"]) * count
+    # Less where a contender has nothing to tune; then the bar ends early.
+    total = len(spec["problems"]) * len(spec["contenders"]) * (count + (spec["tune"] or 0))
     bar, interrupted = console.make_bar("race", TimeElapsedColumn()), False
     line = bar.add_task("race", total=total)
 
@@ -117,12 +137,17 @@ def race(
             lab.write_report(results, output)
             if picture is not None:
                 lab.write_picture(results, picture)
-            if table is not None:
-                lab.write_table(results, table)
+                lab.write_figures(results, picture)
+            if rows is not None:
+                (lab.write_summary if rows.suffix in (".md", ".tex") else lab.write_table)(results, rows)
+            if curves is not None:
+                lab.write_curves(results, curves)
         except (OSError, RuntimeError) as error:
             console.fail(f"{error}; the runs are in {kept}")
     if as_json:
         console.print_json(results.to_json())
+    elif results.runs and table is not None and rows is None:
+        sys.stdout.write(lab.summary_table(results, table))
     elif results.runs:
         _print_table(results)
     if results.runs:
@@ -141,8 +166,30 @@ def _list(as_json: bool) -> None:
     if as_json:
         console.print_json(list(problems))
         return
-    rows = [(p["name"], console.number(p["optimum"], 6), ", ".join(p["tags"]), p["summary"]) for p in problems]
-    console.print_columns([("name", "optimum", "tags", "summary"), *rows], 3)
+    rows = [
+        (
+            p["name"],
+            str(p["parameters"] or ""),
+            _show_seconds(p["step_seconds"]),
+            _show_best(p),
+            ", ".join(p["tags"]),
+            p["summary"],
+        )
+        for p in problems
+    ]
+    console.print_columns([("name", "parameters", "step", "best value", "tags", "summary"), *rows], 5)
+
+
+def _show_seconds(seconds: float | None) -> str:
+    """Return the time of a loss with its gradient, as it was measured when the list was made."""
+    return "" if seconds is None else f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+def _show_best(problem: dict[str, Any]) -> str:
+    """Return the optimum, or the best value that is known and that it is no more than that."""
+    if problem["optimum"] is None:
+        return "unknown"
+    return console.number(problem["optimum"], 6) + ("" if problem["exact"] else " (best known)")
 
 
 def _parse_contender(text: str) -> lab.Contender:
@@ -182,8 +229,26 @@ def _read_race(path: Path, given: list[str], chains: list[str]) -> dict[str, Any
         if lab.split_reference(each) is not None and each not in given:
             fact = f"{path} is a race on {each}, which is a file to run"
             console.exit_with_usage(f"{fact}; say so: moduli race {each} --repeat {path}")
-    keys = ("seeds", "budget", "seconds", "threads", "target")
-    return {"problems": references, "contenders": contenders, **{k: header.get(k) for k in keys}}
+    keys = ("seeds", "budget", "seconds", "threads", "target", "tune")
+    spec = {"problems": references, "contenders": contenders, **{k: header.get(k) for k in keys}}
+    return {
+        **spec,
+        "ranges": {k: tuple(v) if isinstance(v, list) else v for k, v in (header.get("ranges") or {}).items()},
+    }
+
+
+def _read_range(text: str) -> tuple[str, tuple[float, float] | float]:
+    """Return the name and the limits of `NAME=LOW..HIGH`, or the value of `NAME=VALUE`."""
+    name, _, limits = text.partition("=")
+    try:
+        numbers = [float(part) for part in limits.split("..")]
+    except ValueError:
+        numbers = []
+    if not name or len(numbers) not in (1, 2):
+        console.exit_with_usage(
+            f"--range {text}: give limits, such as lr=1e-4..0.1, or a value that is fixed, such as beta1=0.9"
+        )
+    return name, (numbers[0], numbers[1]) if len(numbers) == 2 else numbers[0]
 
 
 def _print_table(results: lab.Results) -> None:
@@ -199,3 +264,27 @@ def _print_table(results: lab.Results) -> None:
         rows.append(tuple(map(console.escape, cells)))  # type: ignore[arg-type]
         styles.append("red" if row["failed"] else "green" if row["reached"] else "")
     console.print_columns(rows, 1, styles=styles, piped=console.PIPED)
+    if results.header.get("tune"):
+        _print_standings(results)
+
+
+def _print_standings(results: lab.Results) -> None:
+    """Print the ranks of a tuned race with their intervals, and how often tuning helped."""
+    from .. import lab
+
+    gains = lab.tuning_gains(results)
+    rows = [("optimizer", "mean rank", "95% interval", "solved within 4x", "tied with", "tuning helped")]
+    for row in lab.standings(results):
+        own = [gain["helped"] for gain in gains if gain["source"] == row.source]
+        interval = f"{row.rank_interval[0]:.3g} to {row.rank_interval[1]:.3g}"
+        helped = f"on {sum(own)} of {len(own)}"
+        cells = (
+            row.contender,
+            f"{row.rank:.3g}",
+            interval,
+            f"{row.solved:.0%}",
+            ", ".join(row.tied) or "none",
+            helped,
+        )
+        rows.append(tuple(map(console.escape, cells)))  # type: ignore[arg-type]
+    console.print_columns(rows, 1, piped=console.PIPED)

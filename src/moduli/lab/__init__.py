@@ -16,12 +16,22 @@ from . import catalogue, problems
 from ._contender import Contender, Entrant, contender
 from ._fit import Fit, fit
 from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
+from ._paper import figures, write_figures
 from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
 from ._reference import ProblemFileError, as_problem, load_object, load_problem, split_reference
 from ._report import command_for, picture, report, write_picture, write_report
 from ._results import Results, ResultsError, curves, flat_rows, profiles, quantile, summary, write_table
 from ._run import Ended, RunReason, run
+from ._scores import choose_winners, find_goals
 from ._sketch import Sketch
+from ._standings import (
+    Standing,
+    chosen_settings,
+    sensitivity,
+    standings,
+    tuning_gains,
+)
+from ._tables import TABLE_FORMS, load, summary_table, write_curves, write_summary
 from ._tour import TOUR, TourStop, UnknownStopError, read_program, run_program, tour_page, write_tour
 
 __all__ = [
@@ -54,6 +64,20 @@ __all__ = [
     "command_for",
     "picture",
     "write_picture",
+    "Standing",
+    "standings",
+    "find_goals",
+    "choose_winners",
+    "chosen_settings",
+    "tuning_gains",
+    "sensitivity",
+    "load",
+    "TABLE_FORMS",
+    "summary_table",
+    "write_summary",
+    "write_curves",
+    "figures",
+    "write_figures",
     "Sketch",
     "TOUR",
     "TourStop",

@@ -6,9 +6,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import product
 from typing import Any
 
 from torch import nn
@@ -18,7 +17,8 @@ from ._grammar import ParsedChain
 from ._pool import Task, execute_all
 from ._reference import load_problem
 from ._results import FORMAT, Results, environment, start_file, to_line
-from .problems import Problem
+from ._tuning import RangeSpec, Setting, check_ranges, make_settings
+from .problems import Problem, SampledProblem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
 Listener = Callable[[str, Task, dict[str, Any]], None]
@@ -75,8 +75,17 @@ def race(
     resume: bool = False,
     command: list[str] | None = None,
     listen: Listener | None = None,
+    tune: int | None = None,
+    ranges: Mapping[str, RangeSpec] | None = None,
+    stack: bool = True,
+    executor: Any = None,
 ) -> Results:
     """Run every contender on every problem from every seed.
+
+    With `tune` every contender also gets that many settings: quasi-random numbers in the ranges that its links declare, the same
+    points for all, dealt to the seeds in equal parts. Each seed is a study of which the best setting counts; the chains as they
+    are written run besides, to show how much tuning helped. The settings of a chain run together as the members of a population
+    where that gives the steps that each would take alone.
 
     Runs are done in other processes, each with a fixed number of threads. One that crashes, hangs or diverges is a row of
     the results like any other. The numbers of a run depend on its problem, contender, seed, budget and threads only, not on
@@ -98,6 +107,13 @@ def race(
         command: The command that does this race again, for the report.
         listen: Called with ``"begin"``, ``"progress"`` or ``"end"``, the task and what is known of it; ``"finished"`` counts
             the runs that the race has, those of an earlier sitting included.
+        tune: How many settings each contender gets, a multiple of the number of seeds: 15 are five for each of three studies.
+        ranges: With `tune`, ranges in place of those that are declared, and numbers that stay as they are, by name:
+            ``{"lr": (1e-4, 1e-1), "Adam.beta1": 0.9}``.
+        stack: With `tune`, whether settings of a chain may run as members of one population. Numbers are then those of separate
+            runs to rounding.
+        executor: Who does the runs instead of `workers`, with the same numbers: an executor of `concurrent.futures` that has
+            processes (also those of other packages, for several machines), or `evolve.Ray`. It does not end runs that hang.
 
     Raises:
         ChainSyntaxError: When a contender is no chain.
@@ -111,22 +127,10 @@ def race(
     """
     field = [contender(spec) for spec in contenders]
     courses = [(spec, load_problem(spec) if isinstance(spec, str) else spec) for spec in problems]
-    for _, problem in courses:
-        for package in {name.partition(".")[0] for name in problem.requires}:
-            if importlib.util.find_spec(package) is None:
-                fact = f"{problem.name} needs {package}, which is not installed: pip install 'moduli[lab]'"
-                raise ModuleNotFoundError(fact, name=package)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    parts: dict[str, list[Any]] = {"problem": [problem.name for _, problem in courses], "seed": numbers}
-    for what, given in {**parts, "contender": [entry.source for entry in field]}.items():
-        if not given or len({*given}) < len(given):
-            hint = "; label closures of one function: lab.contender(function, label=...)" if what == "contender" else ""
-            raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, given))}{hint}")
-    for what, number in {"budget": budget, "number of threads": threads}.items():
-        if number is not None and number < 1:
-            raise ValueError(f"the {what} is at least 1, not {number}")
-    if target is not None and not math.isfinite(target):
-        raise ValueError(f"the target is a finite number, not {target}")
+    _check_parts(courses, field, numbers)
+    _check_limits(budget, threads, target)
+    settings = _make_all_settings(field, tune, numbers, ranges or {})
     limits = {"budget": budget, "seconds": seconds, "threads": threads, "target": target}
     top = {
         "kind": "race",
@@ -139,20 +143,20 @@ def race(
         **limits,
         **environment(),
     }
+    if tune is not None:
+        top |= {"tune": tune, "ranges": json.loads(json.dumps(dict(ranges or {})))}
+        top["settings"] = [
+            [{"chain": each.contender.source, "values": each.values, "seed": each.seed} for each in own]
+            for own in settings
+        ]
     results = Results(top, problems={problem.name: problem for _, problem in courses})
     chains = [entry.source if entry.is_chain else "torch.SGD(lr=0.1)" for entry in field]
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with open(os.devnull, "wb") if file is None else start_file(results, file, resume) as kept:
-        done = {Results.key(run) for run in results.runs}
-        tasks: list[Task] = []
-        about: list[dict[str, Any]] = []
-        for (spec, problem), entry, seed in product(courses, field, numbers):
-            if (problem.name, entry.source, seed) not in done:
-                tasks.append((spec, entry.source if entry.is_chain else entry, seed))  # a chain travels as text
-                names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
-                about.append({"kind": "run", **names})
-        with contextlib.closing(execute_all(tasks, limits, workers, chains)) as messages:
+        tasks, about = _list_tasks(results, courses, field, settings)
+        groups = _group_tasks(tasks, about, dict(courses)) if tune is not None and stack else []
+        with contextlib.closing(execute_all(tasks, limits, workers, chains, groups, executor)) as messages:
             for number, message in messages:
                 known = {**about[number], **message}
                 event = "end" if "reason" in message else "begin" if "pid" in message else "progress"
@@ -163,6 +167,87 @@ def race(
                     listen(event, tasks[number], {**known, "finished": len(results.runs)})
     results.take(results.runs)
     return results
+
+
+def _check_parts(courses: Sequence[tuple[Any, Problem]], field: Sequence[Contender], seeds: Sequence[int]) -> None:
+    """Raise an error unless there are problems, contenders and seeds, none twice, and what they need is installed."""
+    for _, problem in courses:
+        for package in {name.partition(".")[0] for name in problem.requires}:
+            if importlib.util.find_spec(package) is None:
+                fact = f"{problem.name} needs {package}, which is not installed: pip install 'moduli[lab]'"
+                raise ModuleNotFoundError(fact, name=package)
+    parts: dict[str, list[Any]] = {"problem": [problem.name for _, problem in courses], "seed": list(seeds)}
+    for what, given in {**parts, "contender": [entry.source for entry in field]}.items():
+        if not given or len({*given}) < len(given):
+            hint = "; label closures of one function: lab.contender(function, label=...)" if what == "contender" else ""
+            raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, given))}{hint}")
+
+
+def _check_limits(budget: int | None, threads: int, target: float | None) -> None:
+    for what, number in {"budget": budget, "number of threads": threads}.items():
+        if number is not None and number < 1:
+            raise ValueError(f"the {what} is at least 1, not {number}")
+    if target is not None and not math.isfinite(target):
+        raise ValueError(f"the target is a finite number, not {target}")
+
+
+def _make_all_settings(
+    field: Sequence[Contender], tune: int | None, seeds: Sequence[int], ranges: Mapping[str, RangeSpec]
+) -> list[list[Setting]]:
+    """Return the settings of each contender; none without `tune`."""
+    if tune is None:
+        if ranges:
+            raise ValueError("ranges are those of tuned numbers: give tune=, how many settings each contender gets")
+        return [[] for _ in field]
+    if tune < 1 or tune % len(seeds):
+        raise ValueError(
+            f"tune is {tune} for {len(seeds)} seeds; each seed is a study with as many settings as the others: give a multiple"
+        )
+    check_ranges(field, ranges)
+    return [make_settings(entry, tune, sorted(seeds), ranges) for entry in field]
+
+
+def _list_tasks(
+    results: Results,
+    courses: Sequence[tuple[str | Problem, Problem]],
+    field: Sequence[Contender],
+    settings: Sequence[list[Setting]],
+) -> tuple[list[Task], list[dict[str, Any]]]:
+    """Return the runs that have not been done, in the order of `Results.keys`, and what their records begin with."""
+    specs = {problem.name: spec for spec, problem in courses}
+    places = {entry.source: at for at, entry in enumerate(field)}
+    done = {Results.key(run) for run in results.runs}
+    tasks: list[Task] = []
+    about: list[dict[str, Any]] = []
+    for key in results.keys():  # noqa: SIM118 - a method of ours
+        if key in done:
+            continue
+        name, source, seed, *number = key
+        entry = field[places[source]]
+        names = {"kind": "run", "problem": name, "contender": entry.label, "source": source, "seed": seed}
+        runner = entry
+        if number:
+            setting = settings[places[source]][number[0]]
+            runner = setting.contender
+            names |= {"setting": setting.number, "chain": runner.source, "values": setting.values}
+        tasks.append((specs[name], runner.source if runner.is_chain else runner, seed))  # a chain travels as text
+        about.append(names)
+    return tasks, about
+
+
+def _group_tasks(
+    tasks: Sequence[Task], about: Sequence[Mapping[str, Any]], problems: Mapping[Any, Problem]
+) -> list[list[int]]:
+    """Return the numbers of tasks that are tried together: those of one chain on one problem, as written and with its settings."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, ((spec, runner, seed), names) in enumerate(zip(tasks, about, strict=True)):
+        if isinstance(runner, str):
+            problem = problems[spec]
+            if not problem.stacks:
+                continue
+            mixes = isinstance(problem, SampledProblem) or not problem.noisy
+            groups.setdefault((names["problem"], names["source"], None if mixes else seed), []).append(number)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:

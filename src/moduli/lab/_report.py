@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+from dataclasses import asdict
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,8 @@ import torch
 
 from .._figures import make_axes
 from ._results import QUARTILES, TOLERANCES, Results, curves, profiles, summary, write_file
+from ._scores import choose_winners
+from ._standings import chosen_settings, sensitivity, standings, tuning_gains
 from .problems import Problem, get
 
 if TYPE_CHECKING:
@@ -92,25 +95,49 @@ def command_for(header: dict[str, Any], problem: dict[str, Any], contender: dict
 
 
 def report_data(results: Results) -> dict[str, Any]:
-    """Everything that is drawn of a race; contenders are series, by number."""
+    """Everything that is drawn of a race; contenders are series, by number. Of a tuned race, curves are of the best settings."""
+    whole, results = results, choose_winners(results)
     header, rows = results.header, summary(results)
     series = {contender["source"]: number for number, contender in enumerate(header["contenders"])}
     courses = {problem["name"]: problem for problem in header["problems"]}
-    keys = ("seed", "value", "evaluations", "gradients", "steps", "seconds", "reason", "detail", "traceback")
+    keys = ("seed", "value", "evaluations", "gradients", "steps", "seconds", "reason", "detail", "traceback", "chain")
     for row in rows:
         row["command"] = command_for(header, courses[row["problem"]], row)
         row["series"] = series[row["source"]]
         runs = [run for run in results.runs if (run["problem"], run["source"]) == (row["problem"], row["source"])]
-        row["details"] = [{key: run[key] for key in keys} for run in runs]
+        row["details"] = [{key: run[key] for key in keys if key in run} for run in runs]
     told = ("started", "versions", "machine", "seeds", "budget", "seconds", "threads", "contenders")
     return {
         "command": shlex.join(header["command"]),
         **{key: header[key] for key in told},
-        "complete": results.complete,
-        "finished": len(results.runs),
+        "complete": whole.complete,
+        "finished": len(whole.runs),
+        "expected": len(whole.keys()),
+        "standings": [{**asdict(row), "series": series[row.source]} for row in standings(whole)] if whole.runs else [],
+        "tuning": _describe_tuning(whole, series) if whole.header.get("tune") else None,
         "problems": [_problem(results, problem, series) for problem in header["problems"]],
         "profiles": [{"tolerance": tol, "series": profiles(results, tol)} for tol in TOLERANCES],
         "rows": rows,
+    }
+
+
+def _describe_tuning(results: Results, series: dict[str, int]) -> dict[str, Any]:
+    """Return what is shown of the tuning: sensitivity by problem, what was chosen, and how much it helped."""
+    names = [problem["name"] for problem in results.header["problems"]]
+    lines = {name: sensitivity(results, name) for name in names}
+    chosen: dict[tuple[str, str], list[str]] = {}
+    for row in chosen_settings(results):
+        chosen.setdefault((row["problem"], row["contender"]), []).append(f"seed {row['seed']}: {row['chain']}")
+    gains = tuning_gains(results)
+    return {
+        "settings": results.header["tune"],
+        "sensitivity": {
+            name: [{**line, "series": series[line["source"]]} for line in own] for name, own in lines.items()
+        },
+        "gains": [
+            {**gain, "series": series[gain["source"]], "chosen": chosen.get((gain["problem"], gain["contender"]), [])}
+            for gain in gains
+        ],
     }
 
 

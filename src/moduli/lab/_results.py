@@ -30,13 +30,15 @@ from .._html import write_frame, write_html_table
 from .._texts import cut, shorten
 from ..io import CheckpointError, make_directory, read_bytes, write_bytes
 from ._run import RunReason, drop_infinite
+from ._scores import choose_winners
 from .problems import Problem
 
+RunKey = tuple[Any, ...]
 COLUMNS = (
     "problem", "contender", "source", "seed", "reason", "value", "evaluations", "gradients", "steps", "seconds", "detail",
 )  # fmt: skip
 
-FORMAT = 1
+FORMAT = 2
 TOLERANCES = (1e-1, 1e-3, 1e-6)
 QUARTILES = {"median": 0.5, "lower": 0.25, "upper": 0.75}
 POINTS = 90
@@ -106,15 +108,21 @@ class Results:
         return write_frame(f"Results: {len(self.runs)} of {len(self.keys())} runs", write_html_table(heads, rows))
 
     @staticmethod
-    def key(run: dict[str, Any]) -> tuple[str, str, int]:
-        """What makes a run this run and no other."""
-        return run["problem"], run["source"], run["seed"]
+    def key(run: dict[str, Any]) -> RunKey:
+        """What makes a run this run and no other: problem, contender and seed, and in a tuned race the number of the setting."""
+        key = run["problem"], run["source"], run["seed"]
+        return key if run.get("setting") is None else (*key, run["setting"])
 
-    def keys(self) -> list[tuple[str, str, int]]:
-        """The keys of all runs that the race is made of, finished or not."""
-        problems, contenders = self.header["problems"], self.header["contenders"]
-        found = product(problems, contenders, sorted(self.header["seeds"]))
-        return [(problem["name"], contender["source"], seed) for problem, contender, seed in found]
+    def keys(self) -> list[RunKey]:
+        """The keys of all runs that the race is made of, finished or not: each contender as it is written, then its settings."""
+        header = self.header
+        settings = header.get("settings") or [[]] * len(header["contenders"])
+        keys: list[RunKey] = []
+        for problem, (contender, own) in product(header["problems"], zip(header["contenders"], settings, strict=True)):
+            key = problem["name"], contender["source"]
+            keys += [(*key, seed) for seed in sorted(header["seeds"])]
+            keys += [(*key, setting["seed"], at) for at, setting in enumerate(own)]
+        return keys
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Results:
@@ -187,7 +195,13 @@ def flat_rows(results: Results) -> list[dict[str, Any]]:
     >>> row["problem"], row["seed"], row["evaluations"]
     ('sphere-10', 0, 48)
     """
-    return [{name: run.get(name) for name in COLUMNS} for run in results.runs]
+    columns = get_columns(results)
+    return [{name: run.get(name) for name in columns} for run in results.runs]
+
+
+def get_columns(results: Results) -> tuple[str, ...]:
+    """Return the columns of `flat_rows`: a tuned race has the number of the setting and its chain besides."""
+    return (*COLUMNS, "setting", "chain") if results.header.get("tune") else COLUMNS
 
 
 def write_table(results: Results, path: str | os.PathLike[str]) -> Path:
@@ -210,7 +224,7 @@ def write_table(results: Results, path: str | os.PathLike[str]) -> Path:
         raise ResultsError(f"{path} says no format: a table ends in .csv or .jsonl")
     rows, text = flat_rows(results), io.StringIO()
     if path.suffix == ".csv":
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, get_columns(results), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return write_file(path, text.getvalue().encode() or b"".join(map(to_line, rows)))
@@ -227,11 +241,9 @@ def start_file(results: Results, path: str | os.PathLike[str], resume: bool) -> 
     path, header = Path(path), results.header
     if resume and path.exists() and path.stat().st_size:
         old = Results.read(path)
-        for key in ("budget", "seconds", "threads", "target"):
-            if old.header.get(key) != header[key]:
-                fact = (
-                    f"{path} holds a race with {key} {cut(str(old.header.get(key)), 200)}, this one has {header[key]}"
-                )
+        for key in ("budget", "seconds", "threads", "target", "tune", "ranges"):
+            if old.header.get(key) != header.get(key):
+                fact = f"{path} holds a race with {key} {cut(str(old.header.get(key)), 200)}, this one has {header.get(key)}"
                 raise ResultsError(f"{fact}: its runs cannot be compared. Give the same, or another file")
         results.take(old.runs)
     # A new file takes the place of the old one only when all that is kept is on the disk.
@@ -278,14 +290,14 @@ def _value(run: dict[str, Any]) -> float:
 
 
 def summary(results: Results) -> list[dict[str, Any]]:
-    """One row per problem and contender.
+    """One row per problem and contender; in a tuned race, of the best settings, whose chains are under ``"chains"`` by seed.
 
     Returns:
         Rows with the median, the quartiles and the best of the final values, the medians of evaluations and seconds, how many
         runs reached the optimum or the target (None where neither is known) or failed, and how often each reason ended one.
     """
     rows = []
-    for problem, contender, runs in _groups(results):
+    for problem, contender, runs in _groups(choose_winners(results)):
         if not runs:
             continue
         optimum = problem["optimum"] if problem.get("exact", True) else None
@@ -306,6 +318,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
                 "reached": reasons[str(RunReason.REACHED)] + reasons[str(RunReason.TARGET)] if known else None,
                 "failed": sum(RunReason(run["reason"]).failed for run in runs),
                 "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+                **({"chains": {run["seed"]: run["chain"] for run in runs}} if "chain" in runs[0] else {}),
             }
         )
     return rows
@@ -338,7 +351,7 @@ def curves(results: Results, problem: str) -> list[dict[str, Any]]:
         For each contender that ran, its label and, under ``"evaluations"`` and ``"seconds"``, lists x, median, lower, upper.
     """
     found = []
-    for about, contender, runs in _groups(results):
+    for about, contender, runs in _groups(choose_winners(results)):
         histories = [run["history"] for run in runs if len(run["history"]) > 1]
         if about["name"] != problem or not histories:
             continue
@@ -361,6 +374,7 @@ def costs(results: Results, tolerance: float) -> dict[str, list[float]]:
     The way is from the value at the start to the least known value, the optimum or that of a run of this race; infinity where
     a run did not get there.
     """
+    results = choose_winners(results)
     table: dict[str, list[float]] = {contender["source"]: [] for contender in results.header["contenders"]}
     known = {problem["name"]: [problem["optimum"]] for problem in results.header["problems"]}
     for run in results.runs:

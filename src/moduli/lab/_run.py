@@ -26,8 +26,12 @@ CLOUD_MEMBERS = 64
 IDLE = 8
 # Points of the history are this factor of evaluations apart: the curve has the same detail in every decade.
 SPACING = 1.04
+# Of noisy problems, whose value costs many losses to measure.
+MEASURED_SPACING = 1.1
 # A line search may step where the loss is not a number and come back. This many in a row is no line search.
 LOST = 40
+# A run that waits for something else than the processor, such as other processes, ends after so many times its seconds.
+WAITING = 20
 
 
 def run(
@@ -63,9 +67,7 @@ def run(
     """
     seed_all(seed)
     reached = RunReason.REACHED if target is None else RunReason.TARGET
-    if target is None and problem.optimum is not None and problem.exact:
-        target = problem.optimum + problem.tolerance
-    meter = Meter(budget, seconds, target, progress, reached)
+    meter = Meter(budget, seconds, find_target(problem, target), progress, reached, find_spacing(problem))
     entrant: Entrant | None = None
     frames: list[list[list[float]]] = []
     steps, reason, detail, trace = 0, RunReason.CRASHED, "", ""
@@ -73,7 +75,7 @@ def run(
     def look() -> None:
         """Where the members are in the plane, for the map of a report."""
         if problem.window is not None and entrant is not None:
-            here = [_round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
+            here = [round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
             if entrant.population is not None or frames[-1:] != [here]:
                 frames.append(here)
 
@@ -102,10 +104,10 @@ def run(
         meter.record()
     tracks: dict[str, Any] = {}
     if frames and entrant is not None and entrant.population is not None:
-        tracks["cloud"] = _thin(frames, CLOUD_FRAMES)
-        tracks["generations"] = _thin(list(range(len(frames))), CLOUD_FRAMES)
+        tracks["cloud"] = thin(frames, CLOUD_FRAMES)
+        tracks["generations"] = thin(list(range(len(frames))), CLOUD_FRAMES)
     elif frames:
-        tracks["path"] = _thin([here[0] for here in frames], PATH_POINTS)
+        tracks["path"] = thin([here[0] for here in frames], PATH_POINTS)
     return {
         "reason": str(reason),
         "detail": detail,
@@ -119,6 +121,18 @@ def run(
         "history": [[e, s, drop_infinite(v)] for e, (s, v) in meter.history.items()],
         **tracks,
     }
+
+
+def find_target(problem: Problem, target: float | None) -> float | None:
+    """Return the value that ends a run: the one that is given, or that of an exact optimum with its tolerance; None if unknown."""
+    if target is None and problem.optimum is not None and problem.exact:
+        return problem.optimum + problem.tolerance
+    return target
+
+
+def find_spacing(problem: Problem) -> float:
+    """Return the factor of evaluations between two points of the history."""
+    return MEASURED_SPACING if problem.noisy else SPACING
 
 
 def seed_all(seed: int) -> None:
@@ -193,11 +207,12 @@ def take_steps(
             raise RunEnd(RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
 
 
-def _round_values(values: torch.Tensor) -> list[float]:
+def round_values(values: torch.Tensor) -> list[float]:
+    """Return numbers as a report has them, with zero in the place of what is not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else 0.0 for value in values.tolist()]
 
 
-def _thin(items: list[Any], most: int) -> list[Any]:
+def thin(items: list[Any], most: int) -> list[Any]:
     """At most so many, the first and the last among them, closer together at the beginning where more happens."""
     if len(items) <= most:
         return items
@@ -248,21 +263,29 @@ class RunEnd(BaseException):
         self.reason, self.detail = reason, detail
 
 
+def read_clock() -> float:
+    """Return the processor seconds of this thread: what other programs do to the machine is not among the seconds of a run."""
+    return time.thread_time()
+
+
 class Meter:
     """Counts evaluations, keeps the best value against evaluations and seconds, and ends the run when it is time.
 
     Args:
         budget: How many evaluations there are.
-        seconds: How many seconds there are.
+        seconds: How many seconds of the processor there are; as a run that waits uses none, it also ends after `WAITING` times
+            as many on the wall clock.
         target: The run ends when a value is as small as this.
         reached: The reason that it then ends for.
+        spacing: Points of the history are this factor of evaluations apart.
         progress: Called now and then with (evaluations, best value).
     """
 
     def __init__(
         self, budget: int, seconds: float, target: float | None, progress: Callable[[int, float], None] | None = None,
-        reached: RunReason = RunReason.REACHED,
+        reached: RunReason = RunReason.REACHED, spacing: float = SPACING,
     ) -> None:  # fmt: skip
+        self.spacing = spacing
         self.reached = reached
         self.budget, self.limit, self.target, self.progress = budget, seconds, target, progress
         self.evaluations = self.gradients = self.lost = 0
@@ -271,20 +294,21 @@ class Meter:
         self.digest = hashlib.blake2b(digest_size=16)
         self.next = 0.0
         self.paused = 0.0
-        self.told = self.began = time.perf_counter()
+        self.began, self.told = read_clock(), time.perf_counter()
+        self.end = self.told + WAITING * seconds
 
     def seconds(self) -> float:
         """Seconds of the run, without those of the bookkeeping."""
-        return time.perf_counter() - self.began - self.paused
+        return read_clock() - self.began - self.paused
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Within this, time does not count."""
-        began = time.perf_counter()
+        began = read_clock()
         try:
             yield
         finally:
-            self.paused += time.perf_counter() - began
+            self.paused += read_clock() - began
 
     def check_budget(self) -> None:
         """Before an evaluation: is there anything left to spend?"""
@@ -292,6 +316,8 @@ class Meter:
             raise RunEnd(RunReason.BUDGET)
         if self.seconds() > self.limit:
             raise RunEnd(RunReason.TIME, f"more than {self.limit:g} seconds")
+        if time.perf_counter() > self.end:
+            raise RunEnd(RunReason.TIME, f"{WAITING} times {self.limit:g} seconds passed, most of them in waiting")
 
     def record_losses(self, losses: torch.Tensor, backward: bool) -> float:
         """Count an evaluation of all members; the least loss. They are part of the digest, which is equal for equal runs."""
@@ -321,7 +347,7 @@ class Meter:
     def record(self) -> None:
         """Put a point into the history."""
         self.history[self.evaluations] = round(self.seconds(), 6), self.best
-        self.next = max(self.evaluations + 1, self.evaluations * SPACING)
+        self.next = max(self.evaluations + 1, self.evaluations * self.spacing)
         if self.progress is not None and time.perf_counter() - self.told > 0.2:
             self.told = time.perf_counter()
             self.progress(self.evaluations, self.best)

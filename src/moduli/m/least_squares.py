@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._search_ranges import OWN_STEPS
 from ..linalg import AtA, LinearOperator, SingularError
 from ..optim import Chainable, Module, Need, Objective
 from ..optim import ranges as check
@@ -50,6 +51,8 @@ class GaussNewton(HessianLink):
     References:
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 10.3.
     """
+
+    search_ranges = {"lr": OWN_STEPS}
 
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.RESIDUALS})

@@ -87,6 +87,7 @@ from ._models import Model as Model
 from ._path import LossPath as LossPath
 from ._path import path as path
 from ._repair import repair as repair
+from ._search import RANGES as RANGES
 from ._search import Groups as Groups
 from ._search import MergeSearch as MergeSearch
 from ._search import search as search

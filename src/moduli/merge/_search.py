@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from .._search_ranges import SearchRange
 from .._texts import shorten
 from ._call import make_recipe
 from ._coefficients import check_patterns, find_by_pattern
@@ -16,6 +17,15 @@ from ._models import MergeError, check, view
 
 Groups: TypeAlias = str | Sequence[str]
 """The groups of names with separate coefficients: `"layers"`, or glob patterns."""
+
+UNIT = SearchRange(0.0, 1.0)
+RANGES: Mapping[str, SearchRange] = {
+    "t": UNIT,
+    "weights": UNIT,
+    "scale": SearchRange(0.0, 1.5),
+    "density": SearchRange(0.05, 1.0),
+}
+"""The ranges in which coefficients of recipes are searched for, by name."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.([0-9]+)\.|^([0-9]+)\.")
 
@@ -48,7 +58,7 @@ def search(
     start: Mapping[str, Any] | None = None,
     groups: Groups | None = None,
     vectorised: bool = False,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    bounds: tuple[float, float] | None = None,
     method: str = "cmaes",
     seed: int = 0,
     **options: Any,
@@ -70,7 +80,8 @@ def search(
             numbered layer and one for everything else, or glob patterns, of which the first that matches a name applies.
         vectorised: Whether a whole generation is evaluated at once. For modules, and recipes that are weighted sums (`linear`,
             `lerp`, `task_arithmetic`); a generation has to fit in memory.
-        bounds: The lower and upper bound of each coefficient.
+        bounds: From where to where each coefficient may go; without it, the range that is declared for its name (`RANGES`),
+            or from 0 to 1.
         method: A method of `moduli.evolve.search`.
         seed: The seed of the search.
         **options: The other arguments of the recipe, which are fixed.
@@ -92,13 +103,20 @@ def search(
     coefficients_start = dict(_find_start(recipe, len(models)) if start is None else start)
     if not coefficients_start:
         raise MergeError(f"{shorten(recipe)} has no coefficients to search for; say which with start=")
-    if not bounds[0] < bounds[1]:
+    if bounds is not None and not bounds[0] < bounds[1]:
         raise MergeError(f"bounds are {bounds}; the first must be less than the second")
     if groups is not None:
         patterns = _list_patterns(groups, list(view(models[0], "models[0]").names()))
         coefficients_start = {name: _divide(value, patterns) for name, value in coefficients_start.items()}
-    trials = _Trials(recipe, models, score, coefficients_start, bounds, options)
-    numbers = torch.tensor(list(_flatten(coefficients_start)), dtype=torch.float64).clamp(*bounds)
+    ranges = [
+        SearchRange(*bounds) if bounds is not None else RANGES.get(name, UNIT)
+        for name, value in coefficients_start.items()
+        for _ in _flatten(value)
+    ]
+    low = torch.tensor([each.low for each in ranges], dtype=torch.float64)
+    high = torch.tensor([each.high for each in ranges], dtype=torch.float64)
+    trials = _Trials(recipe, models, score, coefficients_start, (low, high), options)
+    numbers = torch.tensor(list(_flatten(coefficients_start)), dtype=torch.float64).clamp(low, high)
     # The initial values are evaluated too.
     trials.judge_all(numbers.unsqueeze(0)) if vectorised else trials.judge(numbers)
     from ..evolve import Executor  # a room above this one: declared with the order of the rooms
@@ -112,7 +130,8 @@ def search(
 
     holder = nn.Module()
     holder.register_parameter("numbers", nn.Parameter(numbers))
-    width = bounds[1] - bounds[0]
+    widest = float(low.min()), float(high.max())
+    width = widest[1] - widest[0]
     spread = method in ("cmaes", "sepcmaes", "ipop", "bipop", "snes", "xnes", "cem")
     settings: dict[str, Any] = {"sigma": width / 4} if spread else {}
     if vectorised:
@@ -123,7 +142,7 @@ def search(
         method=method,
         budget=max(budget - 1, 1),
         seed=seed,
-        bounds=bounds,
+        bounds=widest,
         **settings,
     )
     if trials.best is None:
@@ -154,7 +173,7 @@ class _Trials:
         models: Sequence[Any],
         score: Callable[[Any], Any],
         start: dict[str, Any],
-        bounds: tuple[float, float],
+        bounds: tuple[Tensor, Tensor],
         options: dict[str, Any],
     ) -> None:
         self._recipe, self._models, self._score, self._options = recipe, list(models), score, options

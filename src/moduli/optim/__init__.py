@@ -17,6 +17,7 @@ parameters as one vector, `sample_like` for random directions, `is_sharded` for 
 `StandIns` for children that see other tensors, `step` and `step_tensors` to run links inside links.
 """
 
+from .._search_ranges import SearchRange, find_search_ranges
 from ..layout import is_sharded
 from . import functional as functional
 from . import modular as modular
@@ -58,6 +59,8 @@ from .transforms import (
 from .watch import Watch
 
 __all__ = [
+    "SearchRange",
+    "find_search_ranges",
     "make_constructor",
     "Ranges",
     "transform_buffers",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from .._search_ranges import SearchRange
 from ..layout import Guard
 from ._needs import Across, ChainError, Need
 from ._settings import LinkType, Settings, check_defaults
@@ -79,6 +80,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         fixed_settings: Settings that can't be changed once it is made: groups that do are refused.
         divides_params: Whether its children see some of the parameters each.
         aliases: Names in parameter groups that stand for several settings, such as "betas".
+        search_ranges: Ranges in which arguments are tuned, by name, where they differ from those of `find_search_ranges`; "lr"
+            says which step sizes suit the updates of this link.
 
     Example:
         >>> import torch, moduli as mo
@@ -104,6 +107,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     keeps_outside: ClassVar[bool] = False
     is_last: ClassVar[bool] = False
     clips: ClassVar[bool] = False
+    search_ranges: ClassVar[Mapping[str, SearchRange]] = {}
     differentiable: bool = False
     capturable: bool = False
 

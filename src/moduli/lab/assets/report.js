@@ -256,7 +256,7 @@ function lead() {
   const words = `${count(contenders.length, "optimizer")} on ${count(problems.length, "problem")} from ${count(seeds.length, "seed")}, ${data.started.slice(0, 10)}`;
   const line = document.getElementById("lead");
   line.textContent = words;
-  if (!data.complete) line.append(node("span", { class: "warn" }, ` · not finished: ${data.finished} of ${contenders.length * problems.length * seeds.length} runs`));
+  if (!data.complete) line.append(node("span", { class: "warn" }, ` · not finished: ${data.finished} of ${data.expected} runs`));
 }
 function legend() {
   const bar = document.getElementById("legend");
@@ -293,6 +293,44 @@ function overview() {
   const text = "How many problems and seeds each optimizer solves within a multiple of the evaluations that the best one needed. Higher is better; the left edge says how often it was the best. Curves below are medians over seeds, their bands quartiles.";
   card.append(node("div", { class: "head" }, node("h2", {}, "Over all problems"), node("p", {}, text), choice), holder);
   show(data.profiles[1], buttons[1]);
+}
+function standings() {
+  if (!data.standings.length) return;
+  const card = document.getElementById("standings");
+  const percent = (v) => `${Math.round(100 * v)}%`;
+  const head = ["optimizer", "mean rank", "solved within 4×", "profile", "tied with"];
+  const body = node("tbody", {}, ...data.standings.map((row) => node("tr", {},
+    node("td", {}, node("span", { class: "name" }, node("span", { class: "dot", style: `background:${colour(row.series)}` }), row.contender)),
+    node("td", { class: "number" }, `${number(row.rank, 3)} [${row.rank_interval.map((v) => number(v, 3)).join(", ")}]`),
+    node("td", { class: "number" }, `${percent(row.solved)} [${row.solved_interval.map(percent).join(", ")}]`),
+    node("td", { class: "number wide" }, `${number(row.profile, 2)} [${row.profile_interval.map((v) => number(v, 2)).join(", ")}]`),
+    node("td", { class: "wide" }, row.tied.length ? row.tied.join(", ") : "nobody"))));
+  const rules = data.tuning ? `Each optimizer had ${data.tuning.settings} settings in ${data.seeds.length} studies; the best of each study counts, and of the studies the median. ` : "";
+  const text = `${rules}Ranks are by evaluations until all but 5% of the way to the least known value is done. In brackets is where 95% of bootstrap draws lie. Tied are those of which neither has the better rank in 97.5% of the draws.`;
+  card.append(node("div", { class: "head" }, node("h2", {}, "Standings"), node("p", {}, text)));
+  card.append(node("div", { class: "scroll" }, node("table", {}, node("thead", {}, node("tr", {}, ...head.map((title, i) => node("th", { scope: "col", class: i > 2 ? "wide" : "" }, title)))), body)));
+}
+function tuning() {
+  if (!data.tuning) return;
+  const card = document.getElementById("tuning");
+  card.append(node("div", { class: "head" }, node("h2", {}, "Tuning"), node("p", {}, "Final loss against the step size (or the first number that was tuned), one curve per optimizer; the other numbers vary with it. Below, what the chains as they were written gave, and the best settings.")));
+  const charts = node("div", { class: "charts" });
+  card.append(charts);
+  for (const problem of data.problems) {
+    const lines = data.tuning.sensitivity[problem.name] || [];
+    if (!lines.length) continue;
+    const shift = problem.exact && problem.optimum !== null ? problem.optimum : 0;
+    const holder = node("div", { class: "sensitivity" });
+    charts.append(node("div", {}, node("h3", {}, `${problem.name}: final loss against ${[...new Set(lines.map((line) => line.number.split(".").pop()))].join(", ")}`), holder));
+    const series = lines.map((line) => ({ series: line.series, x: line.x, y: line.y.map((v) => (v === null ? null : Math.max(v - shift, 1e-16))) }));
+    chart(holder, { series, x: "number", y: "loss" });
+  }
+  const rows = data.tuning.gains.map((row) => node("tr", {},
+    node("td", {}, row.problem), node("td", {}, row.contender),
+    node("td", { class: "number" }, number(row.written)), node("td", { class: "number" }, number(row.tuned)),
+    node("td", {}, row.helped ? "yes" : "no"), node("td", { class: "wide" }, ...row.chosen.map((line) => node("div", {}, node("code", {}, line))))));
+  const titles = ["problem", "optimizer", "as written", "tuned", "helped", "chosen"];
+  card.append(node("div", { class: "scroll" }, node("table", {}, node("thead", {}, node("tr", {}, ...titles.map((title) => node("th", { scope: "col", class: title === "chosen" ? "wide" : "" }, title)))), node("tbody", {}, ...rows))));
 }
 function problems() {
   const place = document.getElementById("problems");
@@ -387,6 +425,7 @@ function details(row, span) {
   for (const run of row.details) {
     const gradients = run.gradients === null ? "" : `, ${run.gradients} with gradient`;
     cell.append(node("div", {}, `seed ${run.seed}: ${number(run.value, 6)} after ${run.evaluations} evaluations${gradients}, ${seconds(run.seconds)}; ${run.reason}${run.detail ? ": " + run.detail : ""}`));
+    if (run.chain) cell.append(node("pre", { class: "command" }, run.chain));
     if (run.traceback) cell.append(node("pre", { class: "traceback" }, run.traceback));
   }
   return node("tr", { class: "detail" }, cell);
@@ -421,6 +460,8 @@ addEventListener("resize", () => {
 lead();
 legend();
 overview();
+standings();
+tuning();
 problems();
 results();
 about();

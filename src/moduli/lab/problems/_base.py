@@ -24,6 +24,7 @@ class Problem(ABC):
         window: For a function of two numbers, the part of the plane (x0, x1, y0, y1) that a report draws.
         minimisers: For such a function, the points where the optimum is taken.
         budget: How many evaluations a race gives, unless it is told.
+        stacks: Whether a tuned race may run settings as members of one population. Convolutions are faster one by one.
 
     Example:
         >>> class Parabola(Problem):
@@ -47,6 +48,7 @@ class Problem(ABC):
     window: tuple[float, float, float, float] | None = None
     minimisers: tuple[tuple[float, float], ...] = ()
     budget: int = 1000
+    stacks: bool = True
     requires: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -100,6 +102,17 @@ class SampledProblem(Problem):
     @abstractmethod
     def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
         """The loss of a sample; without one, what a run is judged by."""
+
+    def gather(self, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the data of a sample, or of a stack of samples along the first axis, which `loss_on` takes.
+
+        Runs of several seeds gather their data in one call. By default the sample itself is the data.
+        """
+        return (sample,)
+
+    def loss_on(self, model: Callable[..., Any], *data: torch.Tensor) -> torch.Tensor:
+        """The loss on the data of one sample."""
+        return self.loss_of(model, *data)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The loss of this step's sample."""

@@ -69,7 +69,7 @@ class DigitsLogistic(Problem):
 
     def model(self, seed: int) -> nn.Module:
         """Weights near zero."""
-        return _initialise(lambda: nn.Linear(64, 10, dtype=torch.float64), seed, 0.01)
+        return initialise(lambda: nn.Linear(64, 10, dtype=torch.float64), seed, 0.01)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean cross entropy, and the penalty (the weights are read off by asking for the origin and the axes)."""
@@ -80,6 +80,60 @@ class DigitsLogistic(Problem):
         scores, bias, weights = outputs[: len(x)], outputs[len(x)], outputs[len(x) + 1 :] - outputs[len(x)]
         penalty = (weights**2).sum() + (bias**2).sum()
         return F.cross_entropy(scores, y) + 0.5e-3 * penalty
+
+
+class IllLogistic(Problem):
+    """Logistic regression whose features have scales from 1 to 1e-3: the Hessian's condition number is above 1e5.
+
+    400 rows of 20 features, which are correlated, and a penalty of 1e-6/2 times the squared weights. The optimum is found by
+    Newton's method when the problem is made.
+
+    >>> problem = IllLogistic()
+    >>> problem.condition > 1e5
+    True
+    """
+
+    name = "logistic-ill"
+    summary = "logistic regression of 20 features whose scales differ by a thousand"
+    tags = ("n-D", "unimodal", "smooth", "ill-conditioned", "data")
+    tolerance = 1e-6
+    penalty = 1e-6
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(23)
+        mixed = torch.randn(400, 20, generator=generator, dtype=torch.float64)
+        mixed = mixed @ (
+            torch.eye(20, dtype=torch.float64) + 0.3 * torch.randn(20, 20, generator=generator, dtype=torch.float64)
+        )
+        truth = torch.randn(20, generator=generator, dtype=torch.float64)
+        odds = 0.7 * (mixed @ truth) / 20**0.5
+        self.y = (torch.rand(400, generator=generator, dtype=torch.float64) < odds.sigmoid()).double()
+        self.x = mixed * torch.logspace(0, -3, 20, dtype=torch.float64)
+        w = torch.zeros(20, dtype=torch.float64)
+        for _ in range(30):
+            gradient, hessian = self._expand(w)
+            w = w - torch.linalg.solve(hessian, gradient)
+        self.solution, self.optimum = w, float(self.loss(lambda: w))
+
+    def _expand(self, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradient and the Hessian."""
+        p = (self.x @ w).sigmoid()
+        hessian = self.x.T @ (self.x * (p * (1 - p))[:, None]) / len(self.x)
+        return self.x.T @ (p - self.y) / len(self.x) + self.penalty * w, hessian + self.penalty * torch.eye(20).double()
+
+    @property
+    def condition(self) -> float:
+        """The condition number of the Hessian at the optimum."""
+        return float(torch.linalg.cond(self._expand(self.solution)[1]))
+
+    def model(self, seed: int) -> Point:
+        """Small random weights."""
+        return Point(0.1 * torch.randn(20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """The mean cross entropy, and the penalty."""
+        w: torch.Tensor = model()
+        return F.binary_cross_entropy_with_logits(self.x @ w, self.y) + 0.5 * self.penalty * w.square().sum()
 
 
 class DigitsMLP(SampledProblem):
@@ -95,7 +149,7 @@ class DigitsMLP(SampledProblem):
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return _initialise(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), seed)
+        return initialise(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), seed)
 
     def resample(self, generator: torch.Generator) -> None:
         """Another batch."""
@@ -103,7 +157,16 @@ class DigitsMLP(SampledProblem):
 
     def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
         """The cross entropy of these digits."""
-        x, y = _digits() if sample is None else (each[sample] for each in _digits())
+        return self.loss_on(model, *(_digits() if sample is None else self.gather(sample)))
+
+    def gather(self, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Images and their digits."""
+        x, y = _digits()
+        return x[sample], y[sample]
+
+    def loss_on(self, model: Callable[..., Any], *data: torch.Tensor) -> torch.Tensor:
+        """The mean cross entropy."""
+        x, y = data
         return F.cross_entropy(model(x), y)
 
 
@@ -132,7 +195,7 @@ class Spirals(Problem):
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return _initialise(lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), seed)
+        return initialise(lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), seed)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean cross entropy of the two classes."""
@@ -207,7 +270,7 @@ class TextTransformer(SampledProblem):
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return _initialise(lambda: _TextReader(len(_text()[0])), seed)
+        return initialise(lambda: _TextReader(len(_text()[0])), seed)
 
     def resample(self, generator: torch.Generator) -> None:
         """Other windows."""
@@ -220,7 +283,7 @@ class TextTransformer(SampledProblem):
         return F.cross_entropy(model(letters[:, :-1]).flatten(0, 1), letters[:, 1:].flatten())
 
 
-def _initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) -> nn.Module:
+def initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) -> nn.Module:
     """Normal weights of variance scale^2 / inputs, from a generator of our own: no other randomness is touched."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -229,7 +292,8 @@ def _initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) ->
         for parameter in net.parameters():
             if parameter.ndim > 1:
                 noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-                parameter.copy_(noise * scale / parameter.shape[-1] ** 0.5)
+                inputs = parameter.shape[-1] if parameter.ndim == 2 else parameter[0].numel()
+                parameter.copy_(noise * scale / inputs**0.5)
             else:
                 parameter.zero_()
     return net

@@ -76,6 +76,7 @@ class NoisyQuadratic(SampledProblem):
     """A bowl whose centre trembles: each step sees the bowl around another centre, as a minibatch would show it.
 
     The loss of a step is 1/2 sum a_i (x_i - c_i)^2 with c ~ N(0, noise^2); `measure` is its mean, less what no x can change.
+    What steps along the gradient give in the mean is known in closed form: `expected_value`.
 
     Args:
         size: The number of coordinates.
@@ -85,6 +86,10 @@ class NoisyQuadratic(SampledProblem):
     >>> problem = NoisyQuadratic(4, 10.0, 0.1)
     >>> problem.measure(problem.model(0)) > problem.optimum
     True
+
+    References:
+        G. Zhang et al., "Which algorithmic choices matter at which batch sizes? Insights from a noisy quadratic model",
+        NeurIPS 2019, section 3.
     """
 
     optimum = 0.0
@@ -100,6 +105,25 @@ class NoisyQuadratic(SampledProblem):
         """A random direction at distance sqrt(n)."""
         x = torch.randn(self.curvature.shape, generator=torch.Generator().manual_seed(1000 + seed), dtype=torch.float64)
         return Point(x * len(x) ** 0.5 / x.norm())
+
+    def expected_value(self, start: torch.Tensor, rate: float, steps: int) -> float:
+        r"""The mean of `measure` after steps of gradient descent with a constant rate (Zhang et al. 2019, equation 3).
+
+        $E[x_i^2] = (1 - \eta a_i)^{2t} x_{0,i}^2 + \eta^2 a_i^2 \sigma^2 \frac{1 - (1 - \eta a_i)^{2t}}{1 - (1 - \eta a_i)^2}$
+
+        Args:
+            start: Where it starts.
+            rate: The step size, below 2 over the largest curvature.
+            steps: How many steps.
+
+        >>> problem = NoisyQuadratic(1, noise=0.0)
+        >>> problem.expected_value(torch.tensor([2.0]), 0.5, 2)
+        0.125
+        """
+        factor = (1 - rate * self.curvature) ** 2
+        noise = (rate * self.curvature * self.noise) ** 2 * (1 - factor**steps) / (1 - factor)
+        squares = factor**steps * start.double().square() + noise
+        return float(0.5 * (self.curvature * squares).sum())
 
     def resample(self, generator: torch.Generator) -> None:
         """Move the centre."""

@@ -5,8 +5,9 @@ import re
 
 from ..._plugins import list_plugins, load_plugin
 from ._base import Problem
-from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals, TextTransformer
+from ._data import DigitsLogistic, DigitsMLP, IllLogistic, LeastSquares, Spirals, TextTransformer
 from ._functions import PLANE, SCALABLE
+from ._mnist1d import Mnist1D, Mnist1DAutoencoder, Mnist1DConv
 from ._nist import MODELS, NistFit
 from ._physics import Bands, GroundState
 
@@ -21,9 +22,15 @@ class UnknownProblemError(LookupError):
     """
 
 
+# fmt: off
 CLASSES: dict[str, type[Problem]] = {
-    kind.name: kind for kind in (LeastSquares, DigitsLogistic, DigitsMLP, Spirals, Bands, GroundState, TextTransformer)
+    kind.name: kind
+    for kind in (
+        LeastSquares, IllLogistic, DigitsLogistic, DigitsMLP, Mnist1D, Mnist1DConv, Mnist1DAutoencoder, Spirals, Bands,
+        GroundState, TextTransformer,
+    )
 }
+# fmt: on
 
 NIST = {f"nist-{key.lower()}": key for key in MODELS}
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._search_ranges import UNIT_STEPS
 from ...optim import BufferTransform, MatrixLink, MatrixTransform, Setting
 from ...optim import ranges as check
 from ._axes import without_last, without_second_last, work
@@ -51,6 +52,8 @@ class Adafactor(MatrixTransform):
     References:
         N. Shazeer, M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", ICML 2018, Algorithms 4 and 5.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     uses_params = True
 
@@ -151,6 +154,8 @@ class CAME(MatrixTransform):
         Y. Luo et al., "CAME: confidence-guided adaptive memory efficient optimization", ACL 2023, Algorithm 2.
     """
 
+    search_ranges = {"lr": UNIT_STEPS}
+
     follows = {
         **Adafactor.follows,
         "instability_rows": without_last,
@@ -219,6 +224,8 @@ class AdamMini(MatrixTransform):
     References:
         Y. Zhang et al., "Adam-mini: use fewer learning rates to gain more", ICLR 2025, Algorithm 1.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     differentiable = True
 

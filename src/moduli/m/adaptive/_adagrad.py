@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from ..._search_ranges import UNIT_STEPS, SearchRange
 from ...optim import BufferTransform, Chainable, ListTransform, Setting, SettingsList, States, Tensors
 from ...optim import ranges as check
 from .._measures import divide, dot
@@ -163,6 +164,8 @@ class Adadelta(BufferTransform):
         M. D. Zeiler, "ADADELTA: an adaptive learning rate method", 2012, Algorithm 1.
     """
 
+    search_ranges = {"rho": SearchRange(0.5, 0.999, "one_minus")}
+
     elementwise = True
     buffers = {"square_avg": "grad_sq", "acc_delta": "grad_sq"}
     ranges = {check.fraction: ("rho",), check.positive: ("rho", "eps")}
@@ -219,6 +222,8 @@ class RMSprop(BufferTransform):
         T. Tieleman, G. Hinton, "Lecture 6.5: RMSprop", Neural Networks for Machine Learning, 2012.
         A. Graves, "Generating sequences with recurrent neural networks", 2013 (centered).
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     elementwise = True
     counts = True

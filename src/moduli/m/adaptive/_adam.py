@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._search_ranges import UNIT_STEPS
 from ...optim import BufferTransform, Chainable, Setting
 from ...optim import ranges as check
 
@@ -46,6 +47,8 @@ class Adam(BufferTransform):
         D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, Algorithm 1.
         S. J. Reddi, S. Kale, S. Kumar, "On the convergence of Adam and beyond", ICLR 2018 (AMSGrad).
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     elementwise = True
     counts = True
@@ -131,6 +134,8 @@ class Adamax(_Moments):
         D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, Algorithm 2.
     """
 
+    search_ranges = {"lr": UNIT_STEPS}
+
     buffers = {"exp_avg": "grad", "exp_inf": None}
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
@@ -170,6 +175,8 @@ class NAdam(BufferTransform):
     References:
         T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     elementwise = True
     counts = True
@@ -233,6 +240,8 @@ class RAdam(_Moments):
         L. Liu et al., "On the variance of the adaptive learning rate and beyond", ICLR 2020, Algorithm 2.
     """
 
+    search_ranges = {"lr": UNIT_STEPS}
+
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
     ranges = {check.positive: ("eps",)}
 
@@ -278,6 +287,8 @@ class AdaBelief(_Moments):
         J. Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients", NeurIPS 2020,
         Algorithm 2.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     buffers = {"exp_avg": "grad", "exp_avg_var": "grad_sq"}
 

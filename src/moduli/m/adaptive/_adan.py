@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..._search_ranges import UNIT_STEPS
 from ...optim import BufferTransform, Chainable, Setting
 from ...optim import ranges as check
 from .._measures import rise
@@ -47,6 +48,8 @@ class Adan(BufferTransform):
         X. Xie, P. Zhou, H. Li, Z. Lin, S. Yan, "Adan: adaptive Nesterov momentum algorithm for faster optimizing deep
         models", 2022. The paper writes 1 - beta for these betas.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     elementwise = True
     counts = True
@@ -114,6 +117,8 @@ class AdEMAMix(BufferTransform):
         M. Pagliardini, P. Ablin, D. Grangier, "The AdEMAMix optimizer: better, faster, older", ICLR 2025, Algorithm 1.
     """
 
+    search_ranges = {"lr": UNIT_STEPS}
+
     elementwise = True
     counts = True
     buffers = {"exp_avg": "grad", "exp_avg_slow": "grad", "exp_avg_sq": "grad_sq"}
@@ -180,6 +185,8 @@ class ADOPT(_Moments):
         S. Taniguchi et al., "ADOPT: modified Adam can converge with any beta2 with the optimal rate", NeurIPS 2024,
         Algorithm 2.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     static = ("clip",)
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}

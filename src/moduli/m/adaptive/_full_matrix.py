@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..._search_ranges import UNIT_STEPS
 from ...optim import BufferTransform, Chainable, MatrixTransform, Setting
 from ...optim import ranges as check
 from ._axes import eigh, power, work
@@ -217,6 +218,8 @@ class KLShampoo(MatrixTransform):
     References:
         W. Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler minimization", 2025, section 3.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     counts = True
     follows = {

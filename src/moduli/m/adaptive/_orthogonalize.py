@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..._search_ranges import UNIT_STEPS
 from ..._torch import is_wrapped
 from ...optim import MatrixTransform, Setting
 from ...optim import ranges as check
@@ -175,6 +176,8 @@ class Orthogonalize(MatrixTransform):
         N. Amsel, D. Persson, C. Musco, R. M. Gower, "The Polar Express", 2025.
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024 (dual norm).
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     differentiable = True
     capturable = True

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import kernels
+from ..._search_ranges import OWN_STEPS
 from ..._torch import in_transform
 from ...optim import Across, BufferTransform, ListTransform, Need, Objective, Setting, SettingsList, States, Tensors
 from ...optim import ranges as check
@@ -59,6 +60,8 @@ class Prodigy(BufferTransform, DecayingLink):
     References:
         K. Mishchenko, A. Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", ICML 2024, Algorithm 4.
     """
+
+    search_ranges = {"lr": OWN_STEPS}
 
     points = ("start",)
     members = "batched"
@@ -243,6 +246,8 @@ class DAdaptAdam(ListTransform):
     References:
         A. Defazio, K. Mishchenko, "Learning-rate-free learning by D-adaptation", ICML 2023, Algorithm 5.
     """
+
+    search_ranges = {"lr": OWN_STEPS}
 
     members = "batched"
     shared_settings = ("d0", "growth_rate")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..._search_ranges import UNIT_STEPS
 from ...optim import BufferTransform, Chainable, DeclaredLink, MatrixLink, Ranges, as_real, restore_complex
 from ...optim import ranges as check
 from . import _kron, _lra
@@ -86,6 +87,8 @@ class PSGDKronWhiten(MatrixLink, _PSGDWhiten):
         arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
     """
 
+    search_ranges = {"lr": UNIT_STEPS}
+
     members = "batched"
     attributes = ("batch", "matrix")
 
@@ -160,6 +163,8 @@ class PSGDLRAWhiten(_PSGDWhiten):
         O. Pooladzandi, X.-L. Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
         arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     rank: int = 10
     concat_params: bool = True

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..._search_ranges import SIGN_STEPS
 from ...optim import BufferTransform, Setting
 from ...optim import ranges as check
 
@@ -261,6 +262,8 @@ class Lion(BufferTransform):
     References:
         X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023.
     """
+
+    search_ranges = {"lr": SIGN_STEPS}
 
     elementwise = True
     aliases = {"betas": ("beta1", "beta2")}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..._search_ranges import UNIT_STEPS
 from ...optim import Chainable, Follows, MatrixTransform, MatrixView, Objective, SettingsList, States
 from ...optim import ranges as check
 from .._measures import read
@@ -58,6 +59,8 @@ class Shampoo(MatrixTransform):
         V. Gupta, T. Koren, Y. Singer, "Shampoo: preconditioned stochastic tensor optimization", ICML 2018.
         R. Anil, V. Gupta, T. Koren, K. Regan, Y. Singer, "Scalable second order optimization for deep learning", 2020.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     counts = True
     static = ("precond_freq", "max_dim")
@@ -268,6 +271,8 @@ class SOAP(MatrixTransform):
     References:
         N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024, Algorithms 3 and 4.
     """
+
+    search_ranges = {"lr": UNIT_STEPS}
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._search_ranges import SIGN_STEPS
 from ...linalg import LinearOperator, ScaledIdentity
 from ...optim import ListTransform, Objective, SettingsList, States, Tensors, TensorTransform, UpdateTransform
 from .._vectors import size
@@ -119,6 +120,8 @@ class Sign(UpdateTransform):
         J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, "signSGD: compressed optimisation for non-convex
         problems", ICML 2018.
     """
+
+    search_ranges = {"lr": SIGN_STEPS}
 
     elementwise = True
 

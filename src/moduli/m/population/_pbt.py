@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._torch import pytree
-from ...optim import ChainError, MemberValues, Module, Need, Objective, Optimizer
+from ...optim import ChainError, MemberValues, Module, Need, Objective, Optimizer, find_search_ranges
 from ...population import Population, Shard
 from .._vectors import land
 
@@ -25,7 +25,7 @@ class PBT(Module):
 
     Args:
         settings: What is varied: {"lr.lr": (1e-4, 1e-1)}, the limits of each setting; drawn on a logarithmic scale where
-            both limits are positive.
+            both limits are positive. None for limits takes those that the link declares (`search_ranges`).
         every: How many steps lie between two exchanges.
         share: The share of members that is replaced (and of those that are copied).
         perturb: The relative change of a setting.
@@ -56,7 +56,7 @@ class PBT(Module):
 
     def __init__(
         self,
-        settings: Mapping[str, tuple[float, float]],
+        settings: Mapping[str, tuple[float, float] | None],
         *,
         every: int = 10,
         share: float = 0.25,
@@ -70,7 +70,7 @@ class PBT(Module):
         self.score = score
         if every < 1 or not 0 < share <= 0.5 or not 0 <= perturb < 1:
             raise ValueError("PBT: every is at least 1, share lies in (0, 0.5], perturb in [0, 1)")
-        self.ranges = {name: _check_limits(name, limits) for name, limits in settings.items()}
+        self.ranges: dict[str, Any] = {name: _check_limits(name, limits) for name, limits in settings.items()}
         self.every, self.share, self.perturb, self.seed = every, share, perturb, seed
 
     def attached(self, optimizer: Optimizer) -> None:
@@ -85,8 +85,10 @@ class PBT(Module):
                 f"PBT comes last: a loser takes over where the winner goes, which {after} after it would change. Write "
                 f"Optimizer(pop, ..., {after}(...), PBT(...))"
             )
-        for name in self.ranges:
-            _target(optimizer, name)
+        for name, limits in self.ranges.items():
+            link, key = _target(optimizer, name)
+            if limits is None:
+                self.ranges[name] = _find_declared(optimizer, link, key, name)
         kept: dict[str, Tensor] = self.global_state.setdefault("hyperparameters", {})
         generator = self.get_generator("cpu", self.seed)
         for name, (low, high) in self.ranges.items():
@@ -189,9 +191,25 @@ class PBT(Module):
                 _copy_state(link, count, worst, source, shard)
 
 
-def _check_limits(name: str, limits: Any) -> tuple[float, float]:
+def _find_declared(optimizer: Optimizer, link: Module, key: str, name: str) -> tuple[float, float]:
+    """Return the declared range of a setting; that of a step size is the one of the link whose updates it scales."""
+    limits = find_search_ranges(type(link)).get(key)
+    if key == "lr":
+        before = optimizer.modules[: optimizer.modules.index(link)] if link in optimizer.modules else []
+        declared = [type(each).search_ranges["lr"] for each in before if "lr" in type(each).search_ranges]
+        limits = declared[-1] if declared else limits
+    if limits is None:
+        raise ChainError(
+            f"PBT: {type(link).__name__} declares no range for {name!r}; give its limits, such as (1e-4, 1e-1)"
+        )
+    return limits.low, limits.high
+
+
+def _check_limits(name: str, limits: Any) -> tuple[float, float] | None:
     if "." not in name:
         raise ValueError(f"PBT: {name!r} names no link; write 'lr.lr' or 'adam.beta1'")
+    if limits is None:
+        return None
     if not isinstance(limits, tuple | list) or len(limits) != 2:
         raise ValueError(f"PBT: the limits of {name!r} are {limits!r}; give two numbers, such as (1e-4, 1e-1)")
     low, high = (float(limit) for limit in limits)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..._search_ranges import OWN_STEPS
 from ...linalg import Dense, Eigendecomposition, FunctionOperator, LinearOperator
 from ...optim import HESSIAN_METHODS, Chainable, DeclaredLink, Need, Objective, Ranges, Setting, Transform
 from ...optim import ranges as check
@@ -179,6 +180,8 @@ class Newton(_SpectralLink):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 3.3; Y. N. Dauphin et al., "Identifying and
         attacking the saddle point problem in high-dimensional non-convex optimization", NeurIPS 2014.
     """
+
+    search_ranges = {"lr": OWN_STEPS}
 
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
     learnt = "H"

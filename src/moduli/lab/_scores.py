@@ -1,0 +1,82 @@
+"""How good a run is, and which of a study's settings is the best."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from ._run import RunReason
+
+if TYPE_CHECKING:
+    from ._results import Results
+
+GOAL = 0.05
+"""A run has solved its problem when all but this part of the way from its start to the least known value is done."""
+UNSOLVED = 1e12
+"""The score from which on a run has not come to its goal."""
+
+
+def find_goals(results: Results, tolerance: float = GOAL) -> dict[str, float]:
+    """Return the value to which runs on each problem have to come: the target of the race, or by the least known value.
+
+    Args:
+        results: The race.
+        tolerance: The part of the way from the median start to the least known value that may be missing.
+    """
+    target = results.header.get("target")
+    goals = {}
+    for problem in results.header["problems"]:
+        runs = [run for run in results.runs if run["problem"] == problem["name"] and run["history"]]
+        starts = [run["history"][0][2] for run in runs if run["history"][0][2] is not None]
+        values = [value for value in (problem["optimum"], *(run["value"] for run in runs)) if value is not None]
+        if target is not None or not starts or not values:
+            goals[problem["name"]] = -math.inf if target is None else float(target)
+            continue
+        least = min(values)
+        goals[problem["name"]] = least + tolerance * (float(numpy.median(starts)) - least)
+    return goals
+
+
+def score_run(run: dict[str, Any], goal: float) -> float:
+    """Return the evaluations until a run came to its goal; for one that did not, more than those of any that did.
+
+    Args:
+        run: The record of a run.
+        goal: The value that it had to come to.
+    """
+    broken = RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED, RunReason.HUNG)
+    if run["value"] is None or broken or not run["history"]:
+        return math.inf
+    reached = next((max(1, e) for e, _, value in run["history"] if value is not None and value <= goal), None)
+    if reached is not None:
+        return float(reached)
+    start = run["history"][0][2]
+    gap = 1.0 if start is None or not start > goal else (run["value"] - goal) / (start - goal)
+    return UNSOLVED * (1.0 + min(gap, 1e6))
+
+
+def choose_winners(results: Results) -> Results:
+    """Return the race of the best setting of each study; a race that was not tuned, as it is.
+
+    Args:
+        results: The race.
+    """
+    if not results.header.get("tune"):
+        return results
+    goals = find_goals(results)
+    best: dict[tuple[str, str, int], tuple[float, float, dict[str, Any]]] = {}
+    for run in results.runs:
+        if run.get("setting") is None:
+            continue
+        key = run["problem"], run["source"], run["seed"]
+        value = math.inf if run["value"] is None else run["value"]
+        score = score_run(run, goals[run["problem"]]), value, run
+        if key not in best or score[:2] < best[key][:2]:
+            best[key] = score
+    header = {key: value for key, value in results.header.items() if key not in ("tune", "settings", "ranges")}
+    winners = replace(results, header=header, runs=[])
+    winners.take({**run, "setting": None} for _, _, run in best.values())
+    return winners

@@ -1,0 +1,322 @@
+"""Settings to tune contenders with: the numbers of a chain, their ranges, and chains with other numbers in them.
+
+A setting is a chain as text, so that whatever was chosen can be run again by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from .._search_ranges import SearchRange, find_declared_ranges, find_search_ranges, make_range
+from ._contender import Contender
+from ._grammar import Link, ParsedChain, Value, parse
+from .catalogue import CatalogueEntry, check, find
+
+RangeSpec = tuple[float, float] | SearchRange | float
+# Sobol points are drawn with this seed: every contender gets the same points of the unit cube.
+SOBOL_SEED = 0
+
+
+PathStep = tuple[int, str | int]
+"""The place of a link in its chain, and its argument: by name, or by position where it has none."""
+
+
+class TunedNumber(NamedTuple):
+    """A number of a chain that is tuned.
+
+    Attributes:
+        name: The link and the argument, such as ``"LR.lr"``.
+        path: Where it is: the place of a link in its chain and the argument, again and again for chains in arguments.
+        range: Where it is searched for.
+    """
+
+    name: str
+    path: tuple[PathStep, ...]
+    range: SearchRange
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a contender.
+
+    Attributes:
+        contender: The contender with these numbers.
+        values: The numbers by name.
+        number: Which of the contender's settings it is, counted from 0.
+        seed: The seed of the study that it is a part of.
+    """
+
+    contender: Contender
+    values: dict[str, float]
+    number: int
+    seed: int
+
+
+def make_settings(
+    contender: Contender, count: int, seeds: Sequence[int], ranges: Mapping[str, RangeSpec] | None = None
+) -> list[Setting]:
+    """Return the settings of a contender: quasi-random in its ranges, dealt to the studies in equal parts.
+
+    Args:
+        contender: A chain, or a function whose keyword arguments have numbers as their defaults.
+        count: How many settings, a multiple of the number of seeds.
+        seeds: The seeds, one for each study.
+        ranges: Ranges, and fixed numbers, by ``"lr"`` or ``"LR.lr"``; they replace those that are declared.
+
+    Returns:
+        The settings, those of the first study first. A contender without a number to tune has one for each study, itself.
+
+    >>> from moduli.lab import contender
+    >>> for setting in make_settings(contender("Adam(beta1=0.9) | LR(1)"), 2, [0, 1], {"beta2": 0.99, "beta1": 0.8}):
+    ...     print(setting.contender.source)
+    Adam(beta1=0.8, beta2=0.99) | LR(0.002663)
+    Adam(beta1=0.8, beta2=0.99) | LR(0.00479)
+    """
+    numbers = list_tuned_numbers(contender, ranges or {})
+    fixed = {each.name: each.range.low for each in numbers if each.range.low == each.range.high}
+    free = [each for each in numbers if each.name not in fixed]
+    if not free:
+        whole = _with_values(contender, numbers, fixed)
+        return [Setting(whole, fixed, number, seed) for number, seed in enumerate(seeds)]
+    points = torch.quasirandom.SobolEngine(len(free), scramble=True, seed=SOBOL_SEED).draw(count).double()  # type: ignore[no-untyped-call]
+    settings = []
+    for number, point in enumerate(points.tolist()):
+        values = {each.name: each.range.value_at(at) for each, at in zip(free, point, strict=True)} | fixed
+        seed = seeds[number * len(seeds) // count]
+        settings.append(Setting(_with_values(contender, numbers, values), values, number, seed))
+    return settings
+
+
+def list_tuned_numbers(contender: Contender, ranges: Mapping[str, RangeSpec]) -> list[TunedNumber]:
+    """Return the numbers of a contender that have a range, declared or in `ranges`; a fixed number is a range of no width.
+
+    Args:
+        contender: A chain, or a function.
+        ranges: Ranges and fixed numbers by name, as for `make_settings`.
+
+    >>> from moduli.lab import contender
+    >>> [each.name for each in list_tuned_numbers(contender("ClipNorm(1) | Adam | LR(0.01)"), {})]
+    ['Adam.beta1', 'Adam.beta2', 'LR.lr']
+    """
+    if contender.factory is not None:
+        declared = find_search_ranges(contender.factory)
+        arguments = list(inspect.signature(contender.factory).parameters)[1:]
+        kind = contender.label
+        places: list[Place] = [(f"{kind}.{name}", ((0, name),), declared.get(name)) for name in arguments]
+    else:
+        places = list(_walk(parse(contender.source), ()))
+    numbers: dict[str, TunedNumber] = {}
+    for name, path, declared_range in places:
+        limits = _apply(name, declared_range, ranges)
+        if limits is not None:
+            unique, count = name, 1
+            while unique in numbers:
+                count += 1
+                unique = f"{name}#{count}"
+            numbers[unique] = TunedNumber(unique, path, limits)
+    return list(numbers.values())
+
+
+def check_ranges(contenders: Sequence[Contender], ranges: Mapping[str, RangeSpec]) -> None:
+    """Raise ValueError if a name in `ranges` is that of no number of any contender, or a range is none."""
+    names = {name for each in contenders for name in _list_names(each)}
+    for key in ranges:
+        if not any(_matches(key, name) for name in names):
+            raise ValueError(
+                f"no contender has a number {key!r} to tune; there are {', '.join(sorted(names)) or 'none'}"
+            )
+
+
+def _list_names(contender: Contender) -> list[str]:
+    if contender.factory is not None:
+        return [f"{contender.label}.{name}" for name in list(inspect.signature(contender.factory).parameters)[1:]]
+    return [name for name, _, _ in _walk(parse(contender.source), ())]
+
+
+def _matches(key: str, name: str) -> bool:
+    return key == name or key == name.rpartition(".")[2]
+
+
+def _apply(name: str, declared: SearchRange | None, ranges: Mapping[str, RangeSpec]) -> SearchRange | None:
+    """Return the range of a number: what was given for it, by its full name first, or what is declared."""
+    for key in (name, name.rpartition(".")[2]):
+        if key in ranges:
+            given = ranges[key]
+            if isinstance(given, SearchRange):
+                return given
+            if isinstance(given, tuple | list):
+                return make_range(key, float(given[0]), float(given[1]), declared)
+            return SearchRange(float(given), float(given))
+    return declared
+
+
+# -- chains -----------------------------------------------------------------------------------------------------------
+
+Place = tuple[str, tuple[PathStep, ...], SearchRange | None]
+
+
+def _walk(chain: ParsedChain, path: tuple[PathStep, ...]) -> Iterator[Place]:
+    """Yield name, path and declared range of every argument that could be a number, links in order."""
+    steps: SearchRange | None = None
+    for at, link in enumerate(chain.links):
+        entry = find(link.name)
+        declared, written = find_search_ranges(entry.make), _read_arguments(link, entry)
+        steps = _find_steps(entry, link) or steps
+        arguments: list[tuple[str | int, Value]] = [*enumerate(link.args), *link.kwargs]
+        for key, inner in arguments:
+            if isinstance(inner, ParsedChain):
+                yield from _walk(inner, (*path, (at, key)))
+        for name in entry.signature.parameters:
+            value = written.get(name)
+            limits = declared.get(name)
+            if name not in find_declared_ranges(entry.make) and name in written and limits is None:
+                limits = _find_by_name(name, value)  # switched off by default, and here not
+            if name in ("lr", "learning_rate") and limits is not None and steps is not None:
+                limits = steps
+            if name not in written or (isinstance(value, int | float) and not isinstance(value, bool)):
+                yield f"{link.name}.{name}", (*path, (at, name)), limits
+
+
+def _find_by_name(name: str, value: Any) -> SearchRange | None:
+    return find_search_ranges(_Example(name, value)).get(name) if isinstance(value, int | float) and value else None
+
+
+class _Example:
+    """A function with one argument, of which only the signature matters."""
+
+    def __init__(self, name: str, default: float) -> None:
+        parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        self.__signature__ = inspect.Signature([parameter])
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+
+def _find_steps(entry: CatalogueEntry, link: Link) -> SearchRange | None:
+    """Return the step sizes that suit the update of a link, a preset or an optimizer of torch, if something declares them."""
+    if entry.kind == "link":
+        return find_declared_ranges(entry.make).get("lr")
+    if entry.kind == "torch":
+        from .. import m  # imported when the first chain is read
+
+        return find_declared_ranges(getattr(m, link.name.removeprefix("torch.").removesuffix("W"), None)).get("lr")
+    if entry.kind == "preset":
+        try:
+            parts = entry.make()
+        except TypeError:  # it has arguments without a default
+            return None
+        links = parts if isinstance(parts, list | tuple) else [parts]
+        found = [find_declared_ranges(type(each)).get("lr") for each in links]
+        return next((limits for limits in reversed(found) if limits is not None), None)
+    return None
+
+
+def _read_arguments(link: Link, entry: CatalogueEntry) -> dict[str, Value]:
+    """Return the arguments of a link by name, those by position included."""
+    names = [
+        name
+        for name, parameter in entry.signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return {**dict(zip(names, link.args, strict=False)), **dict(link.kwargs)}
+
+
+def _with_values(contender: Contender, numbers: Sequence[TunedNumber], values: Mapping[str, float]) -> Contender:
+    """Return a contender with other numbers in it, under the same label."""
+    if not values:
+        return contender
+    if contender.factory is not None:
+        keywords = {str(each.path[-1][1]): values[each.name] for each in numbers}
+        text = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
+        return Contender(contender.label, f"{contender.source}({text})", partial(contender.factory, **keywords))
+    chain = parse(contender.source)
+    for each in numbers:
+        chain = replace_number(chain, each.path, values[each.name])
+    check(chain)
+    return Contender(contender.label, str(chain), None)
+
+
+def replace_number(chain: ParsedChain, path: Sequence[PathStep], value: Any) -> ParsedChain:
+    """Return a chain with another value of one argument, written where the old one was, or added.
+
+    Args:
+        chain: The chain.
+        path: The place of a link and the name of its argument; several for a chain in an argument.
+        value: The value.
+
+    >>> print(replace_number(parse("Alternate(Adam, Lion) | LR(0.1)"), [(1, "lr")], 0.5))
+    Alternate(Adam, Lion) | LR(0.5)
+    """
+    (at, key), *rest = path
+    link = chain.links[at]
+    place = key if isinstance(key, int) else list(find(link.name).signature.parameters).index(key)
+    if rest:
+        inner = link.args[place] if isinstance(key, int) else _read_arguments(link, find(link.name))[key]
+        value = replace_number(inner, rest, value)  # type: ignore[arg-type]
+    if place < len(link.args):
+        made = replace(link, args=(*link.args[:place], value, *link.args[place + 1 :]))
+    else:
+        made = replace(link, kwargs=tuple({**dict(link.kwargs), str(key): value}.items()), columns=())
+    return ParsedChain((*chain.links[:at], made, *chain.links[at + 1 :]), chain.source)
+
+
+def map_numbers(chains: Sequence[ParsedChain], join: Callable[[list[float]], Any]) -> ParsedChain | None:
+    """Return one chain of several that differ in numbers only, with `join` of those in their place; None if they differ more.
+
+    Args:
+        chains: The chains.
+        join: A function of the numbers, one for each chain.
+
+    >>> print(map_numbers([parse("Adam | LR(0.1)"), parse("Adam | LR(0.2)")], sum))
+    Adam | LR(0.30000000000000004)
+    """
+    try:
+        joined = _join(list(chains), join)
+    except _DifferentChainsError:
+        return None
+    return joined if isinstance(joined, ParsedChain) else None
+
+
+class _DifferentChainsError(Exception):
+    """Chains that differ in more than numbers."""
+
+
+def _join(values: list[Any], join: Callable[[list[float]], Any]) -> Any:
+    first = values[0]
+    if all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
+        return first if all(each == first for each in values) else join([float(each) for each in values])
+    if any(type(each) is not type(first) for each in values):
+        raise _DifferentChainsError
+    if isinstance(first, ParsedChain):
+        rows = [each.links for each in values]
+        return ParsedChain(tuple(_join_rows(rows, join)), first.source)
+    if isinstance(first, Link):
+        if any(each.name != first.name for each in values):
+            raise _DifferentChainsError
+        args = tuple(_join_rows([each.args for each in values], join))
+        names = list(dict.fromkeys(key for each in values for key, _ in each.kwargs))
+        given = _join_rows([[_find_value(each, name) for name in names] for each in values], join)
+        return replace(first, args=args, kwargs=tuple(zip(names, given, strict=True)), columns=())
+    if isinstance(first, list | tuple):
+        return type(first)(_join_rows(values, join))
+    if any(each != first for each in values):
+        raise _DifferentChainsError
+    return first
+
+
+def _find_value(link: Link, name: str) -> Value:
+    """Return an argument of a link, or the default that it has where it is not written."""
+    default: Value = find(link.name).signature.parameters[name].default
+    return dict(link.kwargs).get(name, default)
+
+
+def _join_rows(rows: Sequence[Sequence[Any]], join: Callable[[list[float]], Any]) -> list[Any]:
+    if len({len(row) for row in rows}) > 1:
+        raise _DifferentChainsError
+    return [_join(list(column), join) for column in zip(*rows, strict=True)]

@@ -1,0 +1,223 @@
+"""Races as tables, curves, tensors and separate figures, and races by executors of others."""
+
+import concurrent.futures
+import csv
+import json
+import math
+import multiprocessing
+import os
+import time
+
+import pytest
+import torch
+
+from lab import rogues
+from moduli import lab
+from moduli.lab import _process
+
+FIELD = [
+    lab.contender("Adam | LR(0.05)", label="Adam"),
+    lab.contender("torch.SGD(lr=0.001)", label="50% & $x_1$ | plain"),
+]
+
+
+@pytest.fixture(scope="module")
+def finished():
+    return lab.race(["rosenbrock", "noisy-20"], FIELD, seeds=3, budget=60, workers=0)
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    return lab.race(["rosenbrock"], FIELD, seeds=3, budget=40, tune=3, workers=0)
+
+
+def test_the_table_of_a_paper_has_medians_and_intervals(finished):
+    rows = list(csv.DictReader(lab.summary_table(finished, "csv").splitlines()))
+    assert [(row["problem"], row["optimizer"]) for row in rows] == [
+        (problem["name"], entry.label) for problem in finished.header["problems"] for entry in FIELD
+    ]
+    for row in rows:
+        runs = [
+            run for run in finished.runs if (run["problem"], run["contender"]) == (row["problem"], row["optimizer"])
+        ]
+        values = sorted(run["value"] for run in runs)
+        assert [float(row[key]) for key in ("low", "value", "high")] == values
+    for name in ("rosenbrock", "noisy-20"):
+        own = [row for row in rows if row["problem"] == name]
+        best = min(own, key=lambda row: float(row["value"]))
+        assert best["best"] == "True"
+        tied = [float(row["low"]) <= float(best["high"]) for row in own]
+        assert [row["best"] == "True" for row in own] == tied
+
+
+def test_tables_in_markdown_and_latex_escape_labels(finished, tmp_path):
+    text = lab.summary_table(finished, "md")
+    assert "50% & $x_1$ \\| plain" in text
+    assert text.count("**") >= 4
+    assert len({line.replace("\\|", "").count("|") for line in text.splitlines()}) == 1
+    latex = lab.summary_table(finished, "latex")
+    assert r"50\% \& \$x\_1\$ \textbar{} plain" in latex
+    assert latex.count(r"\textbf{") == text.count("**") // 2
+    for line in latex.splitlines():
+        assert " & " not in line or line.replace(r"\&", "").count("&") == 6
+    assert lab.write_summary(finished, tmp_path / "t.tex").read_text() == latex
+    with pytest.raises(lab.ResultsError, match="csv, md, latex, not 'html'"):
+        lab.summary_table(finished, "html")
+    with pytest.raises(lab.ResultsError, match="ends in"):
+        lab.write_summary(finished, tmp_path / "t.html")
+
+
+def test_a_run_without_a_number_has_none_in_the_table():
+    results = lab.race(["sphere-10"], [rogues.diverging, rogues.raising, rogues.tame], seeds=2, budget=60, workers=0)
+    rows = list(csv.DictReader(lab.summary_table(results, "csv").splitlines()))
+    assert [row["value"] == "" for row in rows][1:] == [True, False]
+    assert rows[2]["best"] == "True"
+    assert "| - |" in lab.summary_table(results, "md")
+
+
+def test_curves_are_written_and_loaded(finished, tuned, tmp_path):
+    rows = list(csv.reader(lab.write_curves(finished, tmp_path / "curves.csv").read_text().splitlines()))
+    assert rows[0] == ["problem", "contender", "seed", "evaluations", "seconds", "value"]
+    assert len(rows) - 1 == sum(len(run["history"]) for run in finished.runs)
+    curves = lab.load(finished)
+    assert curves.names == ("problem", "contender", "seed", "evaluation")
+    assert curves.shape == (2, 2, 3, 61)
+    for run in finished.runs:
+        own = curves.sel(problem=run["problem"], contender=run["contender"], seed=run["seed"])
+        assert float(own.sel(evaluation=60)) == run["value"]
+        for count, _, value in run["history"]:
+            assert float(own.sel(evaluation=count)) == value
+        assert torch.equal(own.data, own.data.cummin(0).values)
+    figure = curves.sel(problem="rosenbrock").mean("seed").plot("line", x="evaluation")
+    assert len(figure.axes[0].lines) == 2
+    assert lab.load(tuned).shape == (1, 2, 3, 41)
+    text = lab.write_curves(tuned, tmp_path / "tuned.csv").read_text()
+    assert text.startswith("problem,contender,seed,setting,chain,evaluations,seconds,value\n")
+
+
+def test_a_file_is_loaded_also_where_runs_are_missing_and_labels_equal(tmp_path):
+    file = tmp_path / "race.jsonl"
+    field = [lab.contender(f"LR({lr})", label="same") for lr in (0.1, 0.2)]
+    lab.race(["sphere-10"], field, seeds=2, budget=20, workers=0, file=file)
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    curves = lab.load(file)
+    assert list(curves.dims[1].labels) == ["LR(0.1)", "LR(0.2)"]
+    assert curves.data[0, 1, 1].isnan().all()
+    assert not curves.data[0, 0].isnan().any()
+
+
+def test_a_long_race_has_a_grid_that_is_even_in_the_logarithm():
+    results = lab.race(["noisy-20"], ["LR(0.01)"], seeds=1, budget=3000, workers=0)
+    curves = lab.load(results)
+    grid = list(curves.dims[3].labels)
+    assert len(grid) < 450
+    assert (grid[0], grid[1], grid[-1]) == (0, 1, 3000)
+    assert math.isfinite(float(curves.data[..., -1]))
+
+
+def test_figures_are_separate_and_have_their_fonts(tuned, finished, tmp_path):
+    names = [path.name for path in lab.write_figures(tuned, tmp_path / "race.pdf")]
+    assert names == ["race-curves-rosenbrock.pdf", "race-sensitivity-rosenbrock.pdf", "race-profile.pdf"]
+    for name in names:
+        data = (tmp_path / name).read_bytes()
+        assert b"/FontFile2" in data  # TrueType, embedded
+        assert b"/Type3" not in data
+    for path in lab.write_figures(finished, tmp_path / "race.svg"):
+        text = path.read_text()
+        assert "<text" not in text
+        assert "font-family" not in text
+    again = lab.write_figures(tuned, tmp_path / "again" / "race.pdf")
+    assert [path.read_bytes() for path in again] == [(tmp_path / name).read_bytes() for name in names]
+    drawn = lab.figures(tuned)
+    lines = drawn["sensitivity-rosenbrock"].axes[0].lines
+    assert [len(line.get_xdata()) for line in lines] == [3, 3]
+
+
+# -- executors --------------------------------------------------------------------------------------------------------
+
+
+def told(results):
+    return [{k: v for k, v in run.items() if k not in ("seconds", "history")} for run in results.runs]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
+        yield executor
+
+
+def test_an_executor_gives_the_same_numbers(pool, tuned, finished):
+    assert told(lab.race(["rosenbrock", "noisy-20"], FIELD, seeds=3, budget=60, executor=pool)) == told(finished)
+    assert told(lab.race(["rosenbrock"], FIELD, seeds=3, budget=40, tune=3, executor=pool)) == told(tuned)
+
+
+def test_a_process_of_an_executor_that_dies_is_a_row():
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
+        results = lab.race(["sphere-10"], [rogues.tame, rogues.dying], seeds=1, budget=60, executor=executor)
+    rows = {run["contender"]: run for run in results.runs}
+    assert rows["dying"]["reason"] == lab.RunReason.CRASHED
+    assert "BrokenProcessPool" in rows["dying"]["detail"]
+    json.dumps(results.to_json(), allow_nan=False)
+
+
+def test_threads_are_refused():
+    with concurrent.futures.ThreadPoolExecutor(1) as executor, pytest.raises(TypeError, match="runs need processes"):
+        lab.race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=5, executor=executor)
+    with pytest.raises(TypeError, match="executor is a int"):
+        lab.race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=5, executor=2)
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_a_busy_machine_is_not_sleeping(monkeypatch):
+    clock, state = [0.0], ["R", 0.0]
+    monkeypatch.setattr(_process.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(_process.ProcessWatch, "_read", lambda _: tuple(state))
+    watch = _process.ProcessWatch(1, 5.0)
+
+    def after(seconds, status, used):
+        clock[0] += seconds
+        state[:] = status, state[1] + used
+        return watch.has_slept()
+
+    assert not after(100, "R", 0.0)  # ready to run, and nobody lets it
+    assert not after(4, "S", 0.0)
+    assert not after(4, "S", 1.0)  # it did something
+    assert not after(4, "S", 0.0)
+    assert after(4, "S", 0.01)
+    state[1] = 0.0
+    monkeypatch.setattr(_process.ProcessWatch, "_read", lambda _: ("", None))
+    assert not _process.ProcessWatch(1, 5.0).has_slept()
+
+
+def test_what_others_do_to_the_machine_is_not_among_the_seconds_of_a_run():
+    class Sleepy:
+        def __init__(self, model):
+            self.inner = rogues.tame(model)
+
+        def step(self, closure):
+            time.sleep(0.02)  # as if another program had the processor
+            return self.inner.step(closure)
+
+    record = lab.run(lab.problems.get("sphere-10"), lab.contender(Sleepy), 0, budget=20, seconds=0.2)
+    assert record["reason"] == lab.RunReason.BUDGET
+    assert record["seconds"] < 0.2
+
+
+def test_two_labelled_closures_are_two_contenders():
+    def make(lr):
+        return lambda model: torch.optim.SGD(model.parameters(), lr=lr)
+
+    field = [lab.contender(make(lr), label=f"lr {lr}") for lr in (0.1, 0.01)]
+    results = lab.race(["sphere-10"], field, seeds=1, budget=20, workers=0)
+    assert len({run["digest"] for run in results.runs}) == 2
+    assert [row["contender"] for row in lab.summary(results)] == ["lr 0.1", "lr 0.01"]
+
+
+def test_a_process_is_read_where_the_system_tells():
+    if os.path.exists("/proc/self/stat"):
+        assert _process.ProcessWatch(os.getpid(), 1.0)._read()[0] in "RSD"
+    assert _process.ProcessWatch(2**30, 1.0)._read() == ("", None)

@@ -1,0 +1,367 @@
+"""Tuned races: settings from declared ranges, many runs as one population, and the rules that choose among them."""
+
+import contextlib
+import json
+import math
+
+import pytest
+import torch
+
+import moduli as mo
+from moduli import lab, m, merge, optim
+from moduli.lab import contender, problems
+from moduli.lab._scores import UNSOLVED, score_run
+from moduli.lab._stacked_run import CannotStackError, run_stacked
+from moduli.lab._tuning import list_tuned_numbers, make_settings, map_numbers
+from moduli.optim import SearchRange, find_search_ranges
+
+FIELD = [
+    "ClipNorm(1) | Adam | LR(0.01)",
+    "Lion | LR(0.01)",
+    "HeavyBall(0.9) | LR(0.1)",
+    "torch.SGD(lr=0.1)",
+    "LBFGS | StrongWolfe",
+]
+COURSES = ["rosenbrock", "spirals", "noisy-20"]
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    return lab.race(COURSES, FIELD, tune=6, seeds=3, budget=80, workers=0)
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------
+
+
+def test_scales_are_even_on_their_axis():
+    log, rest = SearchRange(1e-4, 1.0, "log"), SearchRange(0.9, 0.9999, "one_minus")
+    assert [log.value_at(at) for at in (0, 0.25, 0.5, 1)] == [1e-4, 1e-3, 1e-2, 1.0]
+    assert [rest.value_at(at) for at in (0, 1 / 3, 1)] == [0.9, 0.99, 0.9999]
+    assert SearchRange(1.0, 3.0).value_at(0.5) == 2.0
+
+
+def test_links_declare_ranges_once_and_classes_override_them():
+    assert find_search_ranges(m.LR) == {"lr": SearchRange(1e-4, 1.0, "log")}
+    assert find_search_ranges(m.Adadelta)["rho"].scale == "one_minus"  # a memory there, a radius in SAM
+    assert find_search_ranges(m.SAM)["rho"].scale == "log"
+    assert "weight_decay" not in find_search_ranges(torch.optim.Adam)  # switched off by default
+
+    class Mine(optim.UpdateTransform):
+        search_ranges = {"strength": SearchRange(1.0, 2.0)}
+        strength: float = 1.5
+
+    class Child(Mine):
+        pass
+
+    assert find_search_ranges(Child) == {"strength": SearchRange(1.0, 2.0)}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in m.__all__ if isinstance(getattr(m, name), type)))
+def test_every_declared_range_is_one_that_its_link_takes(name):
+    kind = getattr(m, name)
+    for key, limits in find_search_ranges(kind).items():
+        for at in (0.0, 0.5, 1.0):
+            assert limits.low <= limits.value_at(at) <= limits.high
+            with contextlib.suppress(TypeError):  # where other arguments have no default
+                kind(**{key: limits.value_at(at)})
+
+
+def test_the_step_size_is_that_of_the_link_before():
+    ranges = {
+        chain: list_tuned_numbers(contender(chain), {})
+        for chain in ("Adam | LR", "Lion | LR", "LR", "adamw", "torch.Adam")
+    }
+    steps = {
+        chain: next(each.range for each in numbers if each.name.endswith("lr")) for chain, numbers in ranges.items()
+    }
+    assert steps["Adam | LR"] == steps["adamw"] == steps["torch.Adam"] == SearchRange(1e-4, 0.1, "log")
+    assert steps["Lion | LR"] == SearchRange(1e-5, 0.01, "log")
+    assert steps["LR"] == SearchRange(1e-4, 1.0, "log")
+
+
+def test_settings_are_chains_with_the_same_points_for_all():
+    one, other = (make_settings(contender(chain), 6, [0, 1, 2]) for chain in ("Lion | LR(1)", "Adam | LR(0.5)"))
+    assert [each.seed for each in one] == [0, 0, 1, 1, 2, 2]
+    assert [each.values["Lion.beta1"] for each in one] == [each.values["Adam.beta1"] for each in other]
+    assert [each.values["LR.lr"] for each in one] != [each.values["LR.lr"] for each in other]
+    for each in (*one, *other):
+        parsed = lab.parse(each.contender.source)
+        assert dict(parsed.links[0].kwargs)["beta1"] == each.values[f"{parsed.links[0].name}.beta1"]
+        assert parsed.links[-1].args == (each.values["LR.lr"],)  # where it was written
+    assert len({each.contender.source for each in one}) == 6
+
+
+def test_ranges_can_be_given_and_numbers_fixed():
+    given = {"lr": (0.1, 0.2), "Adam.beta1": 0.5}
+    for each in make_settings(contender("Adam | LR"), 4, [0], given):
+        assert 0.1 <= each.values["LR.lr"] <= 0.2
+        assert each.values["Adam.beta1"] == 0.5
+        assert "beta1=0.5" in each.contender.source
+    nested = make_settings(contender("Alternate(Adam | LR(0.1), Lion | LR(0.1))"), 2, [0])
+    assert set(nested[0].values) >= {"LR.lr", "LR.lr#2"}
+    assert nested[0].contender.source.count("LR(0.1)") == 0
+
+
+def build(model, lr=0.1, steps=3):
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def test_functions_are_tuned_by_their_keywords():
+    settings = make_settings(contender(build), 3, [0, 1, 2])
+    assert [set(each.values) for each in settings] == [{"build.lr"}] * 3
+    optimizer = settings[1].contender.factory(torch.nn.Linear(1, 1))
+    assert optimizer.param_groups[0]["lr"] == settings[1].values["build.lr"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tune": 5, "seeds": 2}, "give a multiple"),
+        ({"tune": 0}, "give a multiple"),
+        ({"ranges": {"lr": 0.1}}, "give tune="),
+        ({"tune": 3, "ranges": {"momentun": 0.1}}, "no contender has a number 'momentun'"),
+        ({"tune": 3, "ranges": {"lr": (0.2, 0.1)}}, "the lower first"),
+    ],
+)
+def test_wrong_tunings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        lab.race(["sphere-10"], ["LR(0.1)"], workers=0, budget=5, **options)
+
+
+# -- many runs as one population --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chain", FIELD[:3])
+@pytest.mark.parametrize("name", [*COURSES, "bands", "maxq-10"])
+def test_members_of_a_population_are_separate_runs(chain, name):
+    problem, seeds = problems.get(name), [0, 0, 1, 1]
+    settings = make_settings(contender(chain), 4, [0, 1])
+    together = run_stacked(problem, [each.contender for each in settings], seeds, budget=14)
+    # In single precision rounding grows from step to step, on some processors faster; float64 has the sharp comparison.
+    close = 3e-2 if name == "spirals" else 1e-7
+    for record, setting in zip(together, settings, strict=True):
+        alone = lab.run(problem, setting.contender, setting.seed, budget=14)
+        for key in ("reason", "evaluations", "gradients", "steps"):
+            assert record[key] == alone[key]
+        assert [row[0] for row in record["history"]] == [row[0] for row in alone["history"]]
+        assert [row[2] for row in record["history"]] == pytest.approx([row[2] for row in alone["history"]], rel=close)
+        assert record["value"] == pytest.approx(alone["value"], rel=close)
+        assert ("path" in record) == ("path" in alone) == (problem.window is not None)
+        paths = [[x for point in run.get("path", []) for x in point] for run in (record, alone)]
+        assert paths[0] == pytest.approx(paths[1], rel=1e-4)
+        json.dumps(record, allow_nan=False)
+
+
+def test_a_member_that_diverges_or_arrives_does_not_end_the_others():
+    problem = problems.get("sphere-10")
+    field = [contender(f"LR({lr})") for lr in (1e9, 0.1, 1e-6, 0.3)]
+    records = run_stacked(problem, field, [0, 0, 0, 1], budget=120)
+    assert [each["reason"] for each in records] == [
+        lab.run(problem, one, seed, budget=120)["reason"] for one, seed in zip(field, (0, 0, 0, 1), strict=True)
+    ]
+    assert {each["reason"] for each in records} == {"diverged", "reached the optimum", "budget spent"}
+
+
+@pytest.mark.parametrize(
+    ("chain", "name"),
+    [
+        ("LBFGS | StrongWolfe", "rosenbrock"),  # several evaluations in a step
+        ("CMAES(sigma=0.5)", "rosenbrock"),  # a search of its own around one model
+        ("SPSA | LR(1e-4)", "rosenbrock"),  # random, and without gradients
+        ("NoiseSign | LR(0.01)", "rosenbrock"),  # random: members draw other numbers than runs
+        ("torch.SGD(lr=0.1)", "rosenbrock"),
+        ("Population(4) | Adam | LR(0.1)", "rosenbrock"),
+    ],
+)
+def test_what_takes_other_steps_in_a_population_is_done_one_by_one(chain, name):
+    with pytest.raises(CannotStackError):
+        run_stacked(problems.get(name), [contender(chain)] * 2, [0, 1], budget=20)
+    (record, *_) = lab.race([name], [chain], tune=1, seeds=1, budget=20, workers=0).runs
+    assert "stacked" not in record
+
+
+def test_chains_are_joined_where_only_numbers_differ():
+    chains = [lab.parse(text) for text in ("Adam | LR(0.1)", "Adam(beta1=0.5) | LR(0.2)")]
+    joined = map_numbers(chains, tuple)
+    assert joined.links[0].kwargs == (("beta1", (0.9, 0.5)),)
+    assert joined.links[1].args == ((0.1, 0.2),)
+    assert map_numbers([lab.parse("Adam"), lab.parse("Lion")], tuple) is None
+    assert map_numbers([lab.parse("Adam(amsgrad=True)"), lab.parse("Adam")], tuple) is None
+
+
+def test_a_tuned_race_has_the_same_winners_one_by_one_and_in_other_processes(tuned, tmp_path):
+    file = tmp_path / "race.jsonl"
+    alone = lab.race(COURSES, FIELD, tune=6, seeds=3, budget=80, workers=2, stack=False, file=file)
+    assert sum("stacked" in run for run in tuned.runs) == 3 * 3 * 9
+    assert not any("stacked" in run for run in alone.runs)
+    pick = lambda results: [(row["problem"], row["seed"], row["chain"]) for row in lab.chosen_settings(results)]  # noqa: E731
+    assert pick(tuned) == pick(alone)
+    assert [row.contender for row in lab.standings(tuned)] == [row.contender for row in lab.standings(alone)]
+    assert lab.Results.read(file).runs == alone.runs
+    # In other processes, populations give the numbers of this one.
+    again = lab.race(["spirals"], FIELD[:2], tune=6, seeds=3, budget=80, workers=2)
+    mine = [run["digest"] for run in tuned.runs if run["problem"] == "spirals" and run["contender"] in FIELD[:2]]
+    assert [run["digest"] for run in again.runs] == mine
+
+
+def test_a_tuned_race_is_resumed(tmp_path):
+    file = tmp_path / "race.jsonl"
+    how = {"tune": 4, "seeds": 2, "budget": 20, "workers": 0, "file": file}
+    whole = lab.race(["spirals"], FIELD[:2], **how)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:6]))
+    again = lab.race(["spirals"], FIELD[:2], **how, resume=True)
+    assert [run["value"] for run in again.runs] == pytest.approx([run["value"] for run in whole.runs], rel=1e-2)
+    assert again.complete
+    with pytest.raises(lab.ResultsError, match="with tune 4, this one has 6"):
+        lab.race(["spirals"], FIELD[:2], **{**how, "tune": 6}, resume=True)
+
+
+# -- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+def test_the_best_setting_of_each_study_counts(tuned):
+    goals, winners = lab.find_goals(tuned), lab.choose_winners(tuned)
+    assert len(winners.runs) == len(COURSES) * len(FIELD) * 3
+    for winner in winners.runs:
+        key = [winner[name] for name in ("problem", "source", "seed")]
+        study = [run for run in tuned.runs if [run[name] for name in ("problem", "source", "seed")] == key]
+        own = [score_run(run, goals[winner["problem"]]) for run in study if run.get("setting") is not None]
+        assert score_run(winner, goals[winner["problem"]]) == min(own)
+    assert lab.summary(tuned) == lab.summary(winners)
+    assert lab.profiles(tuned, 0.1) == lab.profiles(winners, 0.1)
+    assert lab.choose_winners(winners) is winners
+
+
+def test_whoever_has_nothing_to_tune_has_one_setting_in_each_study(tuned):
+    runs = [run for run in tuned.runs if run["source"] == FIELD[4] and run["problem"] == "rosenbrock"]
+    assert [(run["seed"], run.get("setting")) for run in runs] == [
+        (0, None),
+        (1, None),
+        (2, None),
+        (0, 0),
+        (1, 1),
+        (2, 2),
+    ]
+    assert [run["value"] for run in runs[:3]] == [run["value"] for run in runs[3:]]
+
+
+def record(value, history, reason="budget spent"):
+    return {"value": value, "history": history, "reason": reason}
+
+
+def test_scores_put_runs_that_arrive_before_those_that_do_not():
+    quick = record(0.1, [[0, 0, 10.0], [5, 0, 0.9], [9, 0, 0.1]])
+    slow = record(0.0, [[0, 0, 10.0], [50, 0, 0.5]])
+    close, far = record(2.0, [[0, 0, 10.0], [9, 0, 2.0]]), record(9.0, [[0, 0, 10.0], [9, 0, 9.0]])
+    broken = record(None, [], "crashed")
+    scores = [score_run(run, 1.0) for run in (quick, slow, close, far, broken)]
+    assert scores[:2] == [5.0, 50.0]
+    assert scores == sorted(scores)
+    assert UNSOLVED < scores[2] < scores[3] < scores[4] == math.inf
+
+
+def test_sensitivity_and_gains_are_those_of_the_runs(tuned):
+    (line,) = [line for line in lab.sensitivity(tuned, "spirals") if line["label"] == FIELD[0]]
+    runs = [run for run in tuned.runs if (run["problem"], run["source"]) == ("spirals", FIELD[0]) and "values" in run]
+    assert line["number"] == "LR.lr"
+    assert line["x"] == sorted(run["values"]["LR.lr"] for run in runs)
+    assert dict(zip(line["x"], line["y"], strict=True)) == {run["values"]["LR.lr"]: run["value"] for run in runs}
+    assert [line["label"] for line in lab.sensitivity(tuned, "spirals", "beta1")] == FIELD[:2]
+    gains = {(row["problem"], row["source"]): row for row in lab.tuning_gains(tuned)}
+    assert len(gains) == len(COURSES) * len(FIELD)
+    assert not gains["rosenbrock", FIELD[4]]["helped"]
+    values = sorted(
+        run["value"]
+        for run in lab.choose_winners(tuned).runs
+        if (run["problem"], run["source"]) == ("spirals", FIELD[0])
+    )
+    assert gains["spirals", FIELD[0]]["tuned"] == values[1]
+
+
+def make_results(table):
+    """A race with one problem per row, one contender per column and a list of evaluations to the goal, one for each seed."""
+    names = [f"p{at}" for at in range(len(table))]
+    labels = [f"c{at}" for at in range(len(table[0]))]
+    runs = []
+    for name, row in zip(names, table, strict=True):
+        for label, costs in zip(labels, row, strict=True):
+            for seed, cost in enumerate(costs):
+                history = [[0, 0, 1.0], [cost, 0, 0.0]] if cost else [[0, 0, 1.0]]
+                about = {"problem": name, "contender": label, "source": label, "seed": seed}
+                runs.append({**about, **record(history[-1][2], history)})
+    header = {
+        "problems": [{"name": name, "optimum": 0.0} for name in names],
+        "contenders": [{"label": label, "source": label} for label in labels],
+        "seeds": list(range(len(table[0][0]))),
+    }
+    return lab.Results(header, runs)
+
+
+def test_ranks_profiles_and_ties():
+    steady = make_results([[[10] * 5, [30] * 5, [50] * 5]] * 3)
+    first, second, third = lab.standings(steady, draws=200)
+    assert [row.rank for row in (first, second, third)] == [1, 2, 3]
+    assert first.rank_interval == (1.0, 1.0)
+    assert [row.solved for row in (first, second, third)] == [1, 1, 0]
+    assert first.profile == 1
+    assert second.profile == pytest.approx(1 - math.log(3) / math.log(4), abs=0.02)
+    assert (first.tied, second.tied, third.tied) == ((), (), ())
+    noisy = make_results([[[10, 90, 10, 90, 12], [90, 11, 90, 10, 13], [500] * 5]] * 2)
+    rows = {row.contender: row for row in lab.standings(noisy, draws=400)}
+    assert rows["c0"].tied == ("c1",)
+    assert rows["c1"].tied == ("c0",)
+    assert rows["c2"].tied == ()
+    assert rows["c0"].rank_interval == (1.0, 2.0)
+    equal = lab.standings(make_results([[[10] * 3, [10] * 3]]), draws=50)
+    assert [row.rank for row in equal] == [1.5, 1.5]
+    assert [row.tied for row in equal] == [("c1",), ("c0",)]
+    unsolved = lab.standings(make_results([[[10] * 3, [0] * 3]]), draws=50)
+    assert [(row.rank, row.solved) for row in unsolved] == [(1, 1), (2, 0)]
+
+
+def test_the_report_shows_the_tuning(tuned):
+    page = lab.report(tuned)
+    data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
+    assert data["expected"] == data["finished"] == len(tuned.runs)
+    assert set(data["tuning"]["sensitivity"]) == set(COURSES)
+    assert [row["contender"] for row in data["standings"]] == [row.contender for row in lab.standings(tuned)]
+    assert all(len(row["chosen"]) == 3 for row in data["tuning"]["gains"])
+    assert all(detail["chain"] for row in data["rows"] for detail in row["details"])
+    plain = lab.report(lab.choose_winners(tuned))
+    assert '"tuning":null' in plain
+
+
+# -- who else reads the ranges ----------------------------------------------------------------------------------------
+
+
+def test_population_based_training_takes_declared_ranges():
+    def attach(*links, settings):
+        optimizer = mo.Optimizer(mo.Population.of(torch.nn.Linear(2, 1), 64), *links, m.PBT(settings, seed=0))
+        return optimizer.attrs["hyperparameters"]
+
+    drawn = attach(m.Adam(), m.LR(0.1), settings={"lr.lr": None, "adam.beta2": None})
+    limits = {"lr.lr": (1e-4, 0.1), "adam.beta2": (0.9, 0.9999)}
+    for name, (low, high) in limits.items():
+        assert low <= float(drawn[name].min()) < float(drawn[name].max()) <= high
+    wide = attach(m.LR(0.1), settings={"lr.lr": None})
+    assert float(wide["lr.lr"].max()) > 0.1
+    with pytest.raises(optim.ChainError, match="declares no range for 'clipnorm.max_norm'"):
+        attach(m.ClipNorm(1.0), m.LR(0.1), settings={"clipnorm.max_norm": None})
+
+
+def test_a_search_for_coefficients_takes_declared_ranges():
+    a, b, base = ({"w": torch.full((2,), value)} for value in (1.0, 3.0, 0.0))
+    tried = []
+
+    def score(model):
+        tried.append(float(model["w"][0]))
+        return (model["w"] - 10).square().sum()
+
+    found = merge.search("task_arithmetic", [base, a], score, 60)
+    low, high = merge.RANGES["scale"][:2]
+    assert low <= min(tried) < max(tried) <= high
+    assert found.options["scale"] == pytest.approx([high], abs=0.05)
+    assert merge.search("lerp", [a, b], score, 40).options["t"] == pytest.approx(1.0, abs=0.05)
+    inside = merge.search("lerp", [a, b], score, 40, bounds=(0.2, 0.4)).options["t"]
+    assert inside == pytest.approx(0.4, abs=0.02)

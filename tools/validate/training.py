@@ -1,0 +1,254 @@
+"""Sections on optimizers: steps beside reference implementations, losses of a language model, widths, growth, and CartPole."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+import torch
+from _section import BENCHMARKS, ROOT, Section, capture, is_installed, load, quick_environment, tabulate
+from torch import nn
+
+STEPS, CLOSE = 30, 1e-6
+
+
+def check_steps() -> Section:
+    """Thirty steps of presets beside the implementations that they follow, with the settings of those."""
+    from moduli import Optimizer, presets
+
+    references = load(ROOT / "tools" / "preset_defaults.py").REFERENCES
+    rows, lost = [], []
+    for name, reference in sorted(references.items()):
+        module, _, kind = reference.path.rpartition(".")
+        if not is_installed(reference.package):
+            rows.append((f"`{name}`", f"`{reference.path}`", "not installed", ""))
+            continue
+        try:
+            difference, scale = _compare_steps(
+                presets, Optimizer, name, reference, getattr(importlib.import_module(module), kind)
+            )
+        except Exception as error:  # noqa: BLE001 - a peer may raise anything; that is its row
+            rows.append(
+                (f"`{name}`", f"`{reference.path}`", f"not compared: {type(error).__name__}: {str(error)[:80]}", "")
+            )
+            continue
+        equal = difference <= CLOSE
+        rows.append((f"`{name}`", f"`{reference.path}`", f"{difference:.1e}", "equal" if equal else "**other steps**"))
+        if not equal:
+            lost.append(
+                f"`{name}` and `{reference.path}`: {difference:.1e} after {STEPS} steps of a path of {scale:.1e}"
+            )
+    about = (
+        f"Largest difference of a parameter after {STEPS} steps in double precision, with the same gradients of a small network "
+        f"and the reference's own defaults; equal is at most {CLOSE:g}. Nothing here is random. Other steps need not be wrong: "
+        "collections differ from the papers, too, and [the table of defaults](preset-defaults.md) says which rule is followed."
+    )
+    heads = ("preset", "reference", "largest difference", "")
+    return Section(
+        "Optimizers beside their reference implementations", about, "python tools/validate steps", tabulate(heads, rows), lost,
+        ("torch", "pytorch_optimizer"),
+    )  # fmt: skip
+
+
+def _compare_steps(presets, optimizer, name, reference, kind) -> tuple[float, float]:
+    """Return the largest difference of a parameter, and how far the farthest has moved."""
+    given = {}
+    for ours, (path, value) in reference.defaults.items():
+        if value is not None:
+            given[ours] = (
+                -value if path.startswith("-") and not isinstance(value, bool) and ours not in ("decay",) else value
+            )
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        bias = "uon" not in name  # those of Muon's kind are for matrices
+        nets.append(nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 3, bias=bias)).double())
+    x, y = torch.randn(32, 6).double(), torch.randn(32, 3).double()
+    start = [param.detach().clone() for param in nets[0].parameters()]
+    mine = optimizer(nets[0], *getattr(presets, name)(**given))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = kind(nets[1].parameters())
+        if hasattr(theirs, "train"):
+            theirs.train()
+    for _ in range(STEPS):
+        for net, opt in zip(nets, (mine, theirs), strict=True):
+
+            def closure(net=net, opt=opt, backward=True):
+                opt.zero_grad()
+                loss = (net(x) - y).square().mean()
+                if backward:
+                    loss.backward(create_graph=name in ("adahessian", "sophia"))
+                return loss
+
+            if opt is mine or isinstance(opt, torch.optim.LBFGS):
+                opt.step(closure)
+            else:
+                closure()
+                opt.step()
+    pairs = zip(nets[0].parameters(), nets[1].parameters(), strict=True)
+    moved = max(float((a.detach() - b).abs().max()) for a, b in zip(nets[0].parameters(), start, strict=True))
+    return max(float((a - b).abs().max()) for a, b in pairs), moved
+
+
+def check_language_model() -> Section:
+    """Losses of a character transformer over three seeds, beside other libraries."""
+    module = load(BENCHMARKS / "character_lm.py")
+    with capture() as printed, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = module.table()
+    losses = [row for row in rows if row["unit"] == "nats"]
+    lost = [
+        f"{row['name']}: {row['value']:+.4f} nats, which is more than noise ({row['bar']:.4f})"
+        for row in losses if row["value"] > row["bar"]
+    ]  # fmt: skip
+    lines = [line for line in printed.getvalue().splitlines() if " loss " in line]
+    cells = [
+        (line[:14].strip(), line[15:48].strip(), line.partition(" loss ")[2].partition("  step ")[0]) for line in lines
+    ]
+    table = tabulate(
+        ("optimizer", "library", "loss over the last ten steps, mean and deviation over three seeds"), cells
+    )
+    table += "\n\n" + tabulate(
+        ("difference", "nats", "noise", ""),
+        [
+            (row["name"], f"{row['value']:+.4f}", f"{row['bar']:.4f}", "agrees" if row["ok"] else "**differs**")
+            for row in losses
+        ],
+    )
+    about = (
+        "A transformer of 0.36M parameters on a page of text that is shipped with the package, 150 steps, three seeds; the same "
+        "weights, batches and settings for everyone. Noise is twice the standard error of the difference over seeds, or 0.01."
+    )
+    packages = ("torch", "pytorch_optimizer", "heavyball")
+    return Section(
+        "Losses of a character transformer", about, "python benchmarks/character_lm.py", table, lost, packages
+    )
+
+
+def check_mup() -> Section:
+    """The best learning rate over widths, with and without muP."""
+    with quick_environment():
+        axes = load(BENCHMARKS / "axes.py")
+        results = axes.sweep()
+        difference = axes.compare_with_mup()
+    best = {name: axes.find_best(losses) for name, losses in results.items()}
+    rows = [(name, *(f"2^{power}" for power in powers), max(powers) - min(powers)) for name, powers in best.items()]
+    lost = []
+    if max(best["muP"]) - min(best["muP"]) > 1:
+        lost.append(
+            f"with muP the best rate moves by {max(best['muP']) - min(best['muP'])} factors of two, and not by one"
+        )
+    body = tabulate(("best learning rate", *(f"width {width}" for width in axes.WIDTHS), "moves by factors of 2"), rows)
+    body += "\n\nParameters after five steps, largest difference from the package `mup`: "
+    body += "not installed." if difference is None else f"{difference:.1e}."
+    about = (
+        "An MLP of three layers on digits, Adam, 60 steps, learning rates a factor of two apart, the geometric mean of two seeds "
+        "(the benchmark has five). Two seeds can move a best rate by one factor of two."
+    )
+    return Section(
+        "Learning rates that hold for every width (muP)",
+        about,
+        "python benchmarks/run.py axes",
+        body,
+        lost,
+        ("torch", "mup"),
+    )
+
+
+def check_growth() -> Section:
+    """The jump of the loss when a model grows, and what Adam makes of it."""
+    import moduli as mo
+    from moduli import m
+
+    rows, lost = [], []
+    for kind in ("MLP", "residual MLP"):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            net = _make_growing(kind)
+            x = torch.randn(256, 16)
+            y = torch.sin(x @ torch.randn(16, 4))
+            opt = mo.Optimizer(net, m.Adam(), m.LR(1e-3))
+
+            def loss(net=net, x=x, y=y):
+                return (net(x) - y).square().mean()
+
+            for _ in range(300):
+                opt.step(mo.closure(loss))
+            before = float(loss())
+            axes = mo.axes.trace(net, x)
+            sizes = {axis.name: 2 * axis.size for axis in axes.free if axis.size == 32}
+            mo.particles.grow(net, sizes, axes)
+            after = float(loss())
+            steps = [float(opt.step(mo.closure(loss))) for _ in range(100)]
+            rise = max(steps) / before
+            rows.append(
+                (kind, seed, f"{before:.6f}", f"{abs(after - before) / before:.1e}", f"{rise:.4f}", f"{steps[-1]:.6f}")
+            )
+            if abs(after - before) > 1e-5 * before:
+                lost.append(f"{kind}, seed {seed}: the loss jumps by {abs(after - before) / before:.1e} when it grows")
+            if rise > 1.05:
+                lost.append(
+                    f"{kind}, seed {seed}: within 100 steps after the growth the loss is at most {rise:.3f} of before"
+                )
+    about = (
+        "A network with 32 hidden units is trained by Adam for 300 steps, grows to 64 under its optimizer, and trains on. The jump "
+        "is relative, and is that of rounding where it is below 1e-5; then the largest loss of the next hundred steps over the "
+        "loss before. No other library grows a model under its optimizer, so there is no peer."
+    )
+    heads = ("model", "seed", "loss before", "jump", "largest loss after / before", "100 steps later")
+    return Section(
+        "Growth without a jump of the loss", about, "python tools/validate growth", tabulate(heads, rows), lost
+    )
+
+
+def _make_growing(kind: str) -> nn.Module:
+    if kind == "MLP":
+        return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.leave = nn.Linear(16, 24), nn.Linear(24, 4)
+            self.up, self.down = nn.Linear(24, 32), nn.Linear(32, 24)
+
+        def forward(self, x):
+            h = self.enter(x)
+            return self.leave(h + self.down(torch.relu(self.up(h))))
+
+    return Residual()
+
+
+def check_cart_pole() -> Section:
+    """CartPole-v1 by evolution strategies."""
+    about = (
+        "A linear policy without bias, from zero, until a member has a mean return of 500 over 16 episodes with fixed starts; then "
+        "the mean return over 100 other episodes, where 475 counts as solved. Evaluations vary by a factor of four from seed to "
+        "seed, so this says that it works and nothing finer. evotorch 0.6.1 took 80, 30, 60 and 50 on seeds 0 to 3 (measured once, "
+        "with other starts for each evaluation, which is harder)."
+    )
+    command = "python tools/validate cartpole"
+    if not is_installed("gymnasium"):
+        lost = ["gymnasium is not installed"]
+        return Section(
+            "Evolution strategies on CartPole-v1", about, command, "gymnasium is not installed.", lost, ("gymnasium",)
+        )
+    from moduli.evolve import problems, search
+
+    rows, lost = [], []
+    for method in ("cmaes", "openes", "snes"):
+        for seed in range(3):
+            problem = problems.gym("CartPole-v1", episodes=16)
+            policy = nn.Linear(problem.observations, problem.actions, bias=False)
+            nn.init.zeros_(policy.weight)
+            result = search(policy, problem, method=method, sigma=1.0, budget=600, target=-500, seed=seed)
+            score = float(problem.returns(policy, episodes=100, seed=1000).mean())
+            rows.append(
+                (method, seed, result.evaluations, f"{score:.1f}", "solved" if score >= 475 else "**not solved**")
+            )
+            if score < 475:
+                lost.append(f"{method}, seed {seed}: a mean return of {score:.1f}")
+    heads = ("method", "seed", "evaluations of 16 episodes", "mean return over 100 others", "")
+    return Section(
+        "Evolution strategies on CartPole-v1", about, command, tabulate(heads, rows), lost, ("torch", "gymnasium")
+    )
