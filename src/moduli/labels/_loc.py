@@ -74,7 +74,7 @@ def _is_mask(key: Any) -> bool:
 
 
 def loc(t: Tensor) -> Loc:
-    """The entries by label, to be read and written in brackets: see `Loc`.
+    """The entries by label, which are read and written in brackets: see `Loc`.
 
     Example:
         >>> import moduli as mo

@@ -152,7 +152,7 @@ logical_or: Final = _binary("logical_or", "Whether one is true")
 
 
 def real(t: Tensor) -> Tensor:
-    """The real part; of a real tensor, itself.
+    """Return the real part; of a real tensor, the tensor itself.
 
     Args:
         t: The tensor.
@@ -167,7 +167,7 @@ def real(t: Tensor) -> Tensor:
 
 
 def imag(t: Tensor) -> Tensor:
-    """The imaginary part; zeros for a real tensor.
+    """Return the imaginary part; zeros for a real tensor.
 
     Args:
         t: The tensor.

@@ -120,7 +120,7 @@ RULES[F.linear] = _linear
 
 
 def _loss(name: str) -> None:
-    """A loss is elementwise, then reduced over all axes: mean, sum or none."""
+    """Register the rule of an elementwise loss, which is reduced over all axes: mean, sum or none."""
     function: Callable[..., torch.Tensor] = getattr(F, name)
 
     def rule(input: Any, target: Any, *, reduction: str = "mean", **given: Any) -> Tensor:
@@ -145,7 +145,7 @@ def _total(losses: Tensor, reduction: str) -> Tensor:
 def _compute_unreduced(
     function: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor:
-    # torch warns when it stretches a target; here it was BROADCAST that said so.
+    # torch warns when it broadcasts a target; here a BROADCAST axis requested it.
     x, y = torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
     return function(x, y, reduction="none", **options)
 
@@ -160,7 +160,7 @@ for _name in ("binary_cross_entropy", "binary_cross_entropy_with_logits"):
 
 
 def _cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean", **options: Any) -> Tensor:
-    """Classes along the second axis (the only one, if there is one), as in torch.
+    """Return the cross entropy over classes along the second axis (the only one, if there is one), as in torch.
 
     A target of integers gives the class of every other position; one of floats, paired with the input, probabilities. A
     weight is paired with the classes.
@@ -186,7 +186,7 @@ def _cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: st
 
 @cache_by_axes
 def _classes(axes: Axes) -> tuple[int, Axes, Axes]:
-    """Where the classes are, the axes of the positions, and the axis of the classes."""
+    """Return the axis of the classes, the other axes, and the axis of the classes as Axes."""
     if not axes.ndim:
         raise ValueError("cross_entropy needs logits with an axis of classes")
     at = 1 if axes.ndim > 1 else 0
