@@ -163,14 +163,7 @@ def search(
     chosen = Chosen(net, over)
     if method == "auto":
         method = choose_method(chosen.numel)
-    if method not in METHODS:
-        raise ValueError(f"method={method!r} is unknown; there are auto, {', '.join(METHODS)}")
-    if vectorised and executor is not None:
-        raise ValueError("vectorised=True evaluates in this process; leave executor out")
-    if polish and checkpoint is not None:
-        raise ValueError(
-            "polish=True is not kept in checkpoints; search with the checkpoint first, and polish its result"
-        )
+    _check_options(method, vectorised and executor is not None, polish and checkpoint is not None)
     limit = budget - budget // 5 if polish else budget
     if polish and issubclass(METHODS[method][0], MatrixSearch):
         settings.setdefault("tol", 0.01)
@@ -206,6 +199,18 @@ def search(
     return SearchResult(
         chosen.named(best), searcher.best_fitness, reason, reason.success, *done, history=history, search=searcher
     )
+
+
+def _check_options(method: str, executor_given: bool, polishes_checkpoint: bool) -> None:
+    """Raise ValueError if the method is unknown, or options of `search` contradict each other."""
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is unknown; there are auto, {', '.join(METHODS)}")
+    if executor_given:
+        raise ValueError("vectorised=True evaluates in this process; leave executor out")
+    if polishes_checkpoint:
+        raise ValueError(
+            "polish=True is not kept in checkpoints; search with the checkpoint first, and polish its result"
+        )
 
 
 def choose_method(size: int) -> str:

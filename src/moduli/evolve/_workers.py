@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ class _Task(NamedTuple):
     deadline: float
 
 
-_Busy: TypeAlias = dict[int, _Task]
+class _Busy(dict[int, _Task]):
+    """The tasks of workers by their number."""
 
 
 class Workers(Executor):
@@ -134,36 +135,32 @@ class Workers(Executor):
         todo = [i for i in range(len(seeds)) if i not in known]
         if not todo:
             return
-        # Workers hold the model. Where members are drawn from seeds, only the seeds are sent.
-        search = fitness.search if isinstance(fitness, ModuleFitness) else None
-        draft = None if search is None else search.draft()
-        mirrored = getattr(draft, "antithetic", False)
-        self._prepare(fitness, draft)
+        draft = self._prepare(fitness)
         faults = Faults(self.retries, len(todo))
-        if isinstance(fitness, ModuleFitness) and draft is not None and fitness.shares_products():
+        if draft is not None:
             todo = yield from self._evaluate_slices(fitness, seeds, todo)
-        failed_on: dict[int, int] = {}
-        busy: _Busy = {}
-        last: dict[int, int] = {}
+        queue, busy = _Queue(todo, bool(getattr(draft, "antithetic", False))), _Busy()
         with self._replacing_on_error(busy):
-            while todo or busy:
-                for worker in self._list_free(busy)[: len(todo)]:
-                    # Another worker than the one on which the member failed, if there is one.
-                    choice = [i for i in todo if failed_on.get(i) != worker or len(self._staff) == 1] or todo
-                    member = last[worker] = _prefer_mirrored(choice, last.get(worker), busy) if mirrored else choice[0]
-                    todo.remove(member)
+            while queue.members or busy:
+                for worker in self._list_free(busy)[: len(queue.members)]:
+                    member = queue.take(worker, busy, alone=len(self._staff) == 1)
                     what = rows(member, member + 1)[0] if draft is None else (self._draft, member)
                     self._assign(busy, worker, what, [member], seeds[member])
                 for worker, (member,), value, why in self._await_answers(busy):
                     if why is not None and faults.should_retry(member, why):
-                        failed_on[member] = worker
-                        todo.insert(0, member)
+                        queue.put_back(member, worker)
                     else:
                         yield member, math.nan if value is None else value
         faults.check()
 
-    def _prepare(self, fitness: RowFitness, draft: Search | None) -> None:
-        """Start workers that are missing, and send the fitness and the draft of the generation to all that lack them."""
+    def _prepare(self, fitness: RowFitness) -> Search | None:
+        """Start workers that are missing, send the fitness and the draft of the generation to all that lack them.
+
+        Returns:
+            The draft: workers store the model, and draw members from it and their indices; None if members are sent.
+        """
+        search = fitness.search if isinstance(fitness, ModuleFitness) else None
+        draft = None if search is None else search.draft()
         current = self._fitness is fitness
         if not current:
             self._sent, self._fitness = self._send(fitness), fitness
@@ -173,6 +170,7 @@ class Workers(Executor):
         for worker in new:
             self._launch(worker)
         self._greet(new if current else list(self._staff))
+        return draft
 
     def _list_free(self, busy: _Busy) -> list[int]:
         """Return the workers that have no task."""
@@ -216,19 +214,20 @@ class Workers(Executor):
             raise
 
     def _evaluate_slices(
-        self, fitness: ModuleFitness, seeds: Sequence[int], todo: Sequence[int]
+        self, fitness: RowFitness, seeds: Sequence[int], todo: list[int]
     ) -> Generator[tuple[int, float], None, list[int]]:
         """Evaluate members that differ by noise of low rank, in slices: each worker uses one product for its slice.
 
         Returns:
-            The members that were not evaluated: those of workers that died or were late, all where torch can't vectorise the
-            fitness.
+            The members that were not evaluated: those of workers that died or were late, all if the noise is not of low rank
+            or torch can't vectorise the fitness.
         """
+        if not (isinstance(fitness, ModuleFitness) and fitness.shares_products()):
+            return todo
         size = min(_SLICE, -(-len(todo) // self.workers))
         size += size % 2  # mirrored members are neighbours and share their noise
         slices = [list(todo[start : start + size]) for start in range(0, len(todo), size)]
-        busy: _Busy = {}
-        left: list[int] = []
+        busy, left = _Busy(), list[int]()
         with self._replacing_on_error(busy):
             while slices or busy:
                 for worker in self._list_free(busy)[: len(slices)]:
@@ -255,11 +254,41 @@ class Workers(Executor):
         self._draft = self._publish(None)
 
 
-def _prefer_mirrored(choice: list[int], last: int | None, busy: _Busy) -> int:
-    """Return the mirror image of the worker's last member, whose noise it stores, else one whose mirror image is not busy."""
-    others = [i for task in busy.values() for i in task.members]
-    pair = [i for i in choice if i ^ 1 == last]
-    return (pair or [i for i in choice if i ^ 1 not in others] or choice)[0]
+class _Queue:
+    """The members that wait for a worker, and the workers on which they failed.
+
+    Args:
+        members: The members.
+        mirrored: Whether members come in mirrored pairs, which share their noise.
+    """
+
+    def __init__(self, members: list[int], mirrored: bool) -> None:
+        self.members, self.mirrored = members, mirrored
+        self._failed_on: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+
+    def take(self, worker: int, busy: _Busy, alone: bool) -> int:
+        """Remove and return the next member for a worker.
+
+        Args:
+            worker: The number of the worker.
+            busy: The tasks of the others.
+            alone: Whether there are no others; else a member is not given to the worker on which it failed.
+        """
+        choice = [i for i in self.members if alone or self._failed_on.get(i) != worker] or self.members
+        if self.mirrored:
+            # First the mirror image of the worker's last member, whose noise it stores, then one of no busy pair.
+            others = [i for task in busy.values() for i in task.members]
+            pair = [i for i in choice if i ^ 1 == self._last.get(worker)]
+            choice = pair or [i for i in choice if i ^ 1 not in others] or choice
+        member = self._last[worker] = choice[0]
+        self.members.remove(member)
+        return member
+
+    def put_back(self, member: int, worker: int) -> None:
+        """Put a member that failed on a worker in front."""
+        self._failed_on[member] = worker
+        self.members.insert(0, member)
 
 
 class Worker:

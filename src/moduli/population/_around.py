@@ -30,20 +30,19 @@ from ._low_rank_call import FunctionOfMember, call_low_rank
 from ._rule import find_looped
 
 BLOCK = 64
-"""So many members are drawn at once, from a generator of their own."""
+"""How many members are drawn together, from one seeded generator."""
 
 
 class PopulationAround:
     """Members around a mean, of which only the mean, a seed and a counter are stored.
 
-    Made by `Population.around`. `pop[i]` is member i as a module of its own; `update` moves the mean, after which there are new
-    members.
+    Made by `Population.around`. `pop[i]` returns a copy of member i as a module; `update` moves the mean and draws new members.
 
     Attributes:
         mean: The module that members are drawn around.
         sigma: The standard deviation of the noise of each number.
         rank: The rank of the noise of matrices.
-        seed: What the noise is drawn from.
+        seed: The seed of the noise.
         generation: How often the mean was updated; every generation has new members.
         antithetic: Whether members 2k and 2k + 1 are opposite to each other.
     """
@@ -62,7 +61,7 @@ class PopulationAround:
         self.sigma, self.rank, self.seed, self.antithetic = float(sigma), rank, seed, antithetic
         self.generation, self._count = 0, n
         self._caller = FunctionOfMember(self.mean)
-        # While members are called, the module has their parameters in place of its own.
+        # During a call the parameters of the module are replaced by those of members.
         self._lock = threading.RLock()
         wrong = next((name for name, each in self._list_moving() if not each.is_floating_point()), None)
         if wrong is not None:
@@ -82,7 +81,7 @@ class PopulationAround:
         return [(name, each) for name, each in self.mean.named_parameters() if each.requires_grad]
 
     def _draw(self, name: str, shape: tuple[int, ...], rows: range, like: Tensor) -> Tensor:
-        """Return normal numbers of members, the same whatever others are drawn with them."""
+        """Return the normal numbers of members `rows`, which do not depend on which other members are drawn."""
         step = 2 if self.antithetic else 1
         first, last = rows.start // step, (rows.stop - 1) // step + 1
         begin, end = first // BLOCK, (last - 1) // BLOCK + 1
@@ -117,7 +116,7 @@ class PopulationAround:
     # -- members -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: int) -> nn.Module:
-        """Return one member, as a module of its own.
+        """Return a copy of one member as a module.
 
         Raises:
             IndexError: If there is none.
@@ -226,7 +225,7 @@ class PopulationAround:
             return self._evaluate_chunks(fn, args, dims, chunk, randomness, report)
 
     def _evaluate_each(self, fn: Callable[..., Any], args: tuple[Any, ...], dims: tuple[Any, ...]) -> Any:
-        """Return the results of members that are made one after the other."""
+        """Return the stacked results of members that are built and called one after the other."""
         pairs = list(zip(args, dims, strict=True))
         results = [
             fn(self[at], *(each if dim is None else each.select(dim, at) for each, dim in pairs))
@@ -255,9 +254,9 @@ class PopulationAround:
         return parts[0] if len(parts) == 1 else pytree.tree_map(lambda *each: torch.cat(each), *parts)
 
     def _choose_chunk(self) -> int:
-        """Return how many members have together at most three fifths as much noise as the model has parameters.
+        """Return how many members have together at most 3/5 as many noise numbers as the model has parameters.
 
-        With activations, the model that was given and the mean, a call then stays below three models.
+        A call then stays below the memory of three models: the caller's model, the mean, noise and activations.
         """
         model = noise = 0
         for _, mean in self._list_moving():
@@ -286,7 +285,7 @@ class PopulationAround:
         return call_low_rank(self._caller, fn, args, dims, means, factors, vectors, **how)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Say which parameters are evaluated by one product for all members, and which are made for each of them.
+        """Describe which parameters are evaluated by one product for all members, and which are formed for each member.
 
         Args:
             *args: Arguments of the model, the same for all members.
@@ -310,23 +309,23 @@ class PopulationAround:
         for name, mean in self._list_moving():
             used = report.get(name, set())
             if mean.dim() < 2:
-                told = "a vector for each member"
+                form = "a vector for each member"
             elif "materialised" in used:
-                told = "made for each member: an operation with it does not come apart"
+                form = "made for each member: an operation with it does not come apart"
             elif used:
-                told = f"one product for all members, and thin ones of rank {self.rank} for each"
+                form = f"one product for all members, and thin ones of rank {self.rank} for each"
             else:
-                told = "not used with these arguments"
-            lines.append(f"{name}: {told}")
+                form = "not used with these arguments"
+            lines.append(f"{name}: {form}")
         return "\n".join(lines)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def update(self, weights: Any) -> None:
-        r"""Move the mean by $\sum_i w_i \varepsilon_i$, where member i is the mean plus $\sigma \varepsilon_i$; new members follow.
+        r"""Move the mean by $\sum_i w_i \varepsilon_i$, where member i is the mean plus $\sigma \varepsilon_i$; draw new members.
 
-        It takes products of the factors, and the memory of one model.
+        The sum is computed by products of the factors, in the memory of one model.
 
         Args:
             weights: One number for each member.
@@ -359,7 +358,7 @@ class PopulationAround:
                     mean.add_(torch.tensordot(own, self._draw_vectors(name, mean, rows), 1))
                 else:
                     a, b = self._draw_factors(name, mean, rows)
-                    # Over members and ranks at once: one product of the size of the parameter.
+                    # One product sums over members and ranks.
                     a, b = (a * own[:, None, None]).transpose(0, 1).flatten(1), b.transpose(0, 1).flatten(1)
                     mean.view(mean.shape[0], -1).addmm_(a, b.T)
 
@@ -372,7 +371,7 @@ class PopulationAround:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what makes these members again: the mean, and the numbers that noise is drawn from."""
+        """Return the mean, and the numbers that determine the noise."""
         numbers = {"count": self._count, "sigma": self.sigma, "rank": self.rank, "seed": self.seed}
         return {
             "mean": {name: each.detach().clone() for name, each in self.mean.state_dict().items()},
@@ -380,7 +379,7 @@ class PopulationAround:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the population that `state_dict` was taken of.
+        """Restore the population from a `state_dict`.
 
         Raises:
             ValueError: If it is the state of something else.
