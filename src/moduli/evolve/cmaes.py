@@ -1,4 +1,4 @@
-"""Covariance matrix adaptation.
+"""Covariance matrix adaptation. Above 400 lines, because each method is one file with all of its mathematics.
 
 Equation numbers are those of the tutorial. A factor A with A Aᵀ = C turns standard normal rows into samples. With the
 symmetric root (from an eigendecomposition) the path of the step size is that of the tutorial; with the Cholesky factor
