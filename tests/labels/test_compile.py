@@ -204,7 +204,7 @@ def test_graph_breaks_lose_nothing():
 
 @pytest.fixture
 def complaints():
-    """What the compiler's cache says of graphs it can't name."""
+    """Collect the messages of the compiler's cache about graphs without a key."""
     records = []
     handler = logging.Handler()
     handler.emit = records.append
@@ -251,7 +251,7 @@ def test_graphs_with_several_plans_are_legal(name):
 
 
 def test_an_older_torch_computes_outside_of_graphs_and_says_why(monkeypatch):
-    """As `labels` does at import where torch can't hold labels as constants, on a function of this test."""
+    """Exclude a function from tracing, as `labels` does at import with a torch that does not support constants."""
     monkeypatch.setattr(_constant, "can_hold_constants", lambda: False)
 
     def double(t):

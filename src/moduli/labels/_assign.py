@@ -9,9 +9,10 @@ import torch
 
 from ._axes import Axes, DimLike, as_pair, cache_by_axes, intern_pairs
 from ._elementwise import as_number
+from ._gather import Gather, gather
 from ._index import get
 from ._matrix import order_of
-from ._pairing import Gather, align_to_fixed, current_plan, gather, refuse_transpose
+from ._pairing import align_to_fixed, current_plan, refuse_transpose
 from ._space import Space, freeze
 from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 

@@ -11,8 +11,9 @@ import torch
 
 from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, intern_pairs
 from ._coords import concatenate
+from ._gather import Gather, gather
 from ._join import policy
-from ._pairing import Gather, PairingPlan, align_all, current_plan, gather, pair
+from ._pairing import PairingPlan, align_all, current_plan, pair
 from ._space import Space, freeze
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
 
@@ -137,11 +138,11 @@ def _stack_axes(axes: Axes, dim: int, name: str | None, labels: Any, count: int)
 
 @method
 def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tensor, ...]:
-    """Cut a tensor into pieces along an axis; labels go with their entries.
+    """Split a tensor along an axis; labels follow their entries.
 
     Args:
         t: The tensor.
-        sizes: The size of every piece (the last may be smaller), or one size for each.
+        sizes: The size of every part (the last may be smaller), or one size for each.
         dim: The axis, by name or position.
 
     Raises:

@@ -74,14 +74,8 @@ def tensor(
         Tensor(channel: r=3., g=4.)
     """
     values = _values(data, dtype, _place(device))
-    if requires_grad and not (values.requires_grad and values.is_leaf):
-        if values.requires_grad:
-            raise ValueError(
-                "requires_grad=True asks for a leaf, but the data is part of a gradient graph, which a leaf would cut; "
-                "leave the argument away to keep the graph, or pass data.detach() to start a new one"
-            )
-        fresh = values.clone() if values is data else values  # a conversion that had nothing to do
-        values = fresh.requires_grad_()
+    if requires_grad:
+        values = _as_leaf(values, values is data)
     if names is None and not spaces:
         return finish(values, make_unnamed(values.ndim))
     named: Any = (
@@ -96,6 +90,18 @@ def tensor(
                 f"{tuple(values.shape)}), but its space has {size}: {space!r}"
             )
     return finish(values, axes)
+
+
+def _as_leaf(values: torch.Tensor, shared: bool) -> torch.Tensor:
+    """Return data that records gradients: itself if it is such a leaf, a copy if it is the caller's tensor."""
+    if values.requires_grad and values.is_leaf:
+        return values
+    if values.requires_grad:
+        raise ValueError(
+            "requires_grad=True asks for a leaf, but the data is part of a gradient graph, which a leaf would cut; "
+            "leave the argument away to keep the graph, or pass data.detach() to start a new one"
+        )
+    return (values.clone() if shared else values).requires_grad_()
 
 
 def _values(data: Any, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:

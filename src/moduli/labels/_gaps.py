@@ -13,11 +13,11 @@ import torch
 from . import _fold as fold
 from ._axes import Axes, DimLike, DimsLike, as_key, cache_by_axes
 from ._elementwise import elementwise
+from ._gather import Gather, index_of
 from ._groups import add_quantiles
 from ._index import get
 from ._instants import get_dates
 from ._join import join
-from ._pairing import Gather, index_of
 from ._reduce import fold_axes, reduce_axes
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, method

@@ -18,10 +18,11 @@ from ._axes import Axes, DimLike, cache_by_axes
 from ._coords import Coordinate
 from ._dates import datetime_component, read_component
 from ._errors import UnknownLabelError
+from ._gather import Gather
 from ._groups import GroupPlan, Groups
 from ._label_sequences import show_labels
 from ._locate import freeze_label
-from ._pairing import Gather, align_to_fixed
+from ._pairing import align_to_fixed
 from ._space import Space
 from ._tensor import Tensor, method
 

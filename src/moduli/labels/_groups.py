@@ -17,9 +17,9 @@ from ._axes import Axes, cache_by_axes
 from ._concat import cat, stack
 from ._elementwise import elementwise
 from ._errors import UnknownLabelError
+from ._gather import Gather, index_of, lay_along
 from ._index import get
 from ._label_sequences import show_labels
-from ._pairing import Gather, index_of, lay_along
 from ._space import Space
 from ._tensor import Tensor, as_tensor, finish
 

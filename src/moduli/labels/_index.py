@@ -17,7 +17,8 @@ import torch
 
 from ._axes import Axes, Pair, as_pair, cache_by_axes, intern_pairs, make_unnamed
 from ._errors import UnknownLabelError
-from ._pairing import Gather, align_all, align_to_fixed, gather, pair
+from ._gather import Gather, gather
+from ._pairing import align_all, align_to_fixed, pair
 from ._space import BROADCAST, Space
 from ._tensor import Tensor, finish
 
@@ -181,33 +182,40 @@ def _plan_basic(
             moves.append(token)
             pairs.append((None, BROADCAST if token[1] is None else None))
             continue
-        name, space = axes.names[axis], axes.spaces[axis]
         moves.append(token if token[0] in ("at", "slice") else _ALL)
-        if token[0] == "slice":
-            if name is not None and token != _ALL:
-                picks[name] = slice(*token[1:])
-            if space is not None and token != _ALL:
-                space = as_pair(space[slice(*token[1:])])[1]
-            pairs.append((name, space))
+        if token == _ALL:
+            pairs.append((axes.names[axis], axes.spaces[axis]))
+        elif token[0] == "slice":
+            name, space = axes.names[axis], axes.spaces[axis]
+            part = slice(*token[1:])
+            if name is not None:
+                picks[name] = part
+            pairs.append((name, None if space is None else as_pair(space[part])[1]))
         elif token[0] != "at":
-            chosen, positions = space, token[1]
-            if token[0] == "space":
-                name, chosen, positions = _choose_positions(axes, axis, token[1])
-            elif space is not None:
-                chosen = _pick_labels(space, positions, axes.describe(axis))
-                positions = [at % len(space) for at in positions]
+            choose = _choose_positions if token[0] == "space" else _choose_listed
+            name, chosen, positions = choose(axes, axis, token[1])
             if positions is not None:
                 plan = Gather(positions)
                 gathers.append((len(pairs), plan))
                 limits.append((axis, plan.highest + 1, False))
                 if name is not None:
                     picks[name] = positions
-            elif space is None:
+            elif axes.spaces[axis] is None:
                 limits.append((axis, len(token[1]), True))
             pairs.append((name, chosen))
         axis += 1
-    nothing = all(move == _ALL for move in moves)
-    return None if nothing else tuple(moves), tuple(gathers), tuple(limits), axes.carry(intern_pairs(pairs), picks)
+    index = tuple(moves) if set(moves) != {_ALL} else None
+    return index, tuple(gathers), tuple(limits), axes.carry(intern_pairs(pairs), picks)
+
+
+def _choose_listed(
+    axes: Axes, axis: int, positions: Sequence[int]
+) -> tuple[str | None, Space | None, Sequence[int] | None]:
+    """Return the name and Space of an axis indexed by a list of positions, and the positions counted from the start."""
+    name, space = axes.names[axis], axes.spaces[axis]
+    if space is None:
+        return name, None, positions
+    return name, _pick_labels(space, positions, axes.describe(axis)), [at % len(space) for at in positions]
 
 
 def _pick_labels(space: Space, positions: Sequence[int], called: str) -> Space | None:
@@ -221,7 +229,7 @@ def _pick_labels(space: Space, positions: Sequence[int], called: str) -> Space |
     return as_pair(space[list(positions)])[1]
 
 
-def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[str | None, Space | None, list[int] | None]:
+def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[str | None, Space | None, Sequence[int] | None]:
     """Return the name and Space of an axis indexed by a Space, and the positions to take; None for all in order."""
     name, space = axes.names[axis], axes.spaces[axis]
     refusal = f"{axes.describe(axis)}, {space or 'positional'!r}, can't be indexed by {wanted!r}"

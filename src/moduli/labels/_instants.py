@@ -181,6 +181,11 @@ def join_instants(labels: Sequence[Any]) -> DateArray | None:
             if label.tzinfo is not None:
                 raise refuse_zone(label)
         return np.array(labels, "M8[us]")
+    return _join_mixed(labels)
+
+
+def _join_mixed(labels: Sequence[Any]) -> DateArray | None:
+    """Return dates, or durations, of different types and units as one array in the finest of their units."""
     instants = [as_instant(label) for label in labels]
     # A missing date becomes NaT, which raises when the whole array is checked.
     missing = np.datetime64("NaT", "D")

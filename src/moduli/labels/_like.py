@@ -9,7 +9,7 @@ import torch
 
 from ._axes import SCALAR, Axes, axes_of, cache_by_axes
 from ._factories import Dim, Dtype, Like, Place, Randomness, _freeze, _layout, _place
-from ._pairing import Gather, gather
+from ._gather import Gather, gather
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, wrap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import sys
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,13 +21,12 @@ from ._tensor import Tensor
 
 def freeze_labels(given: Any, *lists: type[Iterable[Any]]) -> tuple[bool, Any]:
     """Return whether several labels are given, and the labels in a hashable form."""
-    if isinstance(given, (Tensor, torch.Tensor)):
-        given = (given._data if isinstance(given, Tensor) else given).tolist()
-    elif isinstance(getattr(given, "dtype", None), np.dtype) and getattr(given, "ndim", 0) == 1:
+    if isinstance(getattr(given, "dtype", None), np.dtype) and getattr(given, "ndim", 0) == 1:
         return True, Space(given)  # an array, or an object with the interface of arrays
-    if isinstance(given, lists):
-        return True, tuple(map(freeze_label, given))
-    return isinstance(given, Space), freeze_label(given)
+    labels = given.tolist() if isinstance(given, (Tensor, torch.Tensor)) else given
+    if isinstance(labels, lists):
+        return True, tuple(map(freeze_label, labels))
+    return isinstance(labels, Space), freeze_label(labels)
 
 
 def freeze_label(label: Any) -> Any:
@@ -239,40 +238,47 @@ def locate_neighbours(axes: Axes, axis: int, several: bool, wanted: Any, method:
         axis: The position of one of them.
         several: Whether several labels are given.
         wanted: The label or labels, from `freeze_labels`.
-        method: Which neighbour, as in `find_neighbour`.
+        method: Which neighbour, as in `find_neighbours`.
         tolerance: The largest distance; None for any.
     """
-    method = {"ffill": "pad", "bfill": "backfill"}.get(method, method)
-    if method not in ("nearest", "pad", "backfill"):
-        raise ValueError(f"the method of sel is 'nearest', 'pad' or 'backfill', not {method!r}")
-    ordered, places = sort_labels(axes, axis, f"sel with method={method!r}")
-    positions = []
-    for label in convert_labels(axes, axis, wanted if several else (wanted,)):
-        at = find_neighbour(axes, axis, ordered, label, method, tolerance)
-        if at < 0:
-            within = "" if tolerance is None else f" within {show_label(tolerance)}"
-            raise UnknownLabelError(
-                f"{axes.describe(axis)} has no label for {show_label(label)} by method {method!r}{within}; its labels are "
-                f"{show_labels(ordered)}"
-            )
-        positions.append(places[at])
+    labels = convert_labels(axes, axis, wanted if several else (wanted,))
+    positions = find_neighbours(axes, axis, labels, method, tolerance, "sel")
+    if -1 in positions:
+        label, within = labels[positions.index(-1)], "" if tolerance is None else f" within {show_label(tolerance)}"
+        raise UnknownLabelError(
+            f"{axes.describe(axis)} has no label for {show_label(label)} by method {_METHODS.get(method, method)!r}{within}; "
+            f"its labels are {show_labels(sort_labels(axes, axis, 'sel')[0])}"
+        )
     if not several:
         return positions[0]
     chosen: Space = require_labels(axes, axis, "sel")[positions]
     return chosen
 
 
-def find_neighbour(axes: Axes, axis: int, known: Sequence[Any], label: Any, method: str, tolerance: Any) -> int:
-    """Return the position of the neighbour of a label among sorted ones; -1 if there is none within the tolerance.
+_METHODS: Final = {"ffill": "pad", "bfill": "backfill"}
+
+
+def find_neighbours(axes: Axes, axis: int, labels: Iterable[Any], method: str, tolerance: Any, what: str) -> list[int]:
+    """Return the positions of the neighbours of labels; -1 if there is none within the tolerance.
 
     Args:
         axes: The axes of a tensor.
         axis: The position of one of them.
-        known: Its labels in ascending order.
-        label: The label.
+        labels: The labels.
         method: Which neighbour: "nearest" (of two as near the one above), "pad" or "backfill".
-        tolerance: How far it may be; None for any distance.
+        tolerance: The largest distance; None for any.
+        what: The name of the operation in errors.
     """
+    method = _METHODS.get(method, method)
+    if method not in ("nearest", "pad", "backfill"):
+        raise ValueError(f"the method of {what} is 'nearest', 'pad' or 'backfill', not {method!r}")
+    ordered, places = sort_labels(axes, axis, f"{what} with method={method!r}")
+    near = [_find_neighbour(axes, axis, ordered, label, method, tolerance) for label in labels]
+    return [-1 if at < 0 else places[at] for at in near]
+
+
+def _find_neighbour(axes: Axes, axis: int, known: Sequence[Any], label: Any, method: str, tolerance: Any) -> int:
+    """Return the position of the neighbour of a label among sorted ones; -1 if there is none within the tolerance."""
     at = _find_place(axes, axis, label)
     if at < len(known) and known[at] == label:
         return at

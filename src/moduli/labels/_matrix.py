@@ -14,7 +14,8 @@ import torch
 
 from .._torch import has_dispatch_mode, in_transform
 from ._axes import Axes, Pair, cache_by_axes, intern_pairs
-from ._pairing import Gather, describe_difference, index_of
+from ._gather import Gather, index_of
+from ._pairing import describe_difference
 from ._tensor import Tensor, as_tensor, finish
 
 NEVER = ", which stands for any size and is never expanded into rows or columns"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import string
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from ._axes import SCALAR, Axes, DimsLike, as_key, cache_by_axes, intern_pairs, split_names
+from ._equations import Index, parse_equation
+from ._gather import gather
 from ._join import policy
-from ._pairing import Check, Meeting, Moves, check_sizes, gather, pair_axes, pair_labels
+from ._pairing import Check, Meeting, Moves, check_sizes, pair_axes, pair_labels
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 _new: Final = object.__new__
-
-# The key of an index of the contraction: a name, a letter, or a position within "...".
-_Index = Hashable
-
 
 # The equation for torch, the moves of each operand (empty if there are none), the sizes that must agree, the axes of the result,
 # and whether each operand is transposed first (None for neither). In place of an equation, None means torch.matmul, and ""
@@ -54,7 +52,7 @@ def einsum(equation: str, *tensors: Tensor) -> Tensor:
     operands = [as_tensor(t) for t in tensors]
     if not operands:
         raise ValueError("einsum needs at least one tensor")
-    plan = _parse_equation(operands[0]._axes, tuple(t._axes for t in operands[1:]), equation, policy.how)
+    plan = _plan_equation(operands[0]._axes, tuple(t._axes for t in operands[1:]), equation, policy.how)
     return _contract(plan, [t._data for t in operands])
 
 
@@ -213,14 +211,17 @@ def _plan_dot(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction
         return _as_matmul(_plan_terms((axes, other), [["sum"], ["sum"]], [], how), axes, other, 0, 0)
     shared = [name for name in axes.names if name is not None and name in other.names]
     names = shared if over is None else _read_names(axes, other, over)
-    terms: list[list[_Index]] = [
-        [n if n is not None else (k, i) for i, n in enumerate(each.names)] for k, each in enumerate((axes, other))
-    ]
+    terms = [_list_indices(k, each) for k, each in enumerate((axes, other))]
     result = [index for index in dict.fromkeys([*terms[0], *terms[1]]) if index not in names]
     plan = _plan_terms((axes, other), terms, result, how)
     if names == shared and len(names) == 1 and max(axes.ndim, other.ndim) <= 2:
         return _as_matmul(plan, axes, other, axes.axis(names[0]), other.axis(names[0]))
     return plan
+
+
+def _list_indices(number: int, axes: Axes) -> list[Index]:
+    """Return the names of axes as indices, and (operand, axis) for axes without a name."""
+    return [(number, at) if name is None else name for at, name in enumerate(axes.names)]
 
 
 def _read_names(axes: Axes, other: Axes, over: Any) -> list[str]:
@@ -249,110 +250,13 @@ def _find_product(axes: Axes, other: Axes) -> str | None:
 
 
 @cache_by_axes
-def _parse_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: str) -> _Contraction:
+def _plan_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: str) -> _Contraction:
     operands = (axes, *others)
-    left, arrow, right = equation.partition("->")
-    texts = left.split(",")
-    if len(texts) != len(operands):
-        raise ValueError(f"{equation!r} has {len(texts)} terms, but {len(operands)} tensors were given")
-    terms: list[list[_Index]] = []
-    letters = True
-    for number, (text, operand) in enumerate(zip(texts, operands, strict=True)):
-        term, spelled = _term(text, operand, number, equation)
-        terms.append(term)
-        letters = letters and spelled
-    _pair_dots(operands, terms)
-    if not arrow and not letters:
-        raise ValueError(f"{equation!r} has no '->': with axis names, write the axes of the result after it")
-    return _plan_terms(operands, terms, _read_result(equation, terms, right if arrow else None, letters), how)
-
-
-def _read_result(equation: str, terms: list[list[_Index]], right: str | None, letters: bool) -> list[_Index]:
-    """Return the indices of the result; without an arrow, those that occur once, in alphabetical order."""
-    indices = dict.fromkeys(index for term in terms for index in term)
-    inner = [index for index in indices if isinstance(index, tuple)]
-    # Positions are counted from the right and listed from the left; names are in the order of their occurrence.
-    inner.sort(key=lambda index: index[1] if isinstance(index[1], int) else 0)
-    if right is None:
-        once = [index for index in indices if sum(term.count(index) for term in terms) == 1 and isinstance(index, str)]
-        return [*inner, *sorted(once)]
-    tokens = right.split()
-    if len(tokens) == 1 and letters and tokens[0] not in indices:
-        tokens = _spell(tokens[0])
-    result: list[_Index] = []
-    for token in tokens:
-        if token == "...":
-            result.extend(inner)
-        elif token not in indices:
-            raise ValueError(f"{token!r} in the result of {equation!r} does not occur on the left")
-        else:
-            result.append(token)
-    if len(set(result)) != len(result):
-        raise ValueError(f"an axis occurs twice in the result of {equation!r}")
-    return result
-
-
-def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_Index], bool]:
-    """Return the indices of one operand's axes, and whether they were spelled as letters."""
-    tokens = text.split()
-    if len(tokens) == 1 and tokens[0] not in operand.names and ("..." in text or len(tokens[0]) == operand.ndim):
-        tokens = _spell(tokens[0])
-    dots, called = text.count("..."), f"term {number + 1} of {equation!r}"
-    if dots > 1:
-        raise ValueError(f"{called} has more than one '...'")
-    words = [token for token in tokens if token != "..."]
-    spelled = all(len(word) == 1 for word in words)
-    if words and set(words) <= set(operand.names) and len(set(words)) == len(words):
-        by_axis: list[_Index] = [name if name in words else ("...", i) for i, name in enumerate(operand.names)]
-        if not dots and any(isinstance(index, tuple) for index in by_axis):
-            raise ValueError(f"{called} leaves out an axis: {operand.listing()}")
-        return by_axis, spelled
-    if any(operand.names) and not spelled:
-        _refuse_names(words, operand, called)
-    return _place_letters(tokens, operand, called), spelled
-
-
-def _refuse_names(words: list[str], operand: Axes, called: str) -> None:
-    """Raise the error for names that are not distinct axes of an operand."""
-    unknown = [word for word in words if word not in operand.names]
-    if not unknown:
-        raise ValueError(f"{called} names an axis twice; {operand.listing()}")
-    operand.axis(unknown[0])  # raises UnknownLabelError
-
-
-def _place_letters(tokens: list[str], operand: Axes, called: str) -> list[_Index]:
-    """Return the letters of a term as the indices of an operand's axes in order, with '...' for the rest of them."""
-    words = [token for token in tokens if token != "..."]
-    if any("..." in word for word in words):
-        raise ValueError(f"{called} has '...' inside of a word; put spaces around it")
-    rest = operand.ndim - len(words)
-    if rest < 0 or (rest and "..." not in tokens):
-        raise ValueError(f"{called} is for {len(words)} axes, but {operand.listing()}")
-    result: list[_Index] = [*tokens]
-    if "..." in tokens:
-        at = tokens.index("...")
-        result[at : at + 1] = [("...", at + i) for i in range(rest)]
-    return result
-
-
-def _spell(word: str) -> list[str]:
-    head, dots, tail = word.partition("...")
-    return [*head, *([dots] if dots else []), *tail]
-
-
-def _pair_dots(operands: Sequence[Axes], terms: list[list[_Index]]) -> None:
-    """Give the axes of '...' the same index where they meet: by name, or from the right."""
-    names = [
-        operands[k].names[i] for k, term in enumerate(terms) for i, index in enumerate(term) if isinstance(index, tuple)
-    ]
-    for operand, term in zip(operands, terms, strict=True):
-        places = [i for i, index in enumerate(term) if isinstance(index, tuple)]
-        for order, i in enumerate(places):
-            term[i] = ("...", order - len(places) if None in names else operand.names[i])
+    return _plan_terms(operands, *parse_equation(equation, operands), how)
 
 
 def _plan_terms(
-    operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result: list[_Index], how: str
+    operands: Sequence[Axes], terms: Sequence[Sequence[Index]], result: list[Index], how: str
 ) -> _Contraction:
     """Return the plan that pairs the axes with the same index in the terms."""
     meetings: list[Meeting] = []

@@ -11,8 +11,9 @@ import numpy as np
 from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, split_names
 from ._concat import flatten
 from ._coords import AxisCoordinates, Coordinate, stack_dims
-from ._locate import convert_labels, find_neighbour, freeze_label, freeze_labels, require_labels, sort_labels
-from ._pairing import Gather, describe_difference, gather
+from ._gather import Gather, gather
+from ._locate import convert_labels, find_neighbours, freeze_label, freeze_labels, require_labels
+from ._pairing import describe_difference
 from ._shape import relabel
 from ._space import Space
 from ._tensor import Tensor, finish, method
@@ -76,12 +77,7 @@ def _plan_reindex(axes: Axes, axis: int, wanted: Any, method: str | None, tolera
     if method is None:
         positions = own.locate(space)
     else:
-        method = {"ffill": "pad", "bfill": "backfill"}.get(method, method)
-        if method not in ("nearest", "pad", "backfill"):
-            raise ValueError(f"the method of reindex is 'nearest', 'pad' or 'backfill', not {method!r}")
-        ordered, places = sort_labels(axes, axis, f"reindex with method={method!r}")
-        near = [find_neighbour(axes, axis, ordered, label, method, tolerance) for label in space]
-        positions = np.array([-1 if at < 0 else places[at] for at in near], np.int64)
+        positions = np.array(find_neighbours(axes, axis, space, method, tolerance, "reindex"), np.int64)
     plan, name = Gather(positions), axes.names[axis]
     # Labels without an entry have no value of further coordinates either.
     result = axes.put_labels(axis, space.rename(name))

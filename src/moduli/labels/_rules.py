@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from . import _assign, _concat, _maths, _shape, _solve
+from . import _adjoint, _assign, _concat, _maths, _shape
 from . import _rank as rank
 from . import _reduce as reduce
 from ._axes import SCALAR, Axes, DimLike, DimsLike, cache_by_axes
@@ -33,7 +33,7 @@ _OTHERWISE: tuple[tuple[Callable[..., Any], ...], ...] = (
     (_concat.cat, torch.concat, torch.concatenate),
     (_shape.transpose, torch.swapaxes),
     (_maths.clamp, torch.clip),
-    (_solve.adjoint, torch.adjoint),
+    (_adjoint.adjoint, torch.adjoint),
     (_assign.index_add, torch.index_add),
     (outer, torch.outer),
     (matmul, torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__),

@@ -12,6 +12,7 @@ import torch
 from ._axes import Axes, cache_by_axes
 from ._dates import measure_dates
 from ._errors import UnknownLabelError
+from ._gather import Gather, index_of, lay_along
 from ._index import get
 from ._instants import get_dates
 from ._label_sequences import show_label
@@ -25,7 +26,6 @@ from ._locate import (
     require_labels,
     sort_labels,
 )
-from ._pairing import Gather, index_of, lay_along
 from ._space import Space
 from ._tensor import Tensor, finish, method
 
@@ -107,17 +107,22 @@ def sel(
     key: list[Any] = [slice(None)] * t._data.ndim
     for which, labels in {**(indexers or {}), **named}.items():
         axis = axes.axis(which)
-        if isinstance(labels, slice):
-            key[axis] = locate_slice(axes, axis, labels.start, labels.stop, labels.step)
-            continue
-        several, wanted = freeze_labels(labels, list, range)  # a tuple is one label
-        if method is not None:
-            key[axis] = locate_neighbours(axes, axis, several, wanted, method, freeze_label(tolerance))
-            continue
-        key[axis] = place = locate_labels(axes, axis, several, wanted)
-        if axes.spaces[axis] is None and isinstance(place, int) and place >= t._data.shape[axis]:
-            raise UnknownLabelError(f"{axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}")
+        key[axis] = _locate(t, axis, labels, method, tolerance)
     return get(t, tuple(key))
+
+
+def _locate(t: Tensor, axis: int, labels: Any, method: str | None, tolerance: Any) -> Any:
+    """Return the index of labels along an axis: a position, a slice or a Space."""
+    axes = t._axes
+    if isinstance(labels, slice):
+        return locate_slice(axes, axis, labels.start, labels.stop, labels.step)
+    several, wanted = freeze_labels(labels, list, range)  # a tuple is one label
+    if method is not None:
+        return locate_neighbours(axes, axis, several, wanted, method, freeze_label(tolerance))
+    place = locate_labels(axes, axis, several, wanted)
+    if axes.spaces[axis] is None and isinstance(place, int) and place >= t._data.shape[axis]:
+        raise UnknownLabelError(f"{axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}")
+    return place
 
 
 def _plan_label(axes: Axes, which: str, label: Hashable) -> tuple[int, int, Axes] | None:

@@ -167,20 +167,20 @@ def _alignment(
         raise ValueError(f"can't align axes {list(axes.names)} to axes {list(target.names)}: the names differ")
     order = [axes.names.index(name) for name in target.names] if by_name else range(axes.ndim)
     for source, wanted in zip(order, dims, strict=True):
-        space, called = axes.spaces[source], axes.describe(source)
-        if axes.stretches(source):
-            continue
-        if wanted.broadcast:
-            raise ValueError(
-                f"{called} can't be aligned to {wanted!r}: it is not BROADCAST, and must not start to stretch"
-            )
-        if shape[source] != len(wanted) and not (space is not None and wanted.labelled):
-            raise ValueError(
-                f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}"
-            )
+        if not axes.stretches(source):
+            _check_target(axes, source, shape[source], wanted)
     sizes = tuple(len(space) for space in dims)
     stretches = sizes != tuple(shape[source] for source in order)
     return pair(target, (axes,), "exact", 0.0), sizes if stretches else None
+
+
+def _check_target(axes: Axes, source: int, size: int, wanted: Space) -> None:
+    """Raise ValueError if an axis that is not BROADCAST can't get the labels of a Space."""
+    called = axes.describe(source)
+    if wanted.broadcast:
+        raise ValueError(f"{called} can't be aligned to {wanted!r}: it is not BROADCAST, and must not start to stretch")
+    if size != len(wanted) and not (axes.spaces[source] is not None and wanted.labelled):
+        raise ValueError(f"{called} has size {size}, but it is to have the {len(wanted)} labels of {wanted!r}")
 
 
 # -- order -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Space: the ordered labels of one axis."""
+"""Space: the ordered labels of one axis. Above 400 lines, because the methods of one class carry their examples."""
 
 from __future__ import annotations
 

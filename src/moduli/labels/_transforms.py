@@ -16,7 +16,8 @@ import torch
 from .._torch import batch_axis, mark_constant, pytree, register_collate, transform_level
 from ._axes import Axes, UnfitAxes, cache_by_axes, intern_pairs, make_unnamed
 from ._concat import stack
-from ._pairing import Check, Moves, check_sizes, gather, pair_labels
+from ._gather import gather
+from ._pairing import Check, Moves, check_sizes, pair_labels
 from ._space import Space
 from ._tensor import Tensor, as_tensor, wrap
 
@@ -146,13 +147,9 @@ def vmap(
         if not places:
             raise ValueError(f"no argument has an axis named {over!r} to map over")
         space, checks, plans = _map_labels(leaves[places[0]]._axes, tuple(leaves[i]._axes for i in places[1:]), over)
-        data: list[torch.Tensor] = [leaves[i]._data for i in places]
+        data = [leaves[i]._data for i in places]
         check_sizes(checks, data)
-        for number, (at, _, moves, stretches) in enumerate(plans):
-            for axis, move in moves:
-                data[number] = gather(data[number], axis, move, 0.0)
-            if stretches:
-                data[number] = data[number].squeeze(at)
+        data = [_apply_plan(each, plan) for each, plan in zip(data, plans, strict=True)]
         returned: list[tuple[Any, list[Axes]]] = []
 
         def one(*slices: torch.Tensor) -> list[Any]:
@@ -176,6 +173,14 @@ def vmap(
         return pytree.tree_unflatten(labelled, out_spec)
 
     return call_mapped
+
+
+def _apply_plan(data: torch.Tensor, plan: tuple[int, Axes, Moves, bool]) -> torch.Tensor:
+    """Return an operand with its labels rearranged, and without the mapped axis if it is shared."""
+    at, _, moves, shared = plan
+    for axis, move in moves:
+        data = gather(data, axis, move, 0.0)
+    return data.squeeze(at) if shared else data
 
 
 def _is_labelled(value: Any) -> bool:

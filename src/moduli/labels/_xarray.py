@@ -248,11 +248,6 @@ def _xarray() -> ModuleType:
     return xarray
 
 
-def as_coordinate(space: Space) -> np.ndarray[Any, Any]:
-    """Return the labels of a Space as an array that can be converted back to the same labels."""
-    return _coordinate(space._labels)
-
-
 def find_name(t: Tensor) -> str | None:
     """Return the name that a tensor had in xarray, or None."""
     about = _about(t)
@@ -269,8 +264,9 @@ def find_units(t: Tensor, name: str | None = None) -> str | None:
     return None if attrs.get("units") is None else str(attrs["units"])
 
 
-def _coordinate(labels: Sequence[Hashable]) -> np.ndarray[Any, Any]:
-    """Return labels as an array that can be converted back to the same labels."""
+def as_coordinate(space: Space) -> np.ndarray[Any, Any]:
+    """Return the labels of a Space as an array that can be converted back to the same labels."""
+    labels = space._labels
     if isinstance(labels, range):
         return np.arange(labels.start, labels.stop, labels.step)
     if isinstance(labels, ArrayLabels):
