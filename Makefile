@@ -27,6 +27,11 @@ $(VENV)/.ready: $(VENV)/.run
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
+# The type checker of editors brings its own JavaScript engine.
+$(VENV)/.lint: $(VENV)/.ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[lint]'
+	@touch $@
+
 $(VENV)/.bench: $(VENV)/.ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
@@ -73,16 +78,18 @@ endurance: $(VENV)/.ready  ## threads, interrupts and damaged files for at most 
 mutants: $(VENV)/.ready  ## break links line by line and see whether their quick tests notice: make mutants ARGS='Dion LMO'
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-lint: $(VENV)/.ready  ## ruff, mypy --strict, the order of the rooms, their front doors, and their names
+lint: $(VENV)/.lint  ## ruff, mypy --strict, pyright on a user's program, the order of the rooms, their front doors, and their names
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/basedpyright --project tools/consumer --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_rooms.py
 	@$(BIN)/python tools/check_names.py
 
-docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, and build the site into site/
+docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, run new notebooks, and build the site into site/
 	@$(BIN)/python docs/img/draw.py
+	@$(BIN)/python docs/gallery/build.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.bench  ## side-by-side ratios against the peers, written to docs/benchmarks.md

@@ -26,7 +26,7 @@ from rich.table import Table
 
 import moduli
 
-LONG = {"bbob", "evolution", "labels", "lbfgs", "links", "minimize", "nist"}
+LONG = {"bbob", "character_lm", "evolution", "labels", "lbfgs", "links", "minimize", "nist"}
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 INTRODUCTION = """# Benchmarks

@@ -214,7 +214,7 @@ def catalogue(pictures: dict[str, str], background: str = "") -> str:
     parts_of_m = {
         name: value
         for name, value in vars(m).items()
-        if inspect.ismodule(value) and value.__name__ == f"moduli.m.{name}"
+        if inspect.ismodule(value) and value.__name__ == f"moduli.m.{name}" and name[0] != "_"
     }
     families = {name: [each for each in m.__all__ if each in part.__all__] for name, part in parts_of_m.items()}
     count = sum(map(len, families.values()))

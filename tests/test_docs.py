@@ -24,7 +24,9 @@ import moduli
 import moduli.device
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages of the gallery are written from executed notebooks: tests/test_gallery.py.
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
+PAGES.insert(0, ROOT / "README.md")
 MODULES = ["moduli", *sorted(found.name for found in pkgutil.walk_packages(moduli.__path__, "moduli."))]
 
 # A module that needs an extra is documented where the extra is installed.

@@ -71,7 +71,7 @@ def check(folder: Path, tests: list[str]) -> None:
     shutil.copy(ROOT / "tools" / "consumer" / "program.py", consumer)
     run([python, consumer], use)
     run([python, "-m", "mypy", "--strict", consumer], use)
-    (use / "pyrightconfig.json").write_text('{"include": ["program.py"], "typeCheckingMode": "standard"}')
+    (use / "pyrightconfig.json").write_text('{"include": ["program.py"], "typeCheckingMode": "strict"}')
     run([python, "-m", "pyright", "--pythonpath", python], use)
 
     with tarfile.open(sdist) as archive:

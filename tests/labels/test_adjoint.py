@@ -151,6 +151,7 @@ def test_rounding_is_no_reason_to_refuse(dtype, n):
     assert mo.eigvalsh(gram).shape == (n,)
 
 
+@pytest.mark.compiles_labels
 def test_the_check_can_be_turned_off_and_stays_out_of_compiled_code_and_transforms():
     h = operator()
     assert torch.allclose(mo.eigvalsh(h, check=False).data, torch.linalg.eigvalsh(h.data))

@@ -10,10 +10,8 @@ from torch._dynamo.testing import CompileCounter
 
 import moduli as mo
 from moduli import Space
-from moduli._torch import can_hold_constants
-from moduli.labels import _constant
 
-compiles = pytest.mark.skipif(not can_hold_constants(), reason="compiling labelled tensors needs torch 2.13")
+pytestmark = pytest.mark.compiles_labels
 
 A = mo.tensor(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), "row col", row=list("abc"))
 B = mo.tensor(torch.randn(3, 4, generator=torch.Generator().manual_seed(1)), "row col", row=list("cab"))
@@ -248,25 +246,3 @@ def test_graphs_with_several_plans_are_legal(name):
         return OPERATIONS[name](a) * (a + other).sum() + (B + other).sum()
 
     same(torch.compile(function, fullgraph=True, backend="aot_eager")(A), function(A))
-
-
-def test_an_older_torch_computes_outside_of_graphs_and_says_why(monkeypatch):
-    """Exclude a function from tracing, as `labels` does at import with a torch that does not support constants."""
-    monkeypatch.setattr(_constant, "can_hold_constants", lambda: False)
-
-    def double(t):
-        return 2 * t
-
-    _constant.refuse_compilation({"double": double})
-
-    def program(x):
-        return double(x.sin()).cos()
-
-    x = torch.ones(3)
-    counter = CompileCounter()
-    torch._dynamo.reset()
-    assert torch.equal(torch.compile(program, backend=counter)(x), program(x))
-    assert counter.frame_count == 2  # a graph before it, and one after
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="needs torch 2.13"):
-        torch.compile(program, backend="eager", fullgraph=True)(x)

@@ -99,6 +99,7 @@ def fresh_compiler():
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.compiles_labels
 def test_in_one_graph_mapped_and_differentiated(name):
     function, t = OPERATIONS[name], label(DATA)
     expected = function(t)

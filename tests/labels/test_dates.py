@@ -265,6 +265,7 @@ def test_gradients_and_vmap(name: str) -> None:
         torch.testing.assert_close(result, function(Tensor(data, t.dims)).data, equal_nan=True)
 
 
+@pytest.mark.compiles_labels
 def test_compiled() -> None:
     def chain(t: Tensor, other: Tensor) -> Tensor:
         t = t.sel(time=slice("2000-01-02", None)).diff("time")

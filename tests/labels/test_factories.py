@@ -269,6 +269,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.compiles_labels
 def test_compiles_to_one_graph(name: str) -> None:
     function = COMPILED[name]
     x = torch.ones(2, 3)
@@ -279,6 +280,7 @@ def test_compiles_to_one_graph(name: str) -> None:
         torch.testing.assert_close(made.data, expected.data)
 
 
+@pytest.mark.compiles_labels
 def test_a_new_size_does_not_compile_anew() -> None:
     traced = []
 

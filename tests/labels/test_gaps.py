@@ -90,6 +90,7 @@ def test_gradients_are_finite_and_zero_where_nothing_is(name):
         torch.testing.assert_close(leaf.grad[tuple(at)], (up - down) / (2 * step), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.compiles_labels
 def test_one_graph_and_one_map():
     def run(t):
         return [form(t) for form in FORMS.values()]

@@ -397,6 +397,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.compiles_labels
 def test_compiles_to_one_graph(name: str) -> None:
     act = COMPILED[name]
     t = reordered(operators((2,)), 2, [2, 0, 1])
@@ -412,6 +413,7 @@ def test_compiles_to_one_graph(name: str) -> None:
         torch.testing.assert_close(ours.data, theirs.data)
 
 
+@pytest.mark.compiles_labels
 def test_chains_and_scalars_compile_to_one_graph() -> None:
     t = reordered(operators(), 1, [2, 0, 1])
 

@@ -57,6 +57,7 @@ def test_positions_of_named_axes_are_assigned_too():
     assert t.amax().item() == 6.0
 
 
+@pytest.mark.compiles_labels
 def test_written_in_one_graph_and_under_transforms():
     def write(t):
         t = t.clone()

@@ -70,6 +70,7 @@ def test_cross_entropy_takes_all_options(reduction, smoothing, ignored, weighted
         assert found.names == (("item", "place") if reduction == "none" else ())
 
 
+@pytest.mark.compiles_labels
 def test_gradients_and_compiled_code():
     leaf = LOGITS.clone().requires_grad_()
     target = mo.tensor(TARGET, "item place", item=list("abcd"))

@@ -91,6 +91,7 @@ def test_interpolation_is_that_of_numpy(labels, points, random):
     assert torch.allclose(t.interp(x=points[0]).data, found.data[:, 0])
 
 
+@pytest.mark.compiles_labels
 def test_interpolation_has_gradients_compiles_and_says_what_is_outside():
     t = mo.tensor([0.0, 10.0, float("nan")], x=[0, 1, 2])
     assert t.interp(x=1).item() == 10.0

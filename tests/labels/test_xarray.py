@@ -166,6 +166,7 @@ def test_metadata_stay_unless_operands_disagree() -> None:
     assert torch.equal((t + t.sel(site=["c", "a", "b"])).data, 2 * t.data)
 
 
+@pytest.mark.compiles_labels
 def test_metadata_are_copies_and_survive_copy_pickle_and_compilation() -> None:
     import copy
     import pickle

@@ -41,6 +41,26 @@ def test_polar_express_has_two_spellings_and_is_nearer_for_as_many_products():
     assert (one[0] - left @ right).norm() < 0.6 * (newton - left @ right).norm()
 
 
+@pytest.mark.parametrize("shape", [(24, 96), (96, 24), (24, 24)])
+@pytest.mark.parametrize("method", ["newtonschulz", "polar_express"])
+def test_products_in_bfloat16_are_those_in_single_precision_to_a_few_percent(method, shape):
+    u = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    wide = optim.step_tensors(m.Orthogonalize(method=method), [u.clone()])[0]
+    narrow = optim.step_tensors(m.Orthogonalize(method=method, dtype="bfloat16"), [u.clone()])[0]
+    assert narrow.dtype == torch.float32
+    difference = (narrow - wide).norm() / wide.norm()
+    assert 1e-4 < difference < 0.04  # it is another precision, and the same matrix
+
+
+def test_bfloat16_is_refused_where_nothing_is_multiplied_in_it():
+    with pytest.raises(ValueError, match="method='svd' can't be computed in torch.bfloat16"):
+        optim.step_tensors(m.Orthogonalize(method="svd", dtype="bfloat16"), [torch.randn(3, 3)])
+    with pytest.raises(ValueError, match="complex matrices"):
+        optim.step_tensors(m.Orthogonalize(dtype="bfloat16"), [torch.randn(3, 3, dtype=torch.complex64)])
+    with pytest.raises(ValueError, match="float16"):
+        m.Orthogonalize(dtype="float16")
+
+
 def test_polar_express_takes_singular_values_where_its_paper_does():
     """Five iterations on singular values alone, by the coefficients of the authors' Listing 1, with their safety of 1.01."""
     table = (

@@ -248,6 +248,7 @@ def test_conversions_by_name(change, flag):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.compiles_labels
 def test_compiled_equals_eager_and_follows_training(backend):
     torch._dynamo.reset()
     module, x = Fit(), torch.ones(4)
@@ -264,6 +265,7 @@ def test_compiled_equals_eager_and_follows_training(backend):
         optimizer.step()
 
 
+@pytest.mark.compiles_labels
 def test_attributes_may_be_set_inside_compiled_code():
     torch._dynamo.reset()
 

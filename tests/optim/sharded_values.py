@@ -369,6 +369,45 @@ def steps_in_half_precision_mean_the_same_in_pieces(rank):
 
 
 @check
+def small_steps_add_up_in_pieces(rank):
+    """Steps of 1e-4 in bfloat16: compensated and master weights as of whole parameters, rounding on average; resumed."""
+    problems = []
+    remedies = {"StochasticRounding": {}, "Kahan": {}, "master": {"master": "float32"}}
+    for name, options in remedies.items():
+
+        def make(net, reduce, name=name, options=options):
+            last = [] if options else [getattr(m, name)()]
+            return mo.Optimizer(net, m.Adam(), m.LR(1e-4), *last, reduce=reduce, **options)
+
+        def train(net, opt, steps):
+            for _ in range(steps):
+                for param in net.parameters():
+                    param.grad = torch.ones_like(param.detach())
+                opt.step()
+
+        nets = [wrap(kind, network(0).to(torch.bfloat16)) for kind in ("plain", "fsdp2", "fsdp2")]
+        for net in nets:
+            for param in net.parameters():
+                param.data.fill_(1.0)
+        opts = [make(net, "auto" if k == 0 else None) for k, net in enumerate(nets)]
+        train(nets[0], opts[0], 200)
+        train(nets[1], opts[1], 200)
+        train(nets[2], opts[2], 90)
+        again = make(nets[2], None)
+        again.load_state_dict(opts[2].state_dict())
+        train(nets[2], again, 110)
+        whole, pieces, resumed = ({key: value.double() for key, value in values(net).items()} for net in nets)
+        if any(not torch.equal(pieces[key], resumed[key]) for key in pieces):
+            problems.append(f"{name}: a resumed run is another one")
+        if name != "StochasticRounding":
+            problems += differ(pieces, whole, name)
+        mean = torch.cat([value.flatten() for value in pieces.values()]).mean().item()
+        if abs(mean - 0.98) > 0.003:
+            problems.append(f"{name}: {mean} in place of 0.98")
+    return problems
+
+
+@check
 def relatives_keep_their_own_values_in_pieces(rank):
     """What is assigned is whole where a relative has pieces, and the other way."""
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -21,6 +21,8 @@ CHAINS = {
     "radam": lambda: [m.RAdam(), m.LR(0.1)],
     "lion": lambda: [m.Lion(), m.LR(0.1)],
     "clip": lambda: [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.1), m.LR(schedules.Cosine(0.1, steps=20, warmup=5))],
+    "muon": lambda: [presets.muon(lr=schedules.Cosine(0.1, steps=20, warmup=5), weight_decay=0.1)],
+    "lamb": lambda: [presets.lamb(lr=0.1)],
     "late decay": lambda: [
         m.Adam(),
         m.WeightDecay(schedules.After(4, 0.1)),
@@ -106,6 +108,8 @@ def test_what_is_refused():
         Optimizer([param], m.LR(lambda step: min(1.0, step / 10)), capturable=True)
     with pytest.raises(ChainError, match="decides in Python"):
         Optimizer([param], m.LBFGS(), capturable=True)
+    with pytest.raises(ChainError, match="trust is a function of the step, which only pointwise links"):
+        Optimizer([param], m.TrustRatio(trust=lambda step: 1.0 + step), capturable=True)
     with pytest.raises(ChainError, match="leave out fuse=False"):
         Optimizer([param], m.Adam(), m.LR(0.1), capturable=True, fuse=False)
 

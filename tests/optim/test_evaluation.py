@@ -1,6 +1,7 @@
 """Averages that are evaluated in the place of the trained parameters, and classes for trainers."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -78,8 +79,8 @@ def test_chains_without_averages_and_parameters_without_steps():
     opt = Optimizer(net, presets.adamw(lr=0.1))
     before = net.weight.detach().clone()
     opt.eval()
+    step(net, opt)  # nothing was replaced
     opt.train()
-    step(net, opt)
     assert not torch.equal(net.weight, before)
     fresh = Optimizer(make_net(), presets.schedule_free())
     fresh.eval()
@@ -130,6 +131,71 @@ def test_a_bound_class_copies_its_links_and_takes_options():
     assert type(first.modules[-1]).__name__ == "MasterWeights"
     assert second.modules[0].defaults["beta1"] == 0.5
     assert first.modules[0].defaults["beta1"] == 0.9
+
+
+def _split_decay(net, decay):
+    """Groups as the trainer of transformers makes them."""
+    return [{"params": [net.weight], "weight_decay": decay}, {"params": [net.bias], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("preset", [presets.schedule_free, presets.lion, presets.nadam])
+def test_a_decay_that_only_groups_set_reaches_a_preset_without_one(preset, decay):
+    nets = [make_net(), make_net()]
+    bound = optim.bind(preset)(_split_decay(nets[0], decay), lr=0.01)
+    plain = Optimizer(
+        nets[1], preset(lr=0.01, weight_decay=decay), groups={"bias": {"weight_decay": 0.0}} if decay else {}
+    )
+    for net, opt in zip(nets, [bound, plain], strict=True):
+        for _ in range(3):
+            step(net, opt)
+    assert torch.equal(nets[0].weight, nets[1].weight)
+    assert torch.equal(nets[0].bias, nets[1].bias)
+
+
+def test_a_bound_class_knows_names_and_layers_of_a_model():
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+
+    nets = [make(), make(), make()]
+    groups = [{"params": [nets[0][k].weight for k in range(3)]}, {"params": [nets[0][k].bias for k in (1, 2)]}]
+    cls = optim.bind(presets.muon, lr=0.01)
+    opts = [
+        cls(groups, model=nets[0]),
+        cls(nets[1].parameters(), model=nets[1]),
+        Optimizer(nets[2], presets.muon(0.01)),
+    ]
+    assert opts[0].param_groups[1]["param_names"] == ["1.bias", "2.bias"]
+    for _ in range(3):
+        for net, opt in zip(nets, opts, strict=True):
+            opt.step(mo.closure(lambda net=net: (net(torch.arange(5)) - 1).square().mean()))
+    for net in nets[:2]:
+        assert all(map(torch.equal, net.parameters(), nets[2].parameters()))
+    with pytest.raises(ValueError, match="is none of the module"):
+        cls(nets[0].parameters(), model=nets[1])
+
+
+def test_a_decay_of_zero_is_none_for_links_without_one():
+    net = make_net()
+    opt = optim.bind(m.Adam(), m.LR(0.1))(_split_decay(net, 0.0))
+    step(net, opt)
+    with pytest.raises(ValueError, match="sets 'weight_decay', which no link of the chain has"):
+        optim.bind(m.Adam(), m.LR(0.1))(_split_decay(net, 0.1))
+
+
+@pytest.mark.parametrize("chain", [(presets.schedule_free,), (m.ClipNorm(1.0), m.Adam(), m.LR(0.1))])
+def test_a_bound_class_and_its_optimizers_are_pickled_as_their_chain(chain):
+    cls = optim.bind(*chain, lr=0.02, maximize=True)
+    net = make_net()
+    opt = cls(net.parameters())
+    step(net, opt)
+    again = pickle.loads(pickle.dumps(cls))(make_net().parameters())
+    assert again.param_groups[0]["lr"] == 0.02
+    assert again.maximize
+    loaded = pickle.loads(pickle.dumps(opt))
+    assert repr(loaded) == repr(opt)
+    assert loaded.state_dict()["state"].keys() == opt.state_dict()["state"].keys()
 
 
 def test_what_is_refused():

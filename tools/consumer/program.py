@@ -49,6 +49,11 @@ def train(net: nn.Module, x: Tensor, y: Tensor) -> float:
     return float("nan") if loss is None else float(loss)
 
 
+def measure(p: Tensor) -> Tensor:
+    """The squared distance to 3."""
+    return (p - 3.0).square().sum()
+
+
 def use() -> None:
     """The rest of the front door, as most programs use it."""
     net = nn.Linear(3, 1)
@@ -58,10 +63,26 @@ def use() -> None:
     stack = mo.adopt(nn.Sequential(nn.Linear(3, 1)))
     doubled: Tensor = (2 * stack)[0].weight
     population = mo.Population.of(net, 4, init=0.1)
+    member: nn.Linear = population[0]
+    copies: list[nn.Linear] = population.to_modules()
+    line = Line()
+    twice: Line = 2 * line + line.clone()
+    scheduled = m.LR(lambda step: 0.1 / (step + 1))
     optimizer = mo.Optimizer(population, presets.adamw(1e-2))
-    result: mo.Result = mo.minimize(lambda p: (p - 3.0).square().sum(), torch.zeros(4))
+    result: mo.Result = mo.minimize(measure, torch.zeros(4))
     mo.save("consumer.safetensors", module=net, optimizer=optimizer)
-    print(value, merged, doubled.shape, result.success, len(population), Line()(torch.rand(4)).names)
+    print(
+        value,
+        merged,
+        doubled.shape,
+        result.success,
+        member,
+        len(copies),
+        twice,
+        scheduled,
+        len(population),
+        Line()(torch.rand(4)).names,
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..layout import Guard
-from ..optim import Across, UpdateTransform
+from ..optim import Across, Setting, UpdateTransform
 from ..optim import ranges as check
 from . import prox as prox
 
@@ -47,7 +47,7 @@ class ProximalGradient(UpdateTransform):
     across = Across.MATRICES
 
     prox: Callable[[Tensor, Any], Tensor] = field(kw_only=False)
-    lr: Any = 1e-2
+    lr: Setting = 1e-2
 
     def collect(self, given: Mapping[str, Any]) -> None:
         """Raise TypeError if the operator is no function."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..optim import Chainable, DeclaredLink, Module, Objective, Reformulation, UpdateTransform, sample_like
+from ..optim import Chainable, DeclaredLink, Module, Objective, Reformulation, Setting, UpdateTransform, sample_like
 from ..optim import ranges as check
 from ._measures import reset_others
 from .adaptive._axes import work
@@ -216,7 +216,7 @@ class LaplacianSmoothing(UpdateTransform):
     ranges = {check.non_negative: ("sigma",), check.at_least_one: ("min_numel",)}
     attributes = ("min_numel",)
 
-    sigma: Any = field(default=1.0, kw_only=False)
+    sigma: Setting = field(default=1.0, kw_only=False)
     layerwise: bool = True
     min_numel: int = 4
 

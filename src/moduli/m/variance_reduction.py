@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..optim import Across, DeclaredLink, ListTransform, Objective, Reformulation, SettingsList, States, Tensors
+from ..optim import (
+    Across,
+    DeclaredLink,
+    ListTransform,
+    Objective,
+    Reformulation,
+    Setting,
+    SettingsList,
+    States,
+    Tensors,
+)
 from ..optim import ranges as check
 from ._measures import divide, norm, read, reset_others, smaller
 
@@ -64,7 +74,7 @@ class SVRG(DeclaredLink, Reformulation):
     accum_steps: int | None = None
     reset_before_accum: bool = True
     svrg_loss: bool = True
-    alpha: Any = 1.0
+    alpha: Setting = 1.0
 
     def apply(self, objective: Objective) -> Objective:
         """Averages the full gradient, or installs the corrected loss."""

@@ -22,6 +22,7 @@ from ..optim import (
     Module,
     Objective,
     Reformulation,
+    Setting,
     SettingsList,
     Tensors,
     UpdateTransform,
@@ -59,7 +60,7 @@ class _Decay(UpdateTransform):
     static = ("ord",)
     ranges = {check.non_negative: ("weight_decay",), check.positive: ("ord",)}
 
-    weight_decay: Any = field(kw_only=False)
+    weight_decay: Setting = field(kw_only=False)
     ord: float = 2
 
 
@@ -143,7 +144,7 @@ class RelativeWeightDecay(UpdateTransform):
     static = ("ord",)
     ranges = {check.non_negative: ("weight_decay",), check.positive: ("ord",), check_metric: ("metric",)}
 
-    weight_decay: Any = field(default=0.1, kw_only=False)
+    weight_decay: Setting = field(default=0.1, kw_only=False)
     ord: float = 2
     norm_input: Literal["update", "grad", "params"] = "update"
     metric: Any = "mad"
@@ -288,7 +289,7 @@ class PerturbWeights(_ChangeWeights):
     ranges = {check.non_negative: ("alpha",)}
     attributes = ("distribution",)
 
-    alpha: Any = 0.1
+    alpha: Setting = 0.1
     relative: bool = True
     distribution: Literal["normal", "uniform", "rademacher", "sphere"] = "normal"
     metric: Any = "mad"

@@ -27,7 +27,7 @@ from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
 from ._label_order import Follows
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
-from ._settings import Schedule
+from ._settings import Schedule, Setting
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
 from .alike import map_alike
 from .chain import Chain, flatten, maybe_chain
@@ -92,6 +92,7 @@ __all__ = [
     "Optimizer",
     "Reformulation",
     "Schedule",
+    "Setting",
     "StandIns",
     "TensorTransform",
     "Transform",

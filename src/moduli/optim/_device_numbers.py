@@ -73,12 +73,17 @@ def check_capturable(links: Sequence[Module], fuse: bool) -> None:
 
     for link in links:
         name = type(link).__name__
-        if not getattr(link, "elementwise", isinstance(link, Chain)):
+        pointwise = getattr(link, "elementwise", isinstance(link, Chain))
+        if not pointwise and not link.capturable:
             raise ChainError(f"{name} counts or decides in Python, and a captured graph would repeat one step of it")
         if not fuse and (getattr(link, "counts", False) or getattr(link, "numbers", ())):
             raise ChainError(f"{name} counts its steps on the device only in a fused pass; leave out fuse=False")
         for key, value in link.defaults.items():
             if callable(value):
+                if not pointwise:
+                    raise ChainError(
+                        f"{name}: {key} is a function of the step, which only pointwise links find on a device"
+                    )
                 _check_schedule(name, key, value)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .transform import TensorTransform
 
 States = list[dict[str, Any]]
-Setting = Mapping[str, Any]
+SettingValues = Mapping[str, Any]
 
 
 class HookArguments(NamedTuple):
@@ -30,7 +30,7 @@ class HookArguments(NamedTuple):
     grads: list[Tensor] | None
     loss: Tensor | None
     states: States
-    settings: Sequence[Setting]
+    settings: Sequence[SettingValues]
 
     def pick(self, places: Sequence[int]) -> HookArguments:
         """Those of some of the tensors."""
@@ -40,7 +40,7 @@ class HookArguments(NamedTuple):
 
 
 def gather_arguments(
-    link: TensorTransform, objective: Objective, states: States, settings: Sequence[Setting], owned: bool
+    link: TensorTransform, objective: Objective, states: States, settings: Sequence[SettingValues], owned: bool
 ) -> tuple[list[int], HookArguments]:
     """Positions of the parameters that the hooks see (those with a gradient), and the arguments.
 
@@ -67,7 +67,7 @@ def gather_arguments(
             params = [param.clone() for param in params]
         real: Callable[[Tensor], Tensor] = as_real if link.elementwise else lambda tensor: tensor
         lists = [None if held is None else [real(held[i]) for i in kept] for held in (tensors, params, grads)]
-    if link.measures:
+    if link.finds_numbers():
         found = measure(link, objective, settings, [[i] for i in range(len(kept))], lists)
         settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, found, strict=True)]
     seen, shown, slopes = lists
@@ -169,10 +169,10 @@ def widen(value: Any) -> Any:
 def measure(
     link: TensorTransform,
     objective: Objective,
-    settings: Sequence[Setting],
+    settings: Sequence[SettingValues],
     places: Sequence[Sequence[int]],
     lists: Sequence[list[Tensor] | None],
-) -> list[Setting]:
+) -> list[SettingValues]:
     """For each setting what the link's `measure` finds over all tensors for which it is the same.
 
     Args:
@@ -182,7 +182,7 @@ def measure(
         places: The positions of those tensors.
         lists: Update, parameters and gradient by position.
     """
-    out: list[Setting] = [{} for _ in settings]
+    out: list[SettingValues] = [{} for _ in settings]
     for alike in _find_alike(settings):
         order = places[alike[0]] if len(alike) == 1 else sorted(i for k in alike for i in places[k])
         chosen = [held if held is None or len(order) == len(held) else [held[i] for i in order] for held in lists]
@@ -194,7 +194,7 @@ def measure(
     return out
 
 
-def _find_alike(settings: Sequence[Setting]) -> list[list[int]]:
+def _find_alike(settings: Sequence[SettingValues]) -> list[list[int]]:
     """The positions of settings, those of equal ones together."""
     out: list[list[int]] = []
     for i, setting in enumerate(settings):
@@ -207,7 +207,7 @@ def _find_alike(settings: Sequence[Setting]) -> list[list[int]]:
     return out
 
 
-def _per_member(setting: Setting, tensor: Tensor) -> Setting:
+def _per_member(setting: SettingValues, tensor: Tensor) -> SettingValues:
     """One number per member, to multiply a tensor whose first axis is the members."""
     if not any(is_per_member(value) for value in setting.values()):
         return setting
@@ -220,7 +220,7 @@ def _per_member(setting: Setting, tensor: Tensor) -> Setting:
     }
 
 
-def _fit_numbers(setting: Setting, tensor: Tensor) -> Setting:
+def _fit_numbers(setting: SettingValues, tensor: Tensor) -> SettingValues:
     """Return settings that are 0-d tensors in the precision of a 0-d tensor, which they would promote to theirs."""
     if tensor.dim() > 0 or not any(isinstance(value, Tensor) for value in setting.values()):
         return setting

@@ -10,7 +10,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -226,6 +226,8 @@ class Settings:
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether options are unchanged; tensors by identity."""
+    if a is b:
+        return True
     if len(a) != len(b):
         return False
     for key, value in a.items():
@@ -243,6 +245,10 @@ def is_per_member(value: Any) -> bool:
 
 
 # ---------------------------------------------------------------------- the arguments that a link is made with
+
+
+Setting: TypeAlias = float | Tensor | Callable[[int], float]
+"""A number of a link: a number, a tensor (with one number for each member of a population), or a function of the step."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -338,6 +344,8 @@ def _is_number(parameter: inspect.Parameter) -> bool:
     if isinstance(parameter.default, int | float):
         return True
     written = str(parameter.annotation)
+    if str(Setting) in written or "Setting" in written:
+        return True
     return any(word in written for word in ("float", "int", "Any", "Operand")) and "Callable" not in written
 
 

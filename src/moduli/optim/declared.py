@@ -256,7 +256,7 @@ def _find_places(cls: type[DeclaredArguments]) -> _Places:
     if "_places" not in vars(cls):
         kinds = [kind for kind in cls.__mro__ if issubclass(kind, DeclaredArguments)]
         hints = {k: _read_hint(kind, hint) for kind in reversed(kinds) for k, hint in _get_hints(kind).items()}
-        checks = [(k, check.one_of(*get_args(hint))) for k, hint in hints.items() if get_origin(hint) is Literal]
+        checks = [(k, check.one_of(*choices)) for k, hint in hints.items() if (choices := _list_choices(hint))]
         ranges = [vars(kind).get("ranges", {}) for kind in kinds]
         checks += [(k, found) for each in ranges for found, keys in each.items() if callable(found) for k in keys]
         checks += [(k, found) for k, found in _USUAL.items() if k in hints and k not in dict(checks)]
@@ -305,6 +305,16 @@ def _read_hint(kind: type, hint: Any) -> Any:
         return eval(hint, {}, names)
     except (SyntaxError, NameError, AttributeError, TypeError):
         return Any
+
+
+def _list_choices(hint: Any) -> tuple[Any, ...]:
+    """Return the values of `Literal[...]` and `Literal[...] | None`; none for other types."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+    if len(parts) != 2 or get_origin(parts[0]) is not Literal or parts[1] is not types.NoneType:
+        return ()
+    return (*get_args(parts[0]), None)
 
 
 def _is_link(hint: Any) -> bool:

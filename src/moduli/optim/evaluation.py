@@ -35,7 +35,7 @@ def show_averages(optimizer: Optimizer) -> None:
             row = link.state[param] if optimizer.population is None else link.global_state
             row[_TRAINED if optimizer.population is None else f"{_TRAINED} {i}"] = param.detach().clone()
             param.copy_(average)
-    optimizer.evaluating = True
+    optimizer.evaluating = link is not None
 
 
 def show_trained(optimizer: Optimizer) -> None:

@@ -72,6 +72,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         clips: Whether it makes updates smaller that are too large, which watches count.
         is_last: Whether it has to be the last link of an optimizer.
         differentiable: Whether gradients flow through it, from the update, the parameters and its settings.
+        capturable: Whether a captured graph of one step repeats every step: it neither counts nor decides in Python. Pointwise
+            links count on the device (`Optimizer(..., capturable=True)`) and need not say so.
         shared_settings: Settings of which there is one value for all parameters that it sees (True: all of them, as for links with
             `vector_state`); groups that give it two are refused.
         fixed_settings: Settings that can't be changed once it is made: groups that do are refused.
@@ -103,6 +105,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     is_last: ClassVar[bool] = False
     clips: ClassVar[bool] = False
     differentiable: bool = False
+    capturable: bool = False
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
         counted = CountedSettings(defaults or {})

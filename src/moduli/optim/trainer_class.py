@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from ._groups import is_known, named_parameters
 from .chain import flatten
 from .module import Chainable, Module
 from .optimizer import Optimizer
@@ -18,6 +22,11 @@ _OPTIONS = frozenset(inspect.signature(Optimizer.__init__).parameters) - {"self"
 
 def bind(*chain: Chainable | Callable[..., Any], **settings: Any) -> type[Optimizer]:
     """Return a class of optimizers with this chain: `cls(params, **settings)`, as trainers make their optimizers.
+
+    Trainers split parameters into those that decay and those that do not, with "weight_decay" in each group: a preset that takes
+    a weight decay gets one where a group has it, and a decay of 0 is ignored by a chain without one. With `model=net` among the
+    arguments of the class parameters have the names that they have in this module, and layers are known (for Muon, which treats
+    embeddings and heads in another way). The class, and its optimizers, can be pickled if the chain can.
 
     Args:
         *chain: A function that returns links, such as a preset, which is called with the settings; or links, of which each
@@ -46,23 +55,94 @@ WeightDecay(weight_decay=0.1, ord=2), LR(lr=0.001))
     if made and len(chain) > 1:
         raise TypeError("bind takes one function that returns links, or links; call the function for its links")
 
-    class BoundOptimizer(Optimizer):
+    class BoundOptimizer(Optimizer, metaclass=_BoundType):
         __doc__ = f"An optimizer with the chain that `bind` was given: {_describe(chain)}."
+        bound = (chain, settings)
 
-        def __init__(self, params: Any, **given: Any) -> None:
+        def __init__(self, params: Any, *, model: torch.nn.Module | None = None, **given: Any) -> None:
             every = {**settings, **given}
             options = {key: every.pop(key) for key in _OPTIONS & every.keys()}
             if made:
-                function: Any = chain[0]
-                links = function(**every)
-                super().__init__(params, *([links] if isinstance(links, Module) else links), **options)
-                return
-            links = list(flatten(copy.deepcopy(chain)))
-            _change_settings(links, every)
-            super().__init__(params, *links, **options)
+                make: Any = chain[0]
+                links, params = _make_links(make, every, params)
+            else:
+                links = list(flatten(copy.deepcopy(chain)))
+                _change_settings(links, every)
+            params = _drop_zero_decay(params, links)
+            super().__init__(params if model is None else _name_params(params, model), *links, **options)
+            self.model = self.model or model
 
     BoundOptimizer.__name__ = BoundOptimizer.__qualname__ = f"{_describe(chain)}Optimizer"
     return BoundOptimizer
+
+
+class _BoundType(type):
+    """The type of classes that `bind` returns: they are pickled as their chain, because no module has them by name."""
+
+    bound: tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _rebuild_class(chain: tuple[Any, ...], settings: Mapping[str, Any]) -> type[Optimizer]:
+    return bind(*chain, **settings)
+
+
+def _reduce_class(cls: _BoundType) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return _rebuild_class, cls.bound
+
+
+copyreg.pickle(_BoundType, _reduce_class)
+
+
+def _list_groups(params: Any) -> list[dict[str, Any]]:
+    """Return the groups among what an optimizer was given; none where it was given parameters or a model."""
+    return [each for each in params if isinstance(each, dict)] if isinstance(params, list | tuple) else []
+
+
+def _make_links(make: Callable[..., Any], settings: Mapping[str, Any], params: Any) -> tuple[list[Module], Any]:
+    """Return the links that a function makes, and the groups: with links for what only groups set, such as a weight decay."""
+    links = list(flatten([make(**settings)]))
+    groups = _list_groups(params)
+    taken = inspect.signature(make).parameters
+    missing = {
+        key: value
+        for group in reversed(groups)
+        for key, value in group.items()
+        if key in taken and key not in settings and not is_known(key, _list_every(links)) and value
+    }
+    if not missing:
+        return links, params
+    defaults = {key: taken[key].default for key in missing}
+    return list(flatten([make(**settings, **missing)])), [{**defaults, **group} for group in groups]
+
+
+def _drop_zero_decay(params: Any, links: Sequence[Module]) -> Any:
+    """Return groups without a weight decay of 0 where no link has any: trainers write it into every group."""
+    groups = _list_groups(params)
+    if is_known("weight_decay", _list_every(links)) or not any("weight_decay" in group for group in groups):
+        return params
+    return [{key: value for key, value in group.items() if key != "weight_decay" or value} for group in groups]
+
+
+def _name_params(params: Any, model: torch.nn.Module) -> Any:
+    """Return parameters, or groups of them, as pairs with the names that they have in a module."""
+    if isinstance(params, torch.nn.Module):
+        return params
+    names = {id(param): name for name, param in named_parameters(model)}
+
+    def name(items: Any) -> list[Any]:
+        items = [items] if isinstance(items, torch.Tensor) else list(items)
+        if any(not isinstance(item, tuple) and id(item) not in names for item in items):
+            raise ValueError("a parameter of the optimizer is none of the module given as model=")
+        return [item if isinstance(item, tuple) else (names[id(item)], item) for item in items]
+
+    items: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
+    if items and isinstance(items[0], dict):
+        return [{**group, "params": name(group["params"])} for group in items]
+    return name(items)
+
+
+def _list_every(links: Sequence[Module]) -> list[Module]:
+    return [link for top in links for _, link in top.links()]
 
 
 def _is_function(chain: Any) -> bool:
@@ -76,7 +156,7 @@ def _describe(chain: tuple[Any, ...]) -> str:
 
 def _change_settings(links: Sequence[Module], settings: Mapping[str, Any]) -> None:
     """Change settings of links that were copied; TypeError for a name that none of them has."""
-    every = [link for top in links for _, link in top.links()]
+    every = _list_every(links)
     known = {key for link in every for key in (*link.defaults, *link.aliases)}
     unknown = [key for key in settings if key not in known]
     if unknown:

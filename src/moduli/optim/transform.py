@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from ._checks import HALVES, check_results
-from ._hooks import HookArguments, Setting, States, call_each, gather_arguments, show_arguments, widen
+from ._hooks import HookArguments, SettingValues, States, call_each, gather_arguments, show_arguments, widen
 from ._needs import Across, Need
 from ._vectors import as_real, from_vector, restore_complex
 from .module import Chainable, Module
@@ -56,14 +56,14 @@ class Transform(Module):
         self.update_freq = update_freq
         self.set_child("inner", inner)
 
-    def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
+    def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
         """Learn: change `states`, not the update."""
 
     @abstractmethod
-    def apply_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
         """Transform the update with what is in `states`."""
 
-    def _lists(self, objective: Objective) -> tuple[States, list[Setting]]:
+    def _lists(self, objective: Objective) -> tuple[States, list[SettingValues]]:
         settings = self.settings
         return self.find_rows(objective.params), [settings[param] for param in objective.params]
 
@@ -206,7 +206,7 @@ class TensorTransform(Transform):
     # ------------------------------------------------------------------ hooks
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Grads, settings: Sequence[Setting], members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Grads, settings: Sequence[SettingValues], members: int | None
     ) -> dict[str, Any] | None:
         """Numbers over all tensors with equal settings (a norm) that the hooks then find in `setting`.
 
@@ -238,19 +238,37 @@ class TensorTransform(Transform):
         raise TypeError(f"{type(self).__name__} has neither single_tensor_apply nor multi_tensor_apply")
 
     def multi_tensor_initialize(
-        self, tensors: Tensors, params: Tensors, grads: Grads, loss: Loss, states: States, settings: Sequence[Setting]
+        self,
+        tensors: Tensors,
+        params: Tensors,
+        grads: Grads,
+        loss: Loss,
+        states: States,
+        settings: Sequence[SettingValues],
     ) -> None:
         """Fill the states of parameters seen for the first time."""
         call_each(self, "single_tensor_initialize", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_update(
-        self, tensors: Tensors, params: Tensors, grads: Grads, loss: Loss, states: States, settings: Sequence[Setting]
+        self,
+        tensors: Tensors,
+        params: Tensors,
+        grads: Grads,
+        loss: Loss,
+        states: States,
+        settings: Sequence[SettingValues],
     ) -> None:
         """Learn from all tensors; change `states`, not `tensors`."""
         call_each(self, "single_tensor_update", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_apply(
-        self, tensors: Tensors, params: Tensors, grads: Grads, loss: Loss, states: States, settings: Sequence[Setting]
+        self,
+        tensors: Tensors,
+        params: Tensors,
+        grads: Grads,
+        loss: Loss,
+        states: States,
+        settings: Sequence[SettingValues],
     ) -> Sequence[Tensor]:
         """Transform all tensors and return them."""
         return call_each(self, "single_tensor_apply", HookArguments(tensors, params, grads, loss, states, settings))
@@ -283,7 +301,7 @@ class TensorTransform(Transform):
             for state, param in zip(fresh.states, fresh.params, strict=True) if streamed else ():
                 send_row(state, find_place(binding, param))
 
-    def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
+    def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
         """Gathers the tensors and calls the hooks that learn."""
         _, given = gather_arguments(self, objective, states, settings, owned=False)
         if not given.tensors:
@@ -294,7 +312,7 @@ class TensorTransform(Transform):
                 self.advance_numbers(row, setting)
             self.multi_tensor_update(*given)
 
-    def apply_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
         """Gathers the tensors, calls the hooks that transform, and puts the results back."""
         # Where tensors are stacked hooks are given copies, which need not be copied before.
         owned = not self.stacks_alike("single_tensor_apply")

@@ -111,7 +111,7 @@ class Watch:
         known = (runs and runs[0][0][0] is first) or (id(first) in self._links and self._links[id(first)][1])
         if objective.grads is not None and not known:
             self._named["grad"] = [(params, sum_squares(objective.grads))]
-        if not any(moves for *_, moves in runs):
+        if not (runs and runs[-1][3]) and not any(moves for *_, moves in runs):
             self._named["param"] = [(params, sum_squares([param.detach() for param in params]))]
         self._rates = [group.get("lr") for group in optimizer._group_list]
         self._numbers = {"step": optimizer.current_step, "loss": loss}

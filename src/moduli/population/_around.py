@@ -17,7 +17,7 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,20 @@ from moduli.particles import StructureError
 from ._low_rank_call import FunctionOfMember, call_low_rank
 from ._rule import find_looped
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # with defaults: `Population` alone is a population of anything
+
+    ModelT = TypeVar("ModelT", bound=nn.Module, default=Any)
+else:
+    from typing import TypeVar
+
+    ModelT = TypeVar("ModelT", bound=nn.Module)
+
 BLOCK = 64
 """How many members are drawn together, from one seeded generator."""
 
 
-class PopulationAround:
+class PopulationAround(Generic[ModelT]):
     """Members around a mean, of which only the mean, a seed and a counter are stored.
 
     Made by `Population.around`. `pop[i]` returns a copy of member i as a module; `update` moves the mean and draws new members.
@@ -48,7 +57,7 @@ class PopulationAround:
     """
 
     def __init__(
-        self, net: nn.Module, n: int, *, sigma: float, rank: int = 1, seed: int = 0, antithetic: bool = False
+        self, net: ModelT, n: int, *, sigma: float, rank: int = 1, seed: int = 0, antithetic: bool = False
     ) -> None:
         n, rank, seed = operator.index(n), operator.index(rank), operator.index(seed)
         if n < 1 or rank < 1 or not (sigma > 0 and math.isfinite(sigma)):
@@ -115,7 +124,7 @@ class PopulationAround:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: int) -> nn.Module:
+    def __getitem__(self, index: int) -> ModelT:
         """Return a copy of one member as a module.
 
         Raises:
@@ -136,7 +145,7 @@ class PopulationAround:
                     own.add_((a[0] @ b[0].mT).reshape(mean.shape), alpha=self.sigma)
         return member
 
-    def __iter__(self) -> Iterator[nn.Module]:
+    def __iter__(self) -> Iterator[ModelT]:
         return (self[index] for index in range(self._count))
 
     # -- calls ---------------------------------------------------------------------------------------------------------

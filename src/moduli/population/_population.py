@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from moduli.particles import StructureError, adopt
 
 from .._figures import make_axes
 from .._html import draw_spark, write_frame, write_html_table
-from ._around import PopulationAround
+from ._around import ModelT, PopulationAround
 from ._ensemble import Ensembles
 from ._hosted import HostedPopulation
 from ._members import copy_model
@@ -25,9 +25,11 @@ from ._state import State
 from ._statistics import Statistics
 from ._variation import Variation
 
+NetT = TypeVar("NetT", bound=nn.Module)
+
 
 @final
-class Population(State, Ensembles, Variation, Statistics, Resizing):
+class Population(State, Ensembles, Variation, Statistics, Resizing, Generic[ModelT]):
     """N models of one structure, stored as one N x P matrix for each dtype and device, and evaluated together.
 
     Made by `Population.of` and `Population.from_modules`. `pop[i]` is a module whose parameters are views of row i.
@@ -49,6 +51,21 @@ class Population(State, Ensembles, Variation, Statistics, Resizing):
         tensor([7., 7.])
     """
 
+    if TYPE_CHECKING:  # members are of the user's class, which the parts of this class don't know
+        template: ModelT
+
+        @overload
+        def __getitem__(self, index: int) -> ModelT: ...
+        @overload
+        def __getitem__(self, index: slice | Sequence[int] | Sequence[bool]) -> Self: ...
+        @overload
+        def __getitem__(self, index: Tensor) -> Any: ...  # a member for one number, members for several
+        def __getitem__(self, index: Any) -> Any: ...
+        def __iter__(self) -> Iterator[ModelT]: ...
+        def best(self, losses: Tensor) -> ModelT: ...
+        def to_module(self, member: int) -> ModelT: ...
+        def to_modules(self) -> list[ModelT]: ...  # type: ignore[override]
+
     def __init__(self) -> None:
         raise TypeError("a Population is made by Population.of(net, n) or Population.from_modules([...])")
 
@@ -57,13 +74,13 @@ class Population(State, Ensembles, Variation, Statistics, Resizing):
     @classmethod
     def of(
         cls,
-        net: nn.Module | Callable[..., nn.Module],
+        net: NetT | Callable[..., NetT],
         n: int,
         *args: Any,
         init: float | str | Callable[..., Any] | None = None,
         generator: torch.Generator | None = None,
         **kwargs: Any,
-    ) -> Self:
+    ) -> Population[NetT]:
         """Return a population of `n` copies of a model, or of `n` models of a class.
 
         Args:
@@ -97,7 +114,7 @@ class Population(State, Ensembles, Variation, Statistics, Resizing):
                 raise TypeError("arguments for the class were given together with a module that is built already")
             pop = cls._like(adopt(copy_model(net)), n)
             _initialise(pop, init, generator)
-            return pop
+            return cast("Population[NetT]", pop)
         if not callable(net):
             raise TypeError(f"a population is of a module, or of a class of modules, not of a {type(net).__name__}")
         with _replace_generator(generator):
@@ -110,10 +127,10 @@ class Population(State, Ensembles, Variation, Statistics, Resizing):
                         f"member {index} was made with another structure than member 0: {error}"
                     ) from error
         _initialise(pop, init, generator)
-        return pop
+        return cast("Population[NetT]", pop)
 
     @classmethod
-    def from_modules(cls, modules: Iterable[nn.Module]) -> Self:
+    def from_modules(cls, modules: Iterable[NetT]) -> Population[NetT]:
         """Return a population of copies of modules; the modules themselves are not changed.
 
         Args:
@@ -142,12 +159,12 @@ class Population(State, Ensembles, Variation, Statistics, Resizing):
                         raise StructureError(f"{name!r} is trained in one and frozen in the other")
             except StructureError as error:
                 raise StructureError(f"members 0 and {index} cannot be stacked: {error}") from error
-        return pop
+        return cast("Population[NetT]", pop)
 
     @staticmethod
     def around(
-        net: nn.Module, n: int, *, sigma: float, rank: int = 1, seed: int = 0, antithetic: bool = False
-    ) -> PopulationAround:
+        net: NetT, n: int, *, sigma: float, rank: int = 1, seed: int = 0, antithetic: bool = False
+    ) -> PopulationAround[NetT]:
         """Return members that are a model plus low-rank noise, of which only the model and a seed are stored.
 
         Use it for networks whose members do not fit into memory. With noise of low rank, a product with all members' weights

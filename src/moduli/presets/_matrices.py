@@ -61,6 +61,7 @@ def muon(
     momentum: Any = 0.95,
     steps: int = 5,
     method: str = "polar_express",
+    dtype: str | None = None,
     weight_decay: Any = 0.0,
     decay: Decays = "all",
     beta1: Any = 0.9,
@@ -82,6 +83,7 @@ def muon(
         momentum: Momentum of the matrices.
         steps: Iterations of the orthogonalisation.
         method: How to orthogonalise: "polar_express" (nearer for as many products), "newtonschulz" or "svd".
+        dtype: "bfloat16" orthogonalises in bfloat16, as other implementations do: faster on a GPU (see `m.Orthogonalize`).
         weight_decay: How much of the weights each step takes away, times `lr`.
         decay: What decays: "all" parameters, or "matrices" (see `adamw`).
         beta1: Memory of Adam's mean.
@@ -101,7 +103,7 @@ def muon(
         J. Liu et al., "Muon is scalable for LLM training", 2025.
         N. Amsel, D. Persson, C. Musco, R. M. Gower, "The Polar Express", 2025.
     """
-    orthogonal = m.Orthogonalize(steps=steps, method=method, adjust_lr=True, batch=batch)  # type: ignore[arg-type]
+    orthogonal = m.Orthogonalize(steps=steps, method=method, dtype=dtype, adjust_lr=True, batch=batch)  # type: ignore[arg-type]
     matrices = [m.NAG(momentum, lerp=True), orthogonal]
     return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2, eps=eps), adam, weight_decay, lr, axes, decay)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform, MatrixLink, MatrixTransform
+from ...optim import BufferTransform, MatrixLink, MatrixTransform, Setting
 from ...optim import ranges as check
 from ._axes import without_last, without_second_last, work
 from ._orthogonalize import as_matrix
@@ -58,11 +58,11 @@ class Adafactor(MatrixTransform):
     follows = {"rows": without_last, "columns": without_second_last}
     ranges = {check.positive: ("decay", "eps", "scale_eps"), check.allow(check.positive, None): ("clip",)}
 
-    decay: Any = 0.8
-    eps: Any = 1e-30
+    decay: Setting = 0.8
+    eps: Setting = 1e-30
     clip: float | None = 1.0
     relative_step: bool = False
-    scale_eps: Any = 1e-3
+    scale_eps: Setting = 1e-3
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         factor(state, work(tensor).abs())
@@ -158,12 +158,12 @@ class CAME(MatrixTransform):
     }
     ranges = {check.fraction: ("beta1", "beta2", "beta3"), check.positive: ("eps1", "eps2", "clip")}
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    beta3: Any = 0.9999
-    eps1: Any = 1e-30
-    eps2: Any = 1e-16
-    clip: Any = 1.0
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
+    beta3: Setting = 0.9999
+    eps1: Setting = 1e-30
+    eps2: Setting = 1e-16
+    clip: Setting = 1.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
@@ -229,9 +229,9 @@ class AdamMini(MatrixTransform):
 
     projects = {"grad": ("exp_avg",)}
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 1e-8
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
+    eps: Setting = 1e-8
     blocks: int | None = None
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
@@ -316,7 +316,7 @@ class Dion(MatrixLink, BufferTransform):
 
     attributes = ("seed", "batch", "matrix")
 
-    momentum: Any = 0.95
+    momentum: Setting = 0.95
     rank: int | float = 0.25
     seed: int | None = None
     batch: str | tuple[str, ...] | None = None

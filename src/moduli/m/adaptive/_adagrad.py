@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform, Chainable, ListTransform, SettingsList, States, Tensors
+from ...optim import BufferTransform, Chainable, ListTransform, Setting, SettingsList, States, Tensors
 from ...optim import ranges as check
 from .._measures import divide, dot
 
@@ -53,10 +53,10 @@ class Adagrad(BufferTransform):
 
     projects = {"grad_sq": ("accumulator",)}
 
-    lr_decay: Any = 0.0
-    initial_accumulator_value: Any = 0.0
-    eps: Any = 1e-10
-    alpha: Any = 1.0
+    lr_decay: Setting = 0.0
+    initial_accumulator_value: Setting = 0.0
+    eps: Setting = 1e-10
+    alpha: Setting = 1.0
     inner: Chainable | None = None
     accumulator_tfm: Chainable | None = None
 
@@ -167,8 +167,8 @@ class Adadelta(BufferTransform):
     buffers = {"square_avg": "grad_sq", "acc_delta": "grad_sq"}
     ranges = {check.fraction: ("rho",), check.positive: ("rho", "eps")}
 
-    rho: Any = 0.9
-    eps: Any = 1e-6
+    rho: Setting = 0.9
+    eps: Setting = 1e-6
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         rho, eps = setting["rho"], setting["eps"]
@@ -233,8 +233,8 @@ class RMSprop(BufferTransform):
         ),
     }
 
-    smoothing: Any = 0.99
-    eps: Any = 1e-8
+    smoothing: Setting = 0.99
+    eps: Setting = 1e-8
     centered: bool = False
     debias: bool = False
     amsgrad: bool = False
@@ -311,8 +311,8 @@ class AEGD(BufferTransform):
 
     uses_loss = True
 
-    lr: Any = 0.1
-    c: Any = 1.0
+    lr: Setting = 0.1
+    c: Setting = 1.0
 
     def _root(self, tensor: Tensor, loss: Tensor | None, setting: Any) -> Tensor:
         """The root of the shifted loss; one for each member of a population."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform, Chainable
+from ...optim import BufferTransform, Chainable, Setting
 from ...optim import ranges as check
 
 
@@ -61,10 +61,10 @@ class Adam(BufferTransform):
         )
     }
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 1e-8
-    alpha: Any = 1.0
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
+    eps: Setting = 1e-8
+    alpha: Setting = 1.0
     amsgrad: bool = False
     debias: bool = True
     exp_avg_tfm: Chainable | None = None
@@ -103,9 +103,9 @@ class _Moments(BufferTransform):
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 1e-8
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
+    eps: Setting = 1e-8
 
 
 class Adamax(_Moments):
@@ -281,7 +281,7 @@ class AdaBelief(_Moments):
 
     buffers = {"exp_avg": "grad", "exp_avg_var": "grad_sq"}
 
-    eps: Any = 1e-16
+    eps: Setting = 1e-16
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2 = setting["beta2"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optim import BufferTransform, Chainable
+from ...optim import BufferTransform, Chainable, Setting
 from ...optim import ranges as check
 from .._measures import rise
 from ._adam import _Moments
@@ -57,10 +57,10 @@ class Adan(BufferTransform):
 
     projects = {"grad": ("previous",)}
 
-    beta1: Any = 0.98
-    beta2: Any = 0.92
-    beta3: Any = 0.99
-    eps: Any = 1e-8
+    beta1: Setting = 0.98
+    beta2: Setting = 0.92
+    beta3: Setting = 0.99
+    eps: Setting = 1e-8
     m_tfm: Chainable | None = None
     v_tfm: Chainable | None = None
     n_tfm: Chainable | None = None
@@ -125,11 +125,11 @@ class AdEMAMix(BufferTransform):
         check.allow(check.at_least_one, None): ("warmup",),
     }
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
     beta3: float = 0.9999
-    alpha: Any = 5.0
-    eps: Any = 1e-8
+    alpha: Setting = 5.0
+    eps: Setting = 1e-8
     warmup: int | None = None
     beta3_start: float = 0.9
 
@@ -185,8 +185,8 @@ class ADOPT(_Moments):
     buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
     ranges = {check.positive: ("eps",)}
 
-    beta2: Any = 0.9999
-    eps: Any = 1e-6
+    beta2: Setting = 0.9999
+    eps: Setting = 1e-6
     clip: bool = True
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:

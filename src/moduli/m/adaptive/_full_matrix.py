@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform, Chainable, MatrixTransform
+from ...optim import BufferTransform, Chainable, MatrixTransform, Setting
 from ...optim import ranges as check
 from ._axes import eigh, power, work
 from ._orthogonalize import as_matrix
@@ -225,8 +225,8 @@ class KLShampoo(MatrixTransform):
     }
     ranges = {check.fraction: ("beta",), check.positive: ("eps",), check.at_least_one: ("precond_freq",)}
 
-    beta: Any = 0.95
-    eps: Any = 1e-8
+    beta: Setting = 0.95
+    eps: Setting = 1e-8
     precond_freq: int = 1
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
@@ -311,8 +311,8 @@ class SPlus(MatrixTransform):
     }
     ranges = {check.fraction: ("beta1", "beta2"), check.at_least_one: ("precond_freq", "max_dim")}
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
     precond_freq: int = 100
     max_dim: int = 10_000
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ... import kernels
 from ..._torch import in_transform
-from ...optim import Across, BufferTransform, ListTransform, Need, Objective, SettingsList, States, Tensors
+from ...optim import Across, BufferTransform, ListTransform, Need, Objective, Setting, SettingsList, States, Tensors
 from ...optim import ranges as check
 from .._decays import DecayingLink, Decays
 from .._measures import divide, dot, larger, norm, read, smaller
@@ -84,7 +84,7 @@ class Prodigy(BufferTransform, DecayingLink):
     d_coef: float = 1.0
     growth_rate: float = float("inf")
     debias: bool = False
-    weight_decay: Any = 0.0
+    weight_decay: Setting = 0.0
     only: Decays = "all"
 
     def single_tensor_initialize(
@@ -259,7 +259,7 @@ class DAdaptAdam(ListTransform):
     eps: float = 1e-8
     d0: float = 1e-6
     growth_rate: float = float("inf")
-    gamma: Any = 1.0
+    gamma: Setting = 1.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)  # what is multiplied by a small bound is nothing in half precision

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform
+from ...optim import BufferTransform, Setting
 from ...optim import ranges as check
 
 
@@ -22,11 +22,11 @@ class _SignSteps(BufferTransform):
     elementwise = True
     ranges = {check.positive: ("nplus", "nminus", "alpha"), check.non_negative: ("lb", "ub")}
 
-    nplus: Any = 1.2
-    nminus: Any = 0.5
-    lb: Any = 1e-6
-    ub: Any = 50.0
-    alpha: Any = 1.0
+    nplus: Setting = 1.2
+    nminus: Setting = 0.5
+    lb: Setting = 1e-6
+    ub: Setting = 50.0
+    alpha: Setting = 1.0
 
     def collect(self, given: Mapping[str, Any]) -> None:
         super().collect({**given, "uses_grad": given.get("use_grad", False)})
@@ -267,8 +267,8 @@ class Lion(BufferTransform):
     buffers = {"exp_avg": "grad"}
     ranges = {check.fraction: ("beta1", "beta2"), check.positive: ("beta2",)}
 
-    beta1: Any = 0.9
-    beta2: Any = 0.99
+    beta1: Setting = 0.9
+    beta2: Setting = 0.99
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"].lerp_(tensor, 1 - setting["beta2"])

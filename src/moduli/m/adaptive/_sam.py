@@ -21,6 +21,7 @@ from ...optim import (
     DeclaredLink,
     Objective,
     Reformulation,
+    Setting,
     SettingsList,
     States,
     Tensors,
@@ -67,7 +68,7 @@ class SAM(DeclaredLink, Reformulation):
 
     ranges = {check.non_negative: ("rho", "eps"), check.above_one: ("p",)}
 
-    rho: Any = 0.05
+    rho: Setting = 0.05
     p: float = 2.0
     eps: float = 1e-10
     asam: bool = False
@@ -139,7 +140,7 @@ class ASAM(SAM):
         of deep neural networks", ICML 2021.
     """
 
-    rho: Any = 0.5
+    rho: Setting = 0.5
     asam: bool = field(default=True, init=False)
 
 
@@ -199,10 +200,10 @@ class MSAMMomentum(_Perturbed):
 
     ranges = {check.fraction: ("momentum",), check.non_negative: ("lr", "rho", "weight_decay")}
 
-    lr: Any = field(kw_only=False)
-    momentum: Any = 0.9
-    rho: Any = 0.3
-    weight_decay: Any = 0.0
+    lr: Setting = field(kw_only=False)
+    momentum: Setting = 0.9
+    rho: Setting = 0.3
+    weight_decay: Setting = 0.0
     nesterov: bool = False
     lerp: bool = False
 
@@ -248,8 +249,8 @@ class MSAM(_Perturbed):
     ranges = {check.fraction: ("momentum",), check.non_negative: ("rho",)}
 
     modules: Chainable = field(kw_only=False)
-    momentum: Any = 0.9
-    rho: Any = 0.3
+    momentum: Setting = 0.9
+    rho: Setting = 0.3
     lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, Module, Objective, SettingsList, Tensors, UpdateTransform
+from ...optim import Across, Module, Objective, Setting, SettingsList, Tensors, UpdateTransform
 from ...optim import ranges as check
 from .._measures import Axes, axes_of, check_axes, check_metric, choose, lengths, metric, metric_of_all
 
@@ -95,7 +95,7 @@ class ClipNorm(_NormLink):
     clips = True
     ranges = {check.non_negative: ("max_norm",)}
 
-    max_norm: Any = field(kw_only=False)
+    max_norm: Setting = field(kw_only=False)
 
     def factor(self, norm: Any, setting: Any) -> Any:
         """At most 1; the small number in the denominator is torch's."""
@@ -125,7 +125,7 @@ class Normalize(_NormLink):
 
     ranges = {check.non_negative: ("norm_value",)}
 
-    norm_value: Any = field(default=1.0, kw_only=False)
+    norm_value: Setting = field(default=1.0, kw_only=False)
 
     def factor(self, norm: Any, setting: Any) -> Any:
         """1 where there is nothing to scale."""
@@ -150,7 +150,7 @@ class ClipValue(UpdateTransform):
     elementwise = True
     ranges = {check.non_negative: ("value",)}
 
-    value: Any = field(kw_only=False)
+    value: Setting = field(kw_only=False)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor.clamp(-setting["value"], setting["value"])

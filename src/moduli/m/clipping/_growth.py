@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform, Chainable, ListTransform, SettingsList, States, Tensors
+from ...optim import BufferTransform, Chainable, ListTransform, Setting, SettingsList, States, Tensors
 from ...optim import ranges as check
 from .._measures import check_metric, choose, divide, group_tensors, larger, metric_of_all, smaller
 
@@ -113,9 +113,9 @@ class ClipValueGrowth(_Growth):
     counts = True
 
     add: Any = None
-    mul: Any = 1.5
-    min_value: Any = 1e-4
-    max_decay: Any = 2.0
+    mul: Setting = 1.5
+    min_value: Setting = 1e-4
+    max_decay: Setting = 2.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["size"] = tensor.abs().clamp(min=setting["min_value"])
@@ -276,7 +276,7 @@ class ClipValueByEMA(BufferTransform):
     tfms = {"exp_avg_tfm": ("exp_avg_abs",)}
     ranges = {check.fraction: ("beta",), check.one_of(0, "update"): ("init",)}
 
-    beta: Any = 0.99
+    beta: Setting = 0.99
     init: Literal["update"] | float = 0.0
     inner: Chainable | None = None
     exp_avg_tfm: Chainable | None = None

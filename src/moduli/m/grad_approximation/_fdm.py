@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, DeclaredLink, Need, Objective, Reformulation
+from ...optim import Chainable, DeclaredLink, Need, Objective, Reformulation, Setting
 from ...optim import ranges as check
 
 
@@ -193,7 +193,7 @@ class CD(DeclaredLink):
     ranges = {check.positive: ("h",)}
     attributes = ("index", "threepoint", "seed")
 
-    h: Any = 1e-3
+    h: Setting = 1e-3
     grad: bool = False
     adaptive: bool = True
     index: Literal["cyclic", "cyclic2", "random"] = "cyclic2"

@@ -13,7 +13,7 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from ...optim import Chainable, ChainError, DeclaredLink, Objective, Optimizer, sample_like
+from ...optim import Chainable, ChainError, DeclaredLink, Objective, Optimizer, Setting, sample_like
 from ...optim import ranges as check
 from ._fdm import FORMULAS, Formula, GradApproximator, derivative
 
@@ -101,7 +101,7 @@ class RandomizedFDM(_RandomDirections):
 
     ranges = {check.one_of(*FORMULAS): ("formula",), check.one_of(*DISTRIBUTIONS): ("distribution",)}
 
-    h: Any = 1e-3
+    h: Setting = 1e-3
     n_samples: int = 1
     formula: str = "central"
     distribution: str = "rademacher"
@@ -204,7 +204,7 @@ class GaussianSmoothing(RandomizedFDM):
         Y. Nesterov, V. Spokoiny, "Random gradient-free minimization of convex functions", Found. Comput. Math. 17 (2017).
     """
 
-    h: Any = 1e-2
+    h: Setting = 1e-2
     n_samples: int = 100
     formula: str = "forward2"
     distribution: str = "gaussian"
@@ -326,7 +326,7 @@ class ForwardGradient(_RandomDirections):
     distribution: str = "gaussian"
     pre_generate: bool = True
     jvp_method: str = "autograd"
-    h: Any = 1e-3
+    h: Setting = 1e-3
     seed: int | None = None
     modules: Chainable | None = None
 

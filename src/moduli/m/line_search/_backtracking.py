@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator
 from typing import Any
 
+from ...optim import Setting
 from ._base import Line, LineSearchBase, Trials
 
 Shortening = Generator[float, tuple[float, float], tuple[float | None, int, float]]
@@ -66,9 +67,9 @@ class Backtracking(LineSearchBase):
 
     members = "matrix"
 
-    init: Any = 1.0
-    beta: Any = 0.5
-    c: Any = 1e-4
+    init: Setting = 1.0
+    beta: Setting = 0.5
+    c: Setting = 1e-4
     condition: str = "armijo"
     maxiter: int = 10
     adaptive: bool = True
@@ -115,14 +116,14 @@ class AdaptiveBacktracking(LineSearchBase):
 
     members = "matrix"
 
-    init: Any = 1.0
-    beta: Any = 0.5
-    c: Any = 1e-4
+    init: Setting = 1.0
+    beta: Setting = 0.5
+    c: Setting = 1e-4
     condition: str = "armijo"
     maxiter: int = 20
     target_iters: int = 1
-    nplus: Any = 2.0
-    scale_beta: Any = 0.0
+    nplus: Setting = 2.0
+    scale_beta: Setting = 0.0
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
         """Shortens until the condition holds, and learns where to start next time."""
@@ -162,9 +163,9 @@ class AdaptiveBisection(LineSearchBase):
         tensor([0.])
     """
 
-    init: Any = 1.0
-    nplus: Any = 2.0
-    nminus: Any = 0.5
+    init: Setting = 1.0
+    nplus: Setting = 2.0
+    nminus: Setting = 0.5
     maxiter: int = 10
     adaptive: bool = True
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from ...optim import Setting
 from ...optim import ranges as check
 from ._base import LineSearchBase, Trials
 
@@ -177,8 +178,9 @@ def more_thuente_trials(
         # condition demands, which has its minimisers where both conditions hold.
         tilt = demanded if first_stage and f <= low[1] and f > enough else 0.0
         fallback = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
+        ends = _tilt(tilt, low, other, new)
         try:
-            following = trial_step(*_tilt(tilt, low, other, new), bracketed, least, upper)
+            following = trial_step(ends[0], ends[1], ends[2], bracketed, least, upper)
         except (ZeroDivisionError, OverflowError):
             following = fallback
         low, other, closed = _narrow_tilted(tilt, low, other, new)
@@ -242,13 +244,13 @@ class StrongWolfe(LineSearchBase):
     uses_slopes = True
     ranges = {check.one_of("fixed", "previous", "first-order", "quadratic", "quadratic-clip"): ("a_init",)}
 
-    c1: Any = 1e-4
-    c2: Any = 0.9
+    c1: Setting = 1e-4
+    c2: Setting = 0.9
     a_init: str = "fixed"
-    a_max: Any = 1e12
-    init_value: Any = 1.0
+    a_max: Setting = 1e12
+    init_value: Setting = 1.0
     maxiter: int = 25
-    tol_change: Any = 1e-9
+    tol_change: Setting = 1e-9
     adaptive: bool = True
     fallback: bool = True
     plus_minus: bool = False

@@ -41,6 +41,7 @@ class Split(Module):
     divides_params = True
     across = Across.NOTHING
     differentiable = True
+    capturable = True
     needs = frozenset()
     members = True
 
@@ -107,6 +108,7 @@ class Split(Module):
 
     def _run_branches(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         passed = [self._passes(param, objective) for param in objective.params]
+        changed: dict[int, Tensor] = {}
         for key, wanted in (("true", True), ("false", False)):
             indices = [i for i, found in enumerate(passed) if found is wanted]
             if key in self.children and indices:
@@ -117,7 +119,14 @@ class Split(Module):
                 with _keep_gradients([] if objective.differentiable else others):
                     out = how(self.children[key], part)
                 if isinstance(out, Objective):
-                    _put_back(objective, out, indices)
+                    changed |= _take_part(objective, out, indices)
+        if changed:
+            # What no branch changed is the gradient still, which links behind may not write into.
+            before = objective.peek_updates()
+            copies = objective.updates is None
+            objective.updates = [
+                changed[i] if i in changed else tensor.clone() if copies else tensor for i, tensor in enumerate(before)
+            ]
         return objective
 
     def update(self, objective: Objective) -> None:
@@ -182,16 +191,14 @@ def _part(objective: Objective, indices: list[int]) -> Objective:
     return part
 
 
-def _put_back(objective: Objective, part: Objective, indices: list[int]) -> None:
-    updates = list(objective.get_updates())
-    for i, tensor in zip(indices, part.get_updates(), strict=True):
-        updates[i] = tensor
-    objective.updates = updates
+def _take_part(objective: Objective, part: Objective, indices: list[int]) -> dict[int, Tensor]:
+    """Take the loss and the decisions of a part, and return its updates by their positions in the whole."""
     if objective.loss is None:
         objective.loss = part.loss
     if part.should_terminate is not None:
         objective.should_terminate = bool(objective.should_terminate) or part.should_terminate
+    updates = part.get_updates()
     if part.skip_update:
         # The part's chain moved its parameters itself; nothing is left to subtract for them.
-        for i in indices:
-            updates[i] = torch.zeros_like(updates[i])
+        updates = list(map(torch.zeros_like, updates))
+    return dict(zip(indices, updates, strict=True))

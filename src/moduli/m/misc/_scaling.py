@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Need, Objective, Reformulation, TensorTransform, UpdateTransform
+from ...optim import Need, Objective, Reformulation, Setting, TensorTransform, UpdateTransform
 from .._measures import shape_like
 from ..ops._sources import RandomSample
 
@@ -32,7 +32,7 @@ class Relative(UpdateTransform):
 
     elementwise = True
 
-    min_value: Any = 1e-4
+    min_value: Setting = 1e-4
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         size = param.abs()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...layout import Guard
-from ...optim import BufferTransform
+from ...optim import BufferTransform, Setting
 from ...optim import ranges as check
 from .._measures import rise
 
@@ -157,7 +157,7 @@ class Lookahead(BufferTransform):
     ranges = {check.at_least_one: ("k",), check.positive: ("alpha",)}
 
     k: int = 5
-    alpha: Any = 0.5
+    alpha: Setting = 0.5
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -272,7 +272,7 @@ class ScheduleFree(BufferTransform):
     ranges = {check.fraction: ("momentum",), check.positive: ("momentum",), check.non_negative: ("r",)}
     attributes = ("r", "warmup")
 
-    momentum: Any = field(default=0.9, kw_only=False)
+    momentum: Setting = field(default=0.9, kw_only=False)
     r: float = 0.0
     warmup: int = 0
 

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Across, Chainable, Objective, SettingsList, Tensors, UpdateTransform, as_real, restore_complex
+from ...optim import (
+    Across,
+    Chainable,
+    Objective,
+    Setting,
+    SettingsList,
+    Tensors,
+    UpdateTransform,
+    as_real,
+    restore_complex,
+)
 from ...optim import ranges as check
 from .._measures import dot, larger, lengths, read, shape_like
 from .._vectors import mask_absent
@@ -32,7 +42,7 @@ class _SignAgreement(UpdateTransform):
     uses_grad = True
 
     normalize: bool = False
-    eps: Any = 1e-6
+    eps: Setting = 1e-6
 
     def collect(self, given: Mapping[str, Any]) -> None:
         super().collect(given)

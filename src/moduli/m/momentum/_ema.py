@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform
+from ...optim import BufferTransform, Setting
 from ...optim import ranges as check
 
 
@@ -57,8 +57,8 @@ class EMA(BufferTransform):
 
     projects = {"grad": ("exp_avg",)}
 
-    momentum: Any = field(default=0.9, kw_only=False)
-    dampening: Any = 0.0
+    momentum: Setting = field(default=0.9, kw_only=False)
+    dampening: Setting = 0.0
     debias: bool = False
     lerp: bool = True
     ema_init: Literal["zeros", "update"] = "zeros"
@@ -183,8 +183,8 @@ class GrokFast(BufferTransform):
 
     projects = {"grad": ("exp_avg",)}
 
-    alpha: Any = 0.98
-    lamb: Any = 2.0
+    alpha: Setting = 0.98
+    lamb: Setting = 2.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"] = tensor.clone()

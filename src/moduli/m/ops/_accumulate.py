@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import BufferTransform, UpdateTransform
+from ...optim import BufferTransform, Setting, UpdateTransform
 from ...optim import ranges as check
 
 
@@ -20,7 +20,7 @@ class _Accumulate(BufferTransform):
     start = 0.0
     ranges = {check.probability: ("decay",)}
 
-    decay: Any = 0.0
+    decay: Setting = 0.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulated"] = torch.full_like(tensor, self.start)
@@ -172,7 +172,7 @@ class EMASquared(BufferTransform):
 
     projects = {"grad_sq": ("max_exp_avg_sq",), "grad": ("exp_avg",)}
 
-    beta: Any = 0.999
+    beta: Setting = 0.999
     amsgrad: bool = False
     pow: float = 2
     debiased: bool = False
@@ -252,7 +252,7 @@ class CenteredEMASquared(EMASquared):
 
     centered = True
 
-    beta: Any = 0.99
+    beta: Setting = 0.99
 
 
 class CenteredSqrtEMASquared(CenteredEMASquared):
@@ -296,7 +296,7 @@ class Debias(UpdateTransform):
 
     beta1: Any = None
     beta2: Any = None
-    alpha: Any = 1.0
+    alpha: Setting = 1.0
     pow: float = 2
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
@@ -327,7 +327,7 @@ class Debias2(UpdateTransform):
     static = ("pow",)
     ranges = {check.fraction: ("beta",)}
 
-    beta: Any = 0.999
+    beta: Setting = 0.999
     pow: float = 2
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import DeclaredLink, Need, Objective, UpdateTransform, sample_like
+from ...optim import DeclaredLink, Need, Objective, Setting, UpdateTransform, sample_like
 from ...optim import ranges as check
 from .._measures import lengths, shape_like
 from ._operations import spread_numbers
@@ -85,7 +85,7 @@ class Fill(_SourceLink):
 
     differentiable = True
 
-    value: Any = field(kw_only=False)
+    value: Setting = field(kw_only=False)
 
     def emit(self, objective: Objective) -> list[Tensor]:
         values = spread_numbers(objective, [self.settings[param]["value"] for param in objective.params])

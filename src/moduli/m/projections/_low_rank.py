@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import MatrixLink, Module, Need, Objective
+from ...optim import MatrixLink, Module, Need, Objective, Setting
 from ...optim import ranges as check
 from ._projection import Projection
 
@@ -149,7 +149,7 @@ class GaLore(_LowRank):
 
     rank: int = 128
     update_gap: int = 200
-    scale: Any = 0.25
+    scale: Setting = 0.25
 
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
         left = torch.linalg.svd(matrix, full_matrices=False)[0][..., : self.rank]
@@ -233,7 +233,7 @@ class APOLLO(_LowRank):
 
     rank: int = 256
     update_gap: int = 200
-    scale: Any = 1.0
+    scale: Setting = 1.0
     tensorwise: bool = False
     growth: float = 1.01
     seed: int | None = None

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective, sample_like, transform_buffers
+from ...optim import Chainable, Objective, Setting, sample_like, transform_buffers
 from ...optim import ranges as check
 from ._newton import _SecondOrderLink
 
@@ -163,12 +163,12 @@ class AdaHessian(_DiagonalMoments):
 
     second = "D_exp_avg_sq"
 
-    beta1: Any = 0.9
-    beta2: Any = 0.999
+    beta1: Setting = 0.9
+    beta2: Setting = 0.999
     averaging: bool = True
     block_size: int | None = None
-    eps: Any = 1e-8
-    hessian_power: Any = 1.0
+    eps: Setting = 1e-8
+    hessian_power: Setting = 1.0
     debias: bool = True
     distribution: str = "rademacher"
     exp_avg_tfm: Chainable | None = None
@@ -235,11 +235,11 @@ class SophiaH(_DiagonalMoments):
 
     second = "D_exp_avg"
 
-    beta1: Any = 0.96
-    beta2: Any = 0.99
-    precond_scale: Any = 1.0
-    clip: Any = 1.0
-    eps: Any = 1e-12
+    beta1: Setting = 0.96
+    beta2: Setting = 0.99
+    precond_scale: Setting = 1.0
+    clip: Setting = 1.0
+    eps: Setting = 1e-12
     debias: bool = False
     update_freq: int = 10
     exp_avg_tfm: Chainable | None = None
@@ -291,7 +291,7 @@ class ESGD(_HutchinsonBase):
 
     ranges = {check.allow(check.fraction, None): ("beta",)}
 
-    damping: Any = 1e-4
+    damping: Setting = 1e-4
     beta: float | None = None
     beta_debias: bool = True
     update_freq: int = 20

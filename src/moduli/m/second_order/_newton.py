@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, Eigendecomposition, FunctionOperator, LinearOperator
-from ...optim import HESSIAN_METHODS, Chainable, DeclaredLink, Need, Objective, Ranges, Transform
+from ...optim import HESSIAN_METHODS, Chainable, DeclaredLink, Need, Objective, Ranges, Setting, Transform
 from ...optim import ranges as check
 from .._vectors import HessianLink, flat, size
 
@@ -183,7 +183,7 @@ class Newton(_SpectralLink):
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
     learnt = "H"
 
-    damping: Any = 0.0
+    damping: Setting = 0.0
     eigval_fn: Callable[[Tensor], Tensor] | None = None
     eigv_tol: float | None = None
     truncate: int | None = None

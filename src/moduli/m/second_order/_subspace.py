@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import AtA, Eigendecomposition, LinearOperator
-from ...optim import Chainable, Closure, Evaluator, Need, Objective
+from ...optim import Chainable, Closure, Evaluator, Need, Objective, Setting
 from ...optim import ranges as check
 from .._measures import divide, read
 from .._vectors import HessianLink, flat, gather_update, jacobian, mask_absent, refuse_complex, unflat
@@ -244,8 +244,8 @@ class MatrixMomentum(_SecondOrderLink):
     vector_state = True
     ranges = {check.non_negative: ("lr", "mu"), check.positive: ("h",)}
 
-    lr: Any = field(kw_only=False)
-    mu: Any = 0.1
+    lr: Setting = field(kw_only=False)
+    mu: Setting = 0.1
     hvp_method: str = "autograd"
     h: float = 1e-3
     adaptive: bool = False

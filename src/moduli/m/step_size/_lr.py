@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from ...axes import ModelAxes, check_base, find_step_scale
-from ...optim import Across, Chain, ListTransform, Module, Optimizer, SettingsList, States, Tensors, UpdateTransform
+from ...optim import (
+    Across,
+    Chain,
+    ListTransform,
+    Module,
+    Optimizer,
+    Setting,
+    SettingsList,
+    States,
+    Tensors,
+    UpdateTransform,
+)
 from ...optim import ranges as check
 from .._decays import DecayingLink, Decays
 from .._measures import lengths, metric_of_all
@@ -43,7 +54,7 @@ class LR(UpdateTransform):
     elementwise = True
     ranges = {check.step_size: ("lr",)}
 
-    lr: Any = field(default=1.0, kw_only=False)
+    lr: Setting = field(default=1.0, kw_only=False)
 
     def read_scale(self, setting: Any, step: int) -> Any:
         """Return the factor of a step, counted from zero."""
@@ -174,9 +185,9 @@ class Warmup(UpdateTransform):
     counts = True
     ranges = {check.positive: ("steps",), check.non_negative: ("start_lr", "end_lr")}
 
-    steps: Any = field(default=100, kw_only=False)
-    start_lr: Any = 1e-5
-    end_lr: Any = 1.0
+    steps: Setting = field(default=100, kw_only=False)
+    start_lr: Setting = 1e-5
+    end_lr: Setting = 1.0
 
     def read_scale(self, setting: Any, step: int) -> Any:
         """Return the factor of a step, counted from zero."""
@@ -247,9 +258,9 @@ class WarmupNormClip(UpdateTransform):
     counts = True
     ranges = {check.positive: ("steps", "start_norm", "end_norm")}
 
-    steps: Any = field(default=100, kw_only=False)
-    start_norm: Any = 1e-5
-    end_norm: Any = 1.0
+    steps: Setting = field(default=100, kw_only=False)
+    start_norm: Setting = 1e-5
+    end_norm: Setting = 1.0
 
     def measure(
         self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: SettingsList, members: int | None
@@ -334,6 +345,7 @@ class TrustRatio(UpdateTransform, DecayingLink):
     members = "batched"
     across = Across.MATRICES
     differentiable = True
+    capturable = True
     ranges = {
         check.positive: ("trust",),
         check.non_negative: ("weight_decay", "eps", "low"),
@@ -342,10 +354,10 @@ class TrustRatio(UpdateTransform, DecayingLink):
 
     attributes = ("only",)
 
-    trust: Any = 1.0
-    weight_decay: Any = 0.0
-    eps: Any = 0.0
-    low: Any = 0.0
+    trust: Setting = 1.0
+    weight_decay: Setting = 0.0
+    eps: Setting = 0.0
+    low: Setting = 0.0
     high: float | None = None
     only: Decays = "all"
 
