@@ -166,11 +166,11 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
 
 @method
 def chunk(t: Tensor, count: int, dim: DimLike = 0) -> tuple[Tensor, ...]:
-    """Cut a tensor into at most so many pieces of equal size (the last may be smaller).
+    """Split a tensor into at most `count` parts of equal size (the last may be smaller).
 
     Args:
         t: The tensor.
-        count: How many pieces.
+        count: The number of parts.
         dim: The axis, by name or position.
 
     Example:

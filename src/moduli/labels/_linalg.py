@@ -90,7 +90,7 @@ class QR(NamedTuple):
 
 @method
 def eigh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Eigen:
-    """Eigenvalues and orthonormal eigenvectors of Hermitian matrices: ``t v = λ v``, λ real and ascending.
+    """Return the eigenvalues and orthonormal eigenvectors of Hermitian matrices: ``t v = λ v``, λ real and ascending.
 
     Args:
         t: Hermitian matrices on the last two axes, whose column labels are the row labels, in any order.
@@ -139,7 +139,7 @@ def eigvalsh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor:
 
 @method
 def eig(t: Tensor) -> Eigen:
-    """Eigenvalues and eigenvectors of square matrices: ``t v = λ v``, λ complex, ordered by (real, imaginary) part.
+    """Return the eigenvalues and eigenvectors of square matrices: ``t v = λ v``, λ complex, ordered by (real, imaginary) part.
 
     Args:
         t: Square matrices on the last two axes, whose column labels are the row labels, in any order.

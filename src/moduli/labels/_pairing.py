@@ -318,7 +318,7 @@ def apply_step(data: torch.Tensor, step: Step, fill: complex | None) -> torch.Te
 
 
 def refuse_transpose(plan: PairingPlan) -> None:
-    """Raise OwnTransposeError for operands whose axes of the same labels come in another order.
+    """Raise OwnTransposeError for operands whose axes with the same labels have different orders.
 
     ``h + h.T`` is a symmetrisation to all who write it, but as a sum of named tensors it is ``2 * h``. Only the axes decide:
     a copy of the transpose, and the transpose of another operator, are refused as well.

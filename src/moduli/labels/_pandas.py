@@ -175,7 +175,7 @@ def _read_space(pandas: ModuleType, index: Any, called: str) -> Space:
     name = None if index.name is None else str(index.name)
     if isinstance(index, pandas.RangeIndex) and (index.start, index.step) == (0, 1):
         return Space(len(index), name)
-    # A date with a time zone comes as an object, which is refused with a sentence.
+    # A date with a time zone is an object, for which Space raises.
     labels = index if index.dtype.kind == "O" or getattr(index.dtype, "tz", None) is not None else index.to_numpy()
     try:
         return Space(labels.tolist() if labels is index else labels, name)

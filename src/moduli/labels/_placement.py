@@ -92,7 +92,7 @@ def attach(t: Tensor) -> Tensor:
 
 @method
 def requires_grad_(t: Tensor, requires_grad: bool = True) -> Tensor:
-    """Record gradients for this very tensor from here on, or stop recording them.
+    """Start or stop recording gradients for this tensor, in place.
 
     Args:
         t: The tensor.

@@ -1,4 +1,4 @@
-"""How a labelled tensor shows itself: its axes, the labels at their ends, and values.
+"""The representation of labelled tensors: axes, the labels at their ends, and values.
 
 Showing must never fail, whatever is shown: inside a function transform or a tracer there are no values to look at, and
 only the axes are printed. It must not be slow either: of a long axis only the ends are ever touched.
@@ -281,7 +281,7 @@ def _floats(values: list[float]) -> list[str]:
     finite = [abs(value) for value in values if math.isfinite(value) and value != 0]
     largest, smallest = max(finite, default=1.0), min(finite, default=1.0)
     integers = all(value == math.floor(value) for value in finite)
-    # largest > 1000 * smallest would overflow to the wrong side for the smallest numbers of all.
+    # Divided, because 1000 * smallest could overflow.
     if largest / 1000.0 > smallest or largest > 1.0e8 or (not integers and smallest < 1.0e-4):
         return [f"{value:.4e}" if math.isfinite(value) else str(value) for value in values]
     if integers:

@@ -170,7 +170,7 @@ def _cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: st
     target = as_tensor(target)
     at, rest, classes = _classes(input._axes)
     logits, soft = input._data, target._data.is_floating_point()
-    # One class has the axes of a target of integers.
+    # The logits of one class have the axes of a target of integers.
     meets, whole = (input._axes, logits) if soft else (rest, logits.select(at, 0))
     axes, _, aim = align(meets, target._axes, whole, target._data)
     if axes.drop_marks() is not meets.drop_marks():

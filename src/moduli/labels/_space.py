@@ -90,7 +90,7 @@ class Space:
             return _make(_POSITIONAL, range(size), name)
         return _make_labelled(labels, name)  # type: ignore[arg-type]
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str | None:
@@ -135,7 +135,7 @@ class Space:
 
     @property
     def labelled(self) -> bool:
-        """Whether the space has labels of its own.
+        """Whether the space has labels.
 
         Example:
             >>> Space(2).labelled, Space(range(2)).labelled

@@ -91,7 +91,7 @@ class Tensor(Methods):
         self._axes = _fit_axes(SCALAR, spaces, tuple(data.shape))
         self._data = data
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------------
 
     @property
     def data(self) -> torch.Tensor:
@@ -242,7 +242,7 @@ class Tensor(Methods):
         """
         return self._data.is_leaf
 
-    # -- Python's view ---------------------------------------------------------------------------------------------
+    # -- Python's protocols ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         if not self._data.ndim:

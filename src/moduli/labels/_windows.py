@@ -55,7 +55,7 @@ def _cut_axis(axes: Axes, dim: DimLike, n: int, label: str) -> tuple[int, Axes]:
 
 @method
 def shift(t: Tensor, shifts: Mapping[Any, int] | None = None, /, fill: complex | None = None, **named: int) -> Tensor:
-    """Move the entries along axes by so many places; labels stay where they are.
+    """Shift the entries along axes by a number of positions; labels stay.
 
     Args:
         t: The tensor.

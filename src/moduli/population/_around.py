@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import math
 import operator
 import threading
@@ -26,6 +25,7 @@ from moduli._torch import pytree
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError
 
+from ._around_noise import BLOCK, MemberNoise
 from ._low_rank_call import FunctionOfMember, call_low_rank
 from ._rule import find_looped
 
@@ -38,11 +38,8 @@ else:
 
     ModelT = TypeVar("ModelT", bound=nn.Module)
 
-BLOCK = 64
-"""How many members are drawn together, from one seeded generator."""
 
-
-class PopulationAround(Generic[ModelT]):
+class PopulationAround(MemberNoise, Generic[ModelT]):
     """Members around a mean, of which only the mean, a seed and a counter are stored.
 
     Made by `Population.around`. `pop[i]` returns a copy of member i as a module; `update` moves the mean and draws new members.
@@ -88,39 +85,6 @@ class PopulationAround(Generic[ModelT]):
 
     def _list_moving(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, each) for name, each in self.mean.named_parameters() if each.requires_grad]
-
-    def _draw(self, name: str, shape: tuple[int, ...], rows: range, like: Tensor) -> Tensor:
-        """Return the normal numbers of members `rows`, which do not depend on which other members are drawn."""
-        step = 2 if self.antithetic else 1
-        first, last = rows.start // step, (rows.stop - 1) // step + 1
-        begin, end = first // BLOCK, (last - 1) // BLOCK + 1
-        # Whole blocks, so that a member does not depend on which others are drawn.
-        blocks = torch.empty(end - begin, BLOCK, math.prod(shape), dtype=_noise_dtype(like))
-        for at in range(begin, end):
-            text = f"{self.seed} {self.generation} {name} {at}"
-            number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-            blocks[at - begin].normal_(generator=torch.Generator().manual_seed(number))
-        drawn = blocks.flatten(0, 1)[first - begin * BLOCK : last - begin * BLOCK]
-        if self.antithetic:
-            drawn = drawn.repeat_interleave(2, 0)[rows.start % 2 :][: len(rows)]
-        return drawn.reshape(len(rows), *shape).to(like.device, like.dtype)
-
-    def _draw_signs(self, rows: range, like: Tensor) -> Tensor:
-        signs = torch.ones(len(rows), dtype=like.dtype, device=like.device)
-        if self.antithetic:
-            signs[(1 - rows.start % 2) :: 2] = -1.0
-        return signs
-
-    def _draw_factors(self, name: str, like: Tensor, rows: range) -> tuple[Tensor, Tensor]:
-        """Return A and B of members for a matrix; A with the scale and the sign."""
-        scale = self._draw_signs(rows, like) / math.sqrt(self.rank)
-        a = self._draw(f"{name} A", (like.shape[0], self.rank), rows, like)
-        b = self._draw(f"{name} B", (math.prod(like.shape[1:]), self.rank), rows, like)
-        return a.mul_(scale[:, None, None]), b
-
-    def _draw_vectors(self, name: str, like: Tensor, rows: range) -> Tensor:
-        noise = self._draw(name, tuple(like.shape), rows, like)
-        return noise.mul_(self._draw_signs(rows, like).view(-1, *[1] * like.dim()))
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -408,7 +372,3 @@ def _call_member(member: nn.Module, *args: Any, kwargs: Mapping[str, Any]) -> An
 
 def _list_trained(net: nn.Module) -> list[nn.Parameter]:
     return [each for each in net.parameters() if each.requires_grad]
-
-
-def _noise_dtype(like: Tensor) -> torch.dtype:
-    return torch.float64 if like.dtype is torch.float64 else torch.float32
