@@ -284,7 +284,8 @@ def test_the_front_door_links_to_the_rooms(hooks):
     front.device, front.__version__ = moduli.device, "1"
     front.__all__ = ["__version__", "device", "Device", "DeviceLike"]
     text = hooks.page(front, [front, moduli.device])
-    assert "- [`Device`][moduli.device.Device] A logical place" in text
+    summary = moduli.Device.__doc__.splitlines()[0]
+    assert f"- [`Device`][moduli.device.Device] {summary}\n" in text
     assert "- [`DeviceLike`][moduli.device.DeviceLike] \n" in text
     assert "__version__" not in text
     assert "\n::: moduli.device.Device\n" in hooks.page(moduli.device, [front, moduli.device])

@@ -25,7 +25,6 @@ import typing as _typing
 
 from moduli.layout import public_name as public_name
 
-from .._deprecated import move as _move
 from ._adopt import adopt as adopt
 from ._arithmetic import Only as Only
 from ._config import CONFIG_KEY as CONFIG_KEY
@@ -89,17 +88,3 @@ from .mtype import ParamConfig as ParamConfig
 
 if not _typing.TYPE_CHECKING:  # type checkers take `import X as X` as public and reject a computed `__all__`
     __all__ = sorted(k for k, v in globals().items() if not (k.startswith("_") or isinstance(v, _types.ModuleType)))
-
-__getattr__ = _move(
-    __name__,
-    "moduli.compat.nytorch",
-    (
-        "ParticleModule",
-        "GetNytoModule",
-        "ParamProduct",
-        "particle_module",
-        "particle_updater",
-        "utils",
-        "version_updater",
-    ),
-)
