@@ -14,8 +14,8 @@ import torch
 
 from evolve.work import Counted, Faulty, Opaque, noisy, sphere
 from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, OpenES, Pool, Ranks, Ray, search
+from moduli.evolve._module_fitness import Chosen, ModuleFitness
 from moduli.evolve._noise import Noise
-from moduli.evolve._search import Chosen, ModuleFitness
 from moduli.evolve._workers import Worker, pack
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -345,7 +345,7 @@ def test_a_program_without_a_guard_is_told_in_a_sentence(tmp_path, start):
 
 def test_an_exit_code_that_another_thread_collects_is_waited_for():
     class Collected:
-        """What `waitpid` tells the second of two threads: nothing, until the first has written the code down."""
+        """A process whose exit code another thread collects: it is None until that thread has stored it."""
 
         asked = 0
 

@@ -99,7 +99,7 @@ def operands(draw, count=2, dtypes=dtypes, sizes=upto3, same_dtype=False, most=4
 
 
 def key_of(dims, places):
-    """What identifies an entry: (axis name, or position from the right, and label) of every axis."""
+    """Return the key of an entry: (axis name, or position from the right, and label) of every axis."""
     rank = len(dims)
     return frozenset(
         (space.name if space.name is not None else axis - rank, list(space)[place])
@@ -108,7 +108,7 @@ def key_of(dims, places):
 
 
 def as_mapping(t):
-    """What a labelled tensor means: the number for each choice of labels."""
+    """Return the number of each choice of labels, whatever the order of axes and entries."""
     places = itertools.product(*map(range, t.data.shape))
     return {key_of(t.dims, place): t.data[place].item() for place in places}
 

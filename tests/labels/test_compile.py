@@ -202,7 +202,7 @@ def test_graph_breaks_lose_nothing():
 
 @pytest.fixture
 def complaints():
-    """What the compiler's cache says of graphs it can't name."""
+    """Collect the messages of the compiler's cache about graphs without a key."""
     records = []
     handler = logging.Handler()
     handler.emit = records.append

@@ -9,7 +9,7 @@ from moduli.labels import _constant
 
 
 def test_an_older_torch_computes_outside_of_graphs_and_says_why(monkeypatch):
-    """As `labels` does at import where torch can't hold labels as constants, on a function of this test."""
+    """Exclude a function from tracing, as `labels` does at import with a torch that does not support constants."""
     monkeypatch.setattr(_constant, "can_hold_constants", lambda: False)
 
     def double(t):

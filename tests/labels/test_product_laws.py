@@ -247,3 +247,10 @@ def test_products_refuse_what_does_not_pair():
         mo.dot(a, a, over="z")
     with pytest.raises(ValueError, match="both be named 'row'"):
         a @ mo.zeros(k=["a", "b"], row=["p"])
+
+
+def test_terms_that_name_no_distinct_axes_raise():
+    with pytest.raises(ValueError, match="names an axis twice"):
+        mo.einsum("row row -> row", mo.zeros(row=2, column=2))
+    with pytest.raises(ValueError, match="put spaces around it"):
+        mo.einsum("...i j -> j", mo.zeros(2, 3))

@@ -207,7 +207,7 @@ def test_what_a_module_exports_is_a_dataset() -> None:
     assert set(dataset.data_vars) == {"w", "inner.b", "inner.c"}
     assert dataset["w"].sel(channel="g") == 2.0
     net.w = from_xarray(xr.DataArray([1.0], dims="x", name="told"))
-    assert net.w._axes.told is None
+    assert net.w._axes.coordinates is None
 
 
 @pytest.mark.parametrize("order", ["moduli, xarray", "xarray, moduli"])

@@ -40,7 +40,7 @@ def keep(opt, pop):
 
 
 def go_on(case, pop, saved):
-    """Where a step from a checkpoint leads."""
+    """Return the members after a step from a checkpoint."""
     opt = make(case, pop)
     pop.load_state_dict(saved[0])
     opt.load_state_dict(saved[1])
@@ -52,7 +52,7 @@ def population(case):
 
 
 def move_alone(case):
-    """Where the members of one process go, what is saved then, and where the next step leads."""
+    """Return the members of one process after some steps, their checkpoint, and the members after the next step."""
     if not case.population or case.random or Need.MEMBERS in needs(case.links()):
         raise NotApplicable("other random numbers, or coupled members, which are tested by themselves")
     pop = population(case)
@@ -61,7 +61,7 @@ def move_alone(case):
 
 
 def compare(case, expected, mesh):
-    """What differs where the members are spread over processes, or where only the checkpoint is; None where nothing does."""
+    """Return the first difference to sharded members, or to members from the checkpoint; None if there is none."""
     rows, saved, later = expected
     part = population(case).shard(mesh)
     own = part.sharding.own

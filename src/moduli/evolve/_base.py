@@ -1,4 +1,4 @@
-"""`Search`: what every ask-and-tell search has in common."""
+"""`Search`: the base class of ask-and-tell searches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ._problem import Bounds, Coordinates, Reason
 
 
 class Search(ABC):
-    """A search that is asked for members and told their fitness, which it minimises.
+    """An ask-and-tell search: `ask` returns members, `tell` takes their fitness, which is minimised.
 
     One generation is `x = search.ask()`, `search.tell(fitness)` with one number per row of x. Until `tell` is called,
-    `ask` gives the same members again: they are a function of `state`, a dict of tensors and numbers that `state_dict`
-    copies. A search that is saved anywhere, even between `ask` and `tell`, and loaded elsewhere goes on bit for bit.
-    NaN counts as the worst fitness there is. Random numbers come from the search's own generator.
+    `ask` returns the same members again: they are a function of `state`, a dict of tensors and numbers that `state_dict`
+    copies. A search that is saved at any point, even between `ask` and `tell`, and loaded elsewhere continues bit for bit.
+    NaN counts as the worst fitness. Random numbers come from the search's own generator.
 
     Args:
         x0: Where to start, one number per coordinate; its dtype and device are those of the search.
@@ -34,7 +34,7 @@ class Search(ABC):
         patience: Stop when the best fitness has not improved for so many generations.
         max_evaluations: Stop before more members than this would have been evaluated.
         tol: Stop when the members differ by less than this, relative to their size.
-        own: Whether the search may keep x0 itself instead of a copy; the caller does not write to it again.
+        own: Whether the search may store x0 itself instead of a copy; the caller must not write to it again.
     """
 
     allows_integer: ClassVar[bool] = False
@@ -60,13 +60,7 @@ class Search(ABC):
         own: bool = False,
     ) -> None:
         name = type(self).__name__
-        if not isinstance(x0, Tensor) or x0.dim() != 1 or not x0.dtype.is_floating_point:
-            what = f"{x0.dtype} of shape {tuple(x0.shape)}" if isinstance(x0, Tensor) else type(x0).__name__
-            raise TypeError(f"{name} starts from a vector of floating-point numbers; got {what}")
-        if x0.numel() == 0:
-            raise ValueError(f"{name} has nothing to search over: x0 is empty")
-        if not bool(x0.isfinite().all()):
-            raise ValueError(f"x0 of {name} contains infinities or NaN")
+        _check_start(name, x0)
         if integer and not self.allows_integer:
             raise TypeError(f"{name} has no integer coordinates; use DE, PSO, GA or CEM")
         if categorical and not self.allows_categorical:
@@ -81,7 +75,7 @@ class Search(ABC):
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None
         self._lent = False
-        # A model may fill most of the memory, so copies are counted here.
+        # A model may fill most of the memory, so x0 is copied no more often than needed.
         inside = x0.detach().clamp(self.coordinates.lower, self.coordinates.upper)
         best = x0.detach() if own and not self.coordinates.bounded else inside.clone()
         self.state: dict[str, Any] = {
@@ -99,7 +93,7 @@ class Search(ABC):
         del best
         self._start(inside)
 
-    # -- what a method fills in
+    # -- implemented by methods
 
     @abstractmethod
     def _start(self, x0: Tensor) -> None:
@@ -107,11 +101,11 @@ class Search(ABC):
 
     @abstractmethod
     def _propose(self, start: int, stop: int) -> Tensor:
-        """Members `start` to `stop` of the current generation, as they are to be evaluated."""
+        """Return members `start` to `stop` of the current generation, as they are evaluated."""
 
     @abstractmethod
     def _learn(self, fitness: Tensor) -> None:
-        """Change `state` by what the current generation's fitness (double, no NaN) teaches."""
+        """Update `state` from the fitness of the current generation (double, without NaN)."""
 
     @property
     @abstractmethod
@@ -119,49 +113,49 @@ class Search(ABC):
         """The centre of the search, inside the bounds: of the distribution, or of the members."""
 
     def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
-        """One member in parts, (where it begins, numbers), each to be used before the next is asked for.
+        """Iterate over one member in parts, (offset, numbers); each part may be overwritten by the next one.
 
-        Seed-replayed methods over many coordinates never hold more than one part.
+        Seed-replayed methods over many coordinates never store more than one part.
         """
         yield 0, self._propose(index, index + 1)[0]
 
     def _improve(self, index: int) -> None:
-        """Make a member the best."""
+        """Copy a member to `best`."""
         if self._lent:
             self.state["best"], self._lent = torch.empty_like(self._tensor("best")), False
         for at, part in self.parts(index):
             self._tensor("best")[at : at + len(part)] = part
 
     def _find_convergence(self) -> Reason | None:
-        """A reason that only this method knows of."""
+        """Return a reason to stop that is specific to the method, or None."""
         return None
 
     def _draws(self) -> int:
-        """How many counters a generation uses up."""
+        """Return how many counters of the random stream a generation uses."""
         return 1
 
-    # -- what users call
+    # -- called by users
 
     def ask(self) -> Tensor:
-        """The members to evaluate, one per row: a copy."""
+        """Return the members to evaluate, one per row, as a copy."""
         return self.rows(0, self.population)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Some of the members that `ask` would give. Seed-replayed methods make only these."""
+        """Return members `start` to `stop` of those that `ask` returns. Seed-replayed methods draw only these."""
         if not 0 <= start <= stop <= self.population:
             raise IndexError(f"members {start} to {stop} of a population of {self.population}")
         with torch.no_grad():
             return self._propose(start, stop)
 
     def draft(self) -> Search | None:
-        """What others need to make the members of this generation: its mean and its seed.
+        """Return a copy with only the state that other processes need to draw the members of this generation.
 
-        None where members are stored, or so small that they are sent.
+        None where members are stored, or so small that they are sent themselves.
         """
         return None
 
     def tell(self, fitness: Tensor | Iterable[float]) -> None:
-        """Give the fitness of every member that `ask` gave, in order; lower is better.
+        """Take the fitness of every member that `ask` returned, in order; lower is better.
 
         Raises:
             ValueError: If there is not one number per member. Nothing has changed then.
@@ -169,8 +163,10 @@ class Search(ABC):
         if isinstance(fitness, Tensor) and fitness.is_complex():
             raise TypeError("fitness is complex; a search needs real numbers that can be ordered")
         # NumPy takes a third of torch's time for few numbers; numbers from Python are double.
-        given = fitness.detach().cpu().double().numpy() if isinstance(fitness, Tensor) else [float(f) for f in fitness]
-        state, values = self.state, np.array(given, dtype=np.float64)
+        numbers = (
+            fitness.detach().cpu().double().numpy() if isinstance(fitness, Tensor) else [float(f) for f in fitness]
+        )
+        state, values = self.state, np.array(numbers, dtype=np.float64)
         if values.shape != (self.population,):
             raise ValueError(f"tell: one fitness for each of {self.population} members; got shape {values.shape}")
         values[values != values] = math.inf
@@ -185,7 +181,7 @@ class Search(ABC):
         state["best_fitness"] = min(value, self.best_fitness)
         state["stalled"] = 0 if improved else self._int("stalled") + 1
         state["lost"] = 0 if value < math.inf else self._int("lost") + 1
-        # One member alone is neither flat nor steep.
+        # A generation of one member always has equal values, which says nothing about flatness.
         state["flat"] = self._int("flat") + 1 if population > 1 and value == worst else 0
         state["counter"] = self._int("counter") + used
         state["generation"] = self.generation + 1
@@ -193,10 +189,10 @@ class Search(ABC):
         self._pending = None
 
     def revise(self, **entries: Tensor) -> None:
-        """Replace tensors of the state, when a gradient step or the user moved what the search is about.
+        """Replace tensors of the state, after a gradient step or the user changed the searched parameters.
 
-        Members that were asked for and not told yet belong to the old state and are forgotten. The search keeps the
-        tensors that are given.
+        Members that `ask` returned belong to the old state; the next `ask` returns others. The search stores the tensors
+        that are passed, not copies.
 
         Raises:
             KeyError: If the state has no such tensor.
@@ -210,17 +206,17 @@ class Search(ABC):
             >>> search.mean
             tensor([1., 1., 1.])
         """
-        for name, given in entries.items():
+        for name, tensor in entries.items():
             mine = self.state.get(name)
             if not isinstance(mine, Tensor):
-                known = ", ".join(k for k, v in self.state.items() if isinstance(v, Tensor))
-                raise KeyError(f"{type(self).__name__} has no {name!r} to revise; there are {known}")
-            self._check_kind(name, mine, given, given.shape == mine.shape)
-        self.state.update((name, given.detach().to(self.device)) for name, given in entries.items())
+                names = ", ".join(k for k, v in self.state.items() if isinstance(v, Tensor))
+                raise KeyError(f"{type(self).__name__} has no {name!r} to revise; there are {names}")
+            self._check_kind(name, mine, tensor, tensor.shape == mine.shape)
+        self.state.update((name, tensor.detach().to(self.device)) for name, tensor in entries.items())
         self._pending = None
 
     def should_stop(self) -> Reason | None:
-        """Why the search has come to an end, or None.
+        """Return why the search should stop, or None.
 
         Example:
             >>> import torch
@@ -249,7 +245,7 @@ class Search(ABC):
         return self._tensor("best").clone()
 
     def lend_best(self) -> Tensor:
-        """`best` without a copy, which the search never writes to again; nor may the caller."""
+        """Return `best` without a copy. The search never writes to this tensor again, and the caller must not."""
         self._lent = True
         return self._tensor("best")
 
@@ -260,45 +256,45 @@ class Search(ABC):
 
     @property
     def population(self) -> int:
-        """How many members a generation has."""
+        """The number of members of a generation."""
         return self._int("population")
 
     @property
     def generation(self) -> int:
-        """How many generations were told."""
+        """The number of completed generations."""
         return self._int("generation")
 
     @property
     def evaluations(self) -> int:
-        """How many members were told."""
+        """The number of members whose fitness was passed to `tell`."""
         return self._int("evaluations")
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the state: tensors and numbers by name, and the name of the method."""
+        """Return a copy of the state: tensors and numbers by name, and the name of the method."""
         copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state.items()}
         return {"method": type(self).__name__, **copied}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave, of a search of the same method and dimension.
+        """Continue from a state that `state_dict` returned, of a search with the same method and dimension.
 
         Raises:
             ValueError: If the state belongs to another method or dimension, or lacks something. Nothing has changed then.
         """
-        name, given = type(self).__name__, dict(state)
-        method = given.pop("method", None)
+        name, entries = type(self).__name__, dict(state)
+        method = entries.pop("method", None)
         if method != name:
             raise ValueError(f"the state is one of {method}, and can't be loaded into {name}")
-        missing = [k for k in self.state if k not in given]
-        unknown = [k for k in given if k not in self.state]
+        missing = [k for k in self.state if k not in entries]
+        unknown = [k for k in entries if k not in self.state]
         if missing or unknown:
             raise ValueError(f"the state of {name} lacks {missing}, and has {unknown} that these settings have not")
-        for k, v in given.items():
+        for k, v in entries.items():
             mine = self.state[k]
             if isinstance(mine, Tensor):
-                # How many members, or generations, there are may have changed on the way.
-                fits = v.shape[-1:] == mine.shape[-1:] or v.shape == (given["population"],)
+                # The population, or the length of a history, may have changed during the run.
+                fits = v.shape[-1:] == mine.shape[-1:] or v.shape == (entries["population"],)
                 self._check_kind(k, mine, v, fits)
-        self.state = {k: v.detach().clone().to(self.device) if isinstance(v, Tensor) else v for k, v in given.items()}
+        self.state = {k: v.detach().clone().to(self.device) if isinstance(v, Tensor) else v for k, v in entries.items()}
         self._pending = None
         self._restore_derived()
 
@@ -309,8 +305,8 @@ class Search(ABC):
                 f"{name!r} of {type(self).__name__} is {mine.dtype} of shape {tuple(mine.shape)}; got {got}"
             )
 
-    def _restore_derived(self) -> None:  # noqa: B027 - most methods have nothing to make
-        """Make again what depends on the state."""
+    def _restore_derived(self) -> None:  # noqa: B027 - most methods have nothing to recompute
+        """Recompute attributes that depend on the state."""
 
     def __repr__(self) -> str:
         return (
@@ -318,10 +314,10 @@ class Search(ABC):
             f"best_fitness={self.best_fitness:.6g})"
         )
 
-    # -- help for methods
+    # -- used by methods
 
     def _check_step(self, step: float, centre: Tensor) -> Reason | None:
-        """Whether steps have become too small beside the centre of the search, or have grown without limit."""
+        """Return SMALL_STEP if steps are below the tolerance relative to the centre, DIVERGED if they overflow, or None."""
         size = max(1.0, float(torch.linalg.vector_norm(centre, torch.inf)))
         if step <= self.tol * size:
             return Reason.SMALL_STEP
@@ -344,89 +340,16 @@ class Search(ABC):
         return torch.randn(shape, generator=generator, dtype=self.dtype, device=self.device)
 
     def _make_generator(self, offset: int = 0) -> torch.Generator:
-        """The generator at the start of this generation's stream."""
+        """Return the generator, seeded for the start of this generation's stream."""
         return self._generator.manual_seed(key(self._int("seed"), self._int("counter") + offset))
 
 
-class MatrixSearch(Search):
-    """A search whose members are a matrix in its state, and that proposes another matrix each generation.
-
-    A subclass gives `_move`, the next matrix and whatever belongs to it, and `_select`, what is kept of it.
-    """
-
-    def __init__(
-        self, x0: Tensor, *, population: int = 64, spread: float = 1.0, initial: Tensor | None = None, **options: Any
-    ) -> None:
-        self._spread, self._initial = spread, initial
-        self._bounds: tuple[Any, Any] | None = None
-        self._buffers: dict[str, Tensor] = {}
-        super().__init__(x0, population=population, **options)
-
-    @abstractmethod
-    def _move(self) -> dict[str, Tensor]:
-        """The next members under "x" (as they are evaluated), and what `_select` needs."""
-
-    @abstractmethod
-    def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
-        """Change the state by what was learned from a proposal."""
-
-    def _draw_first(self, x0: Tensor) -> Tensor:
-        """The first members: those given, uniform between finite bounds, or normal around x0 with deviation `spread`."""
-        n, c = self.population, self.coordinates
-        if self._initial is not None:
-            x = self._initial.detach()
-            if x.shape != (n, self.dim):
-                raise ValueError(f"initial has shape {tuple(x.shape)}; {n} members of {self.dim} numbers were expected")
-            return c.rounded(x.to(x0).clamp(c.lower, c.upper))
-        g = self._make_generator()
-        self.state["counter"] = 1
-        normal, uniform = self._gauss(g, n, self.dim), self._uniform(g, n, self.dim)
-        both = c.lower.isfinite() & c.upper.isfinite()
-        # One more than the width, cut off again: each whole number is as likely as the others.
-        whole = torch.zeros(self.dim, dtype=torch.bool, device=self.device)
-        whole[c.whole] = True
-        low = torch.where(both, c.lower, torch.zeros_like(x0)) - 0.5 * whole
-        width = torch.where(both, c.upper - c.lower, torch.zeros_like(x0)) + 1.0 * whole
-        x = torch.where(both, low + uniform * width, x0 + self._spread * normal)
-        return c.rounded(x.clamp(c.lower, c.upper)).clamp(c.lower, c.upper)
-
-    def _proposal(self) -> dict[str, Tensor]:
-        if self._pending is None:
-            self._pending = self._move()
-        return self._pending  # type: ignore[no-any-return]
-
-    def _propose(self, start: int, stop: int) -> Tensor:
-        # A copy, which the caller may write to: what is learned is learned from the original.
-        return self._proposal()["x"][start:stop].clone()
-
-    def _learn(self, fitness: Tensor) -> None:
-        self._select(self._proposal(), fitness)
-
-    def _scratch(self, name: str, *lead: int) -> Tensor:
-        """Memory of the size of the members, or of a stack of them, that is used again in every generation."""
-        shape = (*lead, self.population, self.dim)
-        held = self._buffers.get(name)
-        if held is None or held.shape != shape:
-            held = self._buffers[name] = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return held
-
-    def _walls(self) -> tuple[Any, Any]:
-        """The bounds for one pass over all members: two numbers, or matrices in lists where coordinates differ."""
-        if self._bounds is None:
-            shape, ends = (self.population, self.dim), (self.coordinates.lower, self.coordinates.upper)
-            alike = all(bool((end == end.max()).all()) for end in ends)
-            low, high = (float(end.max()) if alike else [end.expand(shape).contiguous()] for end in ends)
-            self._bounds = low, high
-        return self._bounds
-
-    @property
-    def mean(self) -> Tensor:
-        """The average of the members that the search keeps."""
-        return self._tensor("x").mean(0)
-
-    def _find_convergence(self) -> Reason | None:
-        if self.population == 1 or self.generation == 0:
-            return None
-        low, high = self._tensor("x").amin(0), self._tensor("x").amax(0)
-        spread = float((high - low).max() / torch.maximum(low.abs(), high.abs()).max().clamp(min=1.0))
-        return Reason.SMALL_STEP if spread <= self.tol else None
+def _check_start(name: str, x0: Any) -> None:
+    """Raise if x0 is not a vector of finite floating-point numbers."""
+    if not isinstance(x0, Tensor) or x0.dim() != 1 or not x0.dtype.is_floating_point:
+        what = f"{x0.dtype} of shape {tuple(x0.shape)}" if isinstance(x0, Tensor) else type(x0).__name__
+        raise TypeError(f"{name} starts from a vector of floating-point numbers; got {what}")
+    if x0.numel() == 0:
+        raise ValueError(f"{name} has nothing to search over: x0 is empty")
+    if not bool(x0.isfinite().all()):
+        raise ValueError(f"x0 of {name} contains infinities or NaN")

@@ -1,8 +1,8 @@
 """The file of a search: its state after the last whole generation, and a journal of the one that is under way.
 
 The state is a checkpoint of `moduli.io`: written all or nothing, with a checksum of each tensor and of everything else. The
-journal begins with the generation that it is of, in a file that is written the same way, and grows by one record for each
-fitness value. A record has a checksum too: one that was cut off or damaged ends what is believed of the journal.
+journal of a generation is created the same way and grows by one record for each fitness value. Each record has a checksum: a
+record that was cut off at the end is ignored, and one that was damaged raises.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SIZE = _RECORD.size + _CHECKSUM.size
 
 
 class SearchFile:
-    """The file of a search, and beside it the journal: fitness values as they come, which need not be evaluated again.
+    """The file of a search, and the journal beside it, which stores each fitness value so that no member is evaluated twice.
 
     A journal has one record of 28 bytes for each value: generation, member, fitness, and the CRC-32 of those and of the record
     before.
 
     Args:
-        path: Where it is.
+        path: The path of the file; the journal is `path.journal`.
         writes: Whether this process writes it.
-        about: What has to be the same for a search to go on.
+        about: Settings that must be equal for a search to resume from the file.
     """
 
     def __init__(self, path: str | Path, writes: bool, about: dict[str, Any]) -> None:
@@ -41,26 +41,29 @@ class SearchFile:
         self._generation = self._checksum = 0
 
     def load(self, search: Search) -> tuple[list[float], dict[int, float]]:
-        """Have a search go on from the file, if there is one: the history until then, and what the journal knows.
+        """Load the state of a search from the file if it exists, else write the file.
+
+        Returns:
+            The history so far, and the fitness of the members in the journal.
 
         Raises:
-            CheckpointError: If the file or the journal was damaged. A record that was cut off at the end is not there.
+            CheckpointError: If the file or the journal was damaged. A record that was cut off at the end is ignored.
             ValueError: If it is the file of something else.
         """
         if not self.path.exists():
             self.save(search, [])
             return [], {}
-        found = read(self.path)
-        extra = found.extra if isinstance(found.extra, dict) else {}
+        contents = read(self.path)
+        extra = contents.extra if isinstance(contents.extra, dict) else {}
         about = extra.get("search")
-        if not isinstance(about, dict) or found.module is None:
+        if not isinstance(about, dict) or contents.module is None:
             raise ValueError(f"{self.path} is not the checkpoint of a search; name another file")
         for name, mine in self.about.items():
             if about.get(name) != mine:
                 raise ValueError(
                     f"{self.path} holds a search with {name} {cut(str(about.get(name)), 200)}; this one has {mine}"
                 )
-        search.load_state_dict({**extra["numbers"], **found.module})
+        search.load_state_dict({**extra["numbers"], **contents.module})
         return list(about["history"]), self._read_journal(search.generation)
 
     def save(self, search: Search, history: list[float]) -> None:
@@ -72,8 +75,8 @@ class SearchFile:
             save(self.path, tensors, extra={"search": {**self.about, "history": history}, "numbers": state})
 
     def _read_journal(self, generation: int) -> dict[int, float]:
-        """What is known of a generation: the records from the first to the last good one."""
-        known: dict[int, float] = {}
+        """Return the fitness of the members of a generation that the journal has records of."""
+        values: dict[int, float] = {}
         data, before = read_bytes(self.journal) if self.journal.exists() else b"", 0
         for at in range(0, len(data) - _SIZE + 1, _SIZE):
             record, (checksum,) = data[at : at + _RECORD.size], _CHECKSUM.unpack_from(data, at + _RECORD.size)
@@ -84,17 +87,17 @@ class SearchFile:
                 raise CheckpointError(f"{str(self.journal)!r} was damaged at byte {at}; remove it, and go on without")
             number, member, value = _RECORD.unpack(record)
             if number == generation:
-                known[member] = value
-        return known
+                values[member] = value
+        return values
 
     def begin(self, generation: int, known: dict[int, float]) -> None:
-        """Start the journal of a generation with what is known of it."""
+        """Start the journal of a generation with the fitness values that are known already."""
         self._generation, self._checksum = generation, 0
         if self.writes:
             write_bytes(self.journal, b"".join(self._pack(member, value) for member, value in known.items()))
 
     def note(self, member: int, value: float) -> None:
-        """One value more, which is in the hands of the system before this returns."""
+        """Append one value, unbuffered: it survives a kill of this process once this returns."""
         if self.writes:
             with self.journal.open("ab", buffering=0) as file:
                 file.write(self._pack(member, value))

@@ -1,4 +1,4 @@
-"""Covariance matrices and their roots, as tensors or as NumPy arrays: what is small is quicker in NumPy."""
+"""Covariance matrices and their roots, as tensors or as NumPy arrays, whose calls cost less where matrices are small."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from torch import Tensor
 
 
 def add_product(C: Any, left: Any, right: Any, decay: float, scale: float) -> None:
-    """C ← decay C + scale left · right in the memory of C, an array or a tensor."""
+    """Compute C ← decay C + scale left · right in place.
+
+    Args:
+        C: An array or a tensor.
+        left: The left factor, of the same kind.
+        right: The right factor.
+        decay: The factor on C.
+        scale: The factor on the product.
+    """
     if isinstance(C, Tensor):
         C.addmm_(left, right, beta=decay, alpha=scale)
     else:
@@ -20,9 +28,9 @@ def add_product(C: Any, left: Any, right: Any, decay: float, scale: float) -> No
 
 
 def symmetric_root(C: Any) -> tuple[Any, float, float]:
-    """C^(1/2) of a tensor or an array, and the smallest and largest standard deviation.
+    """Return C^(1/2) of a tensor or an array, and the smallest and largest standard deviation.
 
-    Eigenvalues below rounding count as rounding.
+    Eigenvalues below the largest times eps are raised to that value.
     """
     xp: Any = torch if isinstance(C, Tensor) else np
     values, B = xp.linalg.eigh(C)
@@ -33,7 +41,7 @@ def symmetric_root(C: Any) -> tuple[Any, float, float]:
 
 
 def cholesky_root(C: Any) -> tuple[Any, float, float]:
-    """The lower triangular root of a tensor or an array, and bounds of the standard deviations from its diagonal.
+    """Return the lower triangular root of a tensor or an array, and bounds of the standard deviations from its diagonal.
 
     Rounding can make C lose its definiteness; then the smallest shift (in powers of ten of eps) that restores it is added.
     """

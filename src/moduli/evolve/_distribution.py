@@ -19,11 +19,11 @@ from ._problem import Reason, check_choice, check_sigma, clean, reflect
 class Distribution(Search):
     """A Gaussian around a mean, with independent coordinates; memory is linear in the dimension for any population.
 
-    Beyond the bounds the fitness is that of the reflected point, so the Gaussian itself knows no bounds.
+    A sample outside of the bounds is reflected into them, so the Gaussian itself is unbounded.
 
     Args:
         x0: The first mean.
-        population: How many members; None for 4 + 3 ln P.
+        population: The number of members; None for 4 + 3 ln P.
         antithetic: Whether members come in pairs, mirrored at the mean.
         rank: Draw the noise of each matrix as a product of this rank; needs `shapes`.
         shapes: The shapes of the parameters that the vector holds, in order.
@@ -51,7 +51,7 @@ class Distribution(Search):
         self._noise = Noise(self._count_drawn(), directions, self.dtype, self.device, self.shapes, self.rank)
 
     def _count_drawn(self) -> int:
-        """How many numbers make one direction."""
+        """Return how many numbers are drawn for one direction."""
         return self.dim
 
     def _draws(self) -> int:
@@ -59,10 +59,10 @@ class Distribution(Search):
 
     @abstractmethod
     def _scale(self) -> Tensor | float:
-        """The standard deviation: of all coordinates, or of each."""
+        """Return the standard deviation of all coordinates, or of each."""
 
     def _directions(self, start: int, stop: int) -> Tensor:
-        """Directions `start` to `stop`; may be shared, so not to be written to."""
+        """Return directions `start` to `stop`, which may share memory with the noise and must not be written to."""
         return self._noise.rows(self._int("seed"), self._int("counter"), start, stop)
 
     def _propose(self, start: int, stop: int) -> Tensor:
@@ -85,35 +85,35 @@ class Distribution(Search):
         return True
 
     def draft(self) -> Search | None:
-        """What others need to make the members of this generation: its mean and its seed.
+        """Return a copy with only the state that other processes need to draw the members of this generation.
 
-        None where members are stored, or so small that they are sent.
+        None where members are so small that they are sent themselves, or can't be drawn elsewhere.
         """
-        made_in_parts = (self._noise.in_pieces and self._separable()) or self.shares_products()
-        if not made_in_parts or self.device.type != "cpu" or self.dtype is torch.bfloat16:
+        in_parts = (self._noise.segmented and self._separable()) or self.shares_products()
+        if not in_parts or self.device.type != "cpu" or self.dtype is torch.bfloat16:
             return None
         out = copy.copy(self)
-        made_of = ("seed", "counter", "population", "mean", "sigma", "C")
-        out.state = {name: self.state[name] for name in made_of if name in self.state}
+        names = ("seed", "counter", "population", "mean", "sigma", "C")
+        out.state = {name: self.state[name] for name in names if name in self.state}
         out._pending = out.share = None
         out._noise = self._noise.copy_plan()
         return out
 
     def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
-        """One member in parts, (where it begins, numbers), each to be used before the next is asked for."""
+        """Iterate over one member in parts, (offset, numbers); each part may be overwritten by the next one."""
         if not self._separable():
             yield from super().parts(index)
             return
         mean, scale = self._tensor("mean"), self._scale()
         sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
-        for columns, step in self._noise.pieces(self._int("seed"), self._int("counter"), first):
+        for columns, step in self._noise.iterate_direction(self._int("seed"), self._int("counter"), first):
             part = scale[columns] if isinstance(scale, Tensor) else scale
-            # A piece that is not kept may be written over.
-            out = step if self._noise.in_pieces else None
+            # Segments are not stored, so they may be overwritten.
+            out = step if self._noise.segmented else None
             yield columns.start, self._reflect(_shift(mean[columns], step, part, sign, out), columns)
 
     def shares_products(self) -> bool:
-        """Whether members are a mean plus noise of low rank, so that they need not be made to be evaluated."""
+        """Whether members are a mean plus noise of low rank, so that they are evaluated without forming their matrices."""
         return self.rank is not None and self._separable() and not self.coordinates.bounded
 
     def spread(self) -> Tensor | None:
@@ -128,10 +128,10 @@ class Distribution(Search):
     def factors(self, members: Sequence[int]) -> list[tuple[Tensor, Tensor | None]]:
         """Return the noise of members for each parameter: (A, B) of A Bᵀ, or (numbers, None), with signs.
 
-        It is also scaled where all numbers have one standard deviation; otherwise `spread` is to be multiplied in.
+        It includes the standard deviation where all numbers have the same one; otherwise the caller multiplies by `spread`.
 
         Args:
-            members: Which.
+            members: The indices of the members.
         """
         step = 2 if self.antithetic else 1
         directions = [member // step for member in members]
@@ -140,18 +140,18 @@ class Distribution(Search):
         signs = [1 - 2 * (member % 2) if self.antithetic else 1 for member in members]
         scale = torch.tensor(signs, dtype=self.dtype, device=self.device)
         scale = scale if self.spread() is not None else scale * self._scale()
-        found: list[tuple[Tensor, Tensor | None]] = []
+        noise: list[tuple[Tensor, Tensor | None]] = []
         for left, right in self._noise.factors(self._int("seed"), self._int("counter"), distinct):
             scaled = left[rows] * scale.view(-1, *[1] * (left.dim() - 1))
-            found.append((scaled, None if right is None else right[rows]))
-        return found
+            noise.append((scaled, None if right is None else right[rows]))
+        return noise
 
     def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Σ first ε and Σ second ε² over the directions of this generation."""
+        """Return Σ first ε and Σ second ε² over the directions of this generation."""
         return self._noise.sum_weighted(self._int("seed"), self._int("counter"), first, second, self.share)
 
     def _pair_weights(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of members as weights of their directions and of the squares of these."""
+        """Convert weights of members to weights of their directions, and of the squares of the directions."""
         if not self.antithetic:
             return weights, weights
         paired = self.population // 2 * 2
@@ -165,12 +165,12 @@ class Distribution(Search):
 
 
 def choose_population(dim: int) -> int:
-    """How many members adapt a distribution over so many coordinates: 4 + 3 ln P."""
+    """Return the default population of a distribution over P coordinates: 4 + 3 ln P."""
     return 4 + int(3 * math.log(max(dim, 1)))
 
 
 def _shift(mean: Tensor, step: Tensor, scale: Tensor | float, sign: int, out: Tensor | None = None) -> Tensor:
-    """The mean plus or minus steps, scaled."""
+    """Return mean + sign · scale · step."""
     if isinstance(scale, Tensor):
         return torch.addcmul(mean, step, scale, value=sign, out=out)
     return torch.add(mean, step, alpha=sign * scale, out=out)
@@ -184,7 +184,7 @@ class GradientSearch(Distribution):
         population: How many members.
         lr: The learning rate.
         sigma: The standard deviation of the members around the mean.
-        optimizer: `"adam"`, `"sgd"`, or None: the mean stays, and `take_estimate` gives what to descend along.
+        optimizer: `"adam"`, `"sgd"`, or None: the mean is not moved, and `take_estimate` returns the gradient estimate.
         momentum: Of `"sgd"`.
         betas: Of `"adam"`.
         **options: Those of `Distribution` and `Search`.
@@ -218,13 +218,13 @@ class GradientSearch(Distribution):
         super().__init__(x0, population=population, antithetic=antithetic, **options)
 
     def take_estimate(self) -> Tensor:
-        """The gradient estimate of the generation that was told last, with `optimizer=None`."""
+        """Return the gradient estimate of the last completed generation, with `optimizer=None`."""
         parts, self._estimate = self._estimate, []
         if not parts:
             raise RuntimeError("there is no estimate: make the search with optimizer=None, and tell it a generation")
-        found = torch.cat(parts)
-        self.state["step"] = float(torch.linalg.vector_norm(found, torch.inf))
-        return found
+        estimate = torch.cat(parts)
+        self.state["step"] = float(torch.linalg.vector_norm(estimate, torch.inf))
+        return estimate
 
     def _start(self, x0: Tensor) -> None:
         self.state["mean"] = x0
@@ -239,7 +239,7 @@ class GradientSearch(Distribution):
         return self.sigma
 
     def gradient(self, fitness: Tensor) -> Tensor:
-        """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
+        """Return the gradient estimate from the fitness of the current generation; the state is unchanged."""
         return torch.cat([part.clone() for _, part in self._estimates(clean(fitness))])
 
     def _learn(self, fitness: Tensor) -> None:
@@ -251,22 +251,22 @@ class GradientSearch(Distribution):
 
     @abstractmethod
     def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """`gradient` of fitness that is clean already, in parts to be used one after the other."""
+        """Iterate over `gradient` in parts, from fitness without NaN; each part may be overwritten by the next one."""
 
     def _sums(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Σ weights ε over the directions of this generation, in such parts."""
+        """Iterate over Σ weights ε over the directions of this generation, in parts as `_estimates` yields them."""
         counter, share = self._int("counter"), self.share
         for columns, total, _ in self._noise.sums(self._int("seed"), counter, weights, share=share):
             yield columns, total
 
     def _descend(self, gradient: Tensor, columns: slice) -> None:
-        """Move some coordinates of the mean."""
+        """Move some coordinates of the mean along the gradient, or store the gradient if there is no optimizer."""
         if self.optimizer is None:
             self._estimate.append(gradient.clone())  # a part is overwritten by the next one
             return
         mean = self._tensor("mean")[columns]
         if self.optimizer == "adam":
-            # Kingma and Ba 2015, algorithm 1, with both corrections for the start at zero in two numbers.
+            # Kingma and Ba 2015, algorithm 1, with the two bias corrections as scalars.
             first, second, (b1, b2) = self._tensor("first")[columns], self._tensor("second")[columns], self.betas
             first.lerp_(gradient, 1 - b1)
             second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)

@@ -1,4 +1,4 @@
-"""Executors: who evaluates the members of a generation."""
+"""Executors, which evaluate the members of a generation: the base class, `InProcess` and `Ranks`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EvaluationError(RuntimeError):
 
 
 class Executor(ABC):
-    """Evaluates the members of one generation. The result depends on the members alone, not on who evaluates them.
+    """Evaluates the members of one generation. The result depends on the members alone, not on the executor.
 
     Before a member is evaluated, the generators of torch, NumPy and `random` are seeded for it, so that even a random
     fitness gives the same numbers on any number of workers. Members with noise of low rank that are evaluated together, without
@@ -60,7 +60,14 @@ class Executor(ABC):
 
     @abstractmethod
     def evaluate(self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: Mapping[int, float]) -> Values:
-        """The fitness of every member that is not known, (index, number), each as it comes."""
+        """Iterate over (index, fitness) of every member that is not known, in the order in which evaluations end.
+
+        Args:
+            fitness: A function of one member.
+            rows: `Search.rows`, which returns members by their indices.
+            seeds: The seed of each member's evaluation.
+            known: The fitness of members that need not be evaluated.
+        """
 
     def collect(
         self,
@@ -70,21 +77,29 @@ class Executor(ABC):
         known: Mapping[int, float],
         note: Callable[[int, float], None] | None = None,
     ) -> Tensor:
-        """The fitness of a whole generation, whichever of it was known; `note` hears of each member as it comes."""
-        found = dict(known)
-        with closing(self.evaluate(fitness, rows, seeds, known)) as values:
-            for member, value in values:
-                found[member] = value
+        """Return the fitness of a whole generation.
+
+        Args:
+            fitness: A function of one member.
+            rows: `Search.rows`, which returns members by their indices.
+            seeds: The seed of each member's evaluation.
+            known: The fitness of members that need not be evaluated.
+            note: Called with the index and fitness of each member when its evaluation ends.
+        """
+        values = dict(known)
+        with closing(self.evaluate(fitness, rows, seeds, known)) as evaluations:
+            for member, value in evaluations:
+                values[member] = value
                 if note is not None:
                     note(member, value)
-        return torch.tensor([found[i] for i in range(len(seeds))], dtype=torch.float64)
+        return torch.tensor([values[i] for i in range(len(seeds))], dtype=torch.float64)
 
     def map(self, fitness: RowFitness, x: Tensor, seed: int = 0) -> Tensor:
-        """The fitness of every row of x.
+        """Return the fitness of every row of x.
 
         Args:
             fitness: A function of one row.
-            x: The members, as `ask` gives them.
+            x: The members, as `ask` returns them.
             seed: For a fitness that uses random numbers: each row has its own stream under this seed.
 
         Raises:
@@ -94,7 +109,7 @@ class Executor(ABC):
         return self.collect(fitness, lambda start, stop: x[start:stop], seeds, {})
 
     def close(self) -> None:  # noqa: B027 - an executor without workers has nothing to close
-        """Let go of the workers."""
+        """End the workers."""
 
     def __enter__(self) -> Self:
         return self
@@ -104,14 +119,23 @@ class Executor(ABC):
 
 
 def member_seeds(seed: int, first: int, count: int) -> list[int]:
-    """The seeds of the random numbers that evaluations use; other streams than those of the search."""
+    """Return seeds for the evaluations of `count` members from `first` on; their streams differ from those of the search.
+
+    Args:
+        seed: The seed of the search.
+        first: The number of evaluations before.
+        count: The number of members.
+    """
     return [key(seed ^ 0x5EEDF17, first + i) for i in range(count)]
 
 
 def answer(fitness: Callable[[Any], Any], given: Any, seed: int) -> tuple[float, str | None]:
-    """The fitness of one member with the global generators seeded for it.
+    """Return the fitness of one member and None, or NaN and a traceback if the fitness raised.
 
-    Or NaN and the traceback of what was raised: that concerns one member only.
+    Args:
+        fitness: The function.
+        given: Its argument.
+        seed: The seed of the global generators during the call.
     """
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -127,7 +151,7 @@ def answer(fitness: Callable[[Any], Any], given: Any, seed: int) -> tuple[float,
 
 
 class Faults:
-    """What went wrong with which member of one generation."""
+    """The failed evaluations of one generation."""
 
     def __init__(self, retries: int, count: int) -> None:
         self.retries, self.count = retries, count
@@ -136,7 +160,7 @@ class Faults:
         self.said: list[str] = []
 
     def should_retry(self, member: int, why: str) -> bool:
-        """Whether to evaluate a member once more; either way it is said when the generation is over."""
+        """Record a failure, which `check` reports, and return whether to evaluate the member again."""
         self.attempts[member] = self.attempts.get(member, 0) + 1
         last = why.strip().splitlines()[-1]
         if self.attempts[member] <= self.retries:
@@ -148,7 +172,7 @@ class Faults:
         return False
 
     def check(self) -> None:
-        """Raise if nothing at all could be evaluated; warn of what went wrong otherwise, of much in one warning."""
+        """Raise if no member could be evaluated; otherwise warn of each failure, or once if there are more than three."""
         if self.count and len(self.lost) == self.count:
             member, why = next(iter(self.lost.items()))
             raise EvaluationError(f"none of {self.count} members could be evaluated; member {member} said:\n{why}")
@@ -164,7 +188,7 @@ class InProcess(Executor):
     Args:
         vectorised: Whether the fitness takes many members in one call: a function of rows gets the whole matrix; a fitness
             of a module gets a model to call whose parameters are batched by `torch.func.vmap`.
-        block: How many members a vectorised call gets.
+        block: The number of members of a vectorised call.
 
     Example:
         >>> import torch
@@ -181,12 +205,19 @@ class InProcess(Executor):
         self.vectorised, self.block = vectorised, block
 
     def evaluate(self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: Mapping[int, float]) -> Values:
-        """The fitness of every member that is not known, (index, number), each as it comes."""
-        from ._search import ModuleFitness  # it imports this file
+        """Iterate over (index, fitness) of every member that is not known.
+
+        Args:
+            fitness: A function of one member.
+            rows: `Search.rows`, which returns members by their indices.
+            seeds: The seed of each member's evaluation.
+            known: The fitness of members that need not be evaluated.
+        """
+        from ._module_fitness import ModuleFitness  # it imports this file
 
         todo = [i for i in range(len(seeds)) if i not in known]
         faults = Faults(0, len(todo))
-        # By its class: a user's fitness may have attributes of these names.
+        # Checked by class, because a user's fitness may have attributes of these names.
         ours = fitness if isinstance(fitness, ModuleFitness) else None
         make = (lambda i: fitness(rows(i, i + 1)[0])) if ours is None else ours.evaluate_member
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -208,7 +239,7 @@ class InProcess(Executor):
         faults.check()
 
     def _evaluate_shared(self, fitness: Any, seeds: Sequence[int], todo: Sequence[int]) -> Generator[Any, None, int]:
-        """Evaluate members that differ by noise of low rank; return how many, none where torch can't vectorise the fitness."""
+        """Evaluate members that differ by noise of low rank; return how many were evaluated before vectorisation failed."""
         for start in range(0, len(todo), self.block):
             members = todo[start : start + self.block]
             torch.manual_seed(seeds[members[0]])
@@ -238,23 +269,23 @@ class InProcess(Executor):
 
 
 class Ranks(Executor):
-    """Every rank runs the same search with the same seed, evaluates its share, and hears of the others' fitness.
+    """Evaluates on the ranks of `torch.distributed`, each of which runs the same search with the same seed.
 
-    Member i is evaluated by rank i modulo the number of ranks. Members are made from seeds where they are needed, so what
-    travels is one (seed, fitness) pair for each member: 16 bytes, whatever the size of the model. The seeds prove that all
-    ranks are doing the same; if not, `evaluate` raises.
+    Member i is evaluated by rank i modulo the number of ranks. Members are drawn from seeds where they are needed, so ranks
+    exchange one (seed, fitness) pair for each member: 16 bytes, whatever the size of the model. If the seeds differ, the
+    ranks do not run the same search, and `evaluate` raises.
 
-    To learn, every rank draws the noise of all members again, so that the result is that of one process bit for bit. Where
-    that costs more than to exchange a vector of the size of the model, each rank draws its share of the directions only and
-    the sums are reduced: for models of more than 131,072 parameters, when (1 - 1 / ranks) * directions is at least 16 (drawing
-    takes some 6 ns for each number, a network of 1 Gbit/s some 80). All ranks then have the same result, which is that of
-    one process to rounding.
+    To update the state, every rank draws the noise of all members again, so that the result is that of one process bit for
+    bit. Where that costs more than to exchange a vector of the size of the model, each rank draws its share of the directions
+    only and the sums are reduced: for models of more than 131,072 parameters, when (1 - 1 / ranks) * directions is at least 16
+    (drawing takes some 6 ns for each number, a network of 1 Gbit/s some 80). All ranks then have the same result, which is
+    that of one process to rounding.
 
     A `checkpoint` is one path that all ranks can read; rank 0 writes it. If a rank is lost the others raise, and the same
-    call goes on from the checkpoint, with as many ranks as there are then.
+    call resumes from the checkpoint, with as many ranks as there are then.
 
     Args:
-        group: The process group; by default the one that `init_process_group` made.
+        group: The process group; by default that of `init_process_group`.
         device: Where the pairs are gathered; with the NCCL back end, a CUDA device.
 
     Example:
@@ -279,7 +310,14 @@ class Ranks(Executor):
             vector.copy_(there)
 
     def evaluate(self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: Mapping[int, float]) -> Values:
-        """The fitness of every member that is not known, (index, number), each as it comes."""
+        """Iterate over (index, fitness) of every member that is not known: first those of this rank, then the others.
+
+        Args:
+            fitness: A function of one member.
+            rows: `Search.rows`, which returns members by their indices.
+            seeds: The seed of each member's evaluation, the same on all ranks.
+            known: The fitness of members that need not be evaluated.
+        """
         others = {i: known.get(i, 0.0) for i in range(len(seeds)) if i % self.world != self.rank or i in known}
         failure: BaseException | None = None
         mine: dict[int, float] = {}
@@ -288,7 +326,7 @@ class Ranks(Executor):
                 mine[member] = value
                 yield member, value
         except RuntimeError as error:
-            # The others are waiting: they are told before this rank gives up.
+            # The other ranks wait in the collective below, so this rank takes part in it before it raises.
             failure = error
         width = -(-len(seeds) // self.world)
         pairs = torch.full((width, 2), -1.0, dtype=torch.float64, device=self.device)
@@ -302,9 +340,9 @@ class Ranks(Executor):
             raise failure
         table = gathered.cpu().view(self.world, width, 2).tolist()
         for member, seed in enumerate(seeds):
-            told, value = table[member % self.world][member // self.world]
-            if int(told) != seed:
-                fact = f"rank {member % self.world} evaluated member {member} with seed {int(told)} instead of {seed}"
+            other_seed, value = table[member % self.world][member // self.world]
+            if int(other_seed) != seed:
+                fact = f"rank {member % self.world} evaluated member {member} with seed {int(other_seed)} instead of {seed}"
                 raise RuntimeError(f"{fact}: the ranks do not run the same search with the same settings and seed")
             if member not in mine and member not in known:
                 yield member, value
@@ -312,7 +350,7 @@ class Ranks(Executor):
 
 @contextmanager
 def _explain_lost_rank() -> Iterator[None]:
-    """Say what it means that the others can't be reached."""
+    """Replace the error of a collective by one that says that a rank was lost and how to resume."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
 """Gaussian directions that are never stored: each is a function of (seed, counter), drawn again when needed.
 
-Directions are drawn in blocks of at most `SEGMENT` numbers (a longer direction in several), each from a generator seeded for it
-alone. Any block can therefore be made anywhere (another process, another rank) and again later, and a sum over a whole
-population needs the memory of one direction, or of one block where its parts are used one after the other.
+Directions are drawn in blocks of at most `SEGMENT` numbers (a longer direction in several), each from a separately seeded
+generator. Any block can therefore be drawn in any process and again later, and a sum over a whole population needs the memory of
+one direction, or of one block where the parts of the sum are used one after the other.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 
 SEGMENT = 1 << 17
-KEPT = 1 << 20  # directions of at most this many numbers together are drawn once and kept for one generation
+KEPT = 1 << 20  # directions of at most this many numbers together are drawn once and stored for one generation
 
 
 def key(seed: int, counter: int) -> int:
-    """The 32-bit seed of one block.
+    """Return the 32-bit seed of one block.
 
-    torch's CPU generator looks at 32 bits of a seed only. Each step below is a bijection of 32-bit numbers, so the first
-    2³² counters of a run get different streams, whatever the seed of the run.
+    torch's CPU generator uses only 32 bits of a seed. Each step below is a bijection of 32-bit numbers, so the first 2³²
+    counters of a run get different streams, whatever the seed of the run.
     """
     x = (counter + _mix(seed & 0xFFFFFFFF) + 0x9E3779B9 * (seed >> 32)) & 0xFFFFFFFF
     return _mix(x)
 
 
 def _mix(x: int) -> int:
-    """The 32-bit finaliser of MurmurHash3 (Appleby): xor-shifts and odd multipliers, hence a bijection."""
+    """Apply the 32-bit finaliser of MurmurHash3 (Appleby): xor-shifts and odd multipliers, hence a bijection."""
     x ^= x >> 16
     x = x * 0x85EBCA6B & 0xFFFFFFFF
     x ^= x >> 13
@@ -39,7 +39,7 @@ def _mix(x: int) -> int:
 
 
 class Share(NamedTuple):
-    """Which of several processes that run the same search this is, and how a vector is summed over them, in place."""
+    """This process's rank among those that run the same search, their number, and a function that sums a vector over them."""
 
     rank: int
     world: int
@@ -69,32 +69,39 @@ class Noise:
         rank: int | None = None,
     ) -> None:
         self.dim, self.directions, self.dtype, self.device, self.rank = dim, directions, dtype, device, rank
-        self.parts: list[tuple[int, int]] = []  # (m, n) of what is drawn as a product, (length, 0) of the rest
+        self.parts: list[tuple[int, int]] = []  # (m, n) of matrices drawn as products, (length, 0) of other parameters
         if rank is not None:
             self.parts = _parts(dim, shapes, rank)
         self.drawn = sum(rank * (m + n) if n else m for m, n in self.parts) if rank else dim
         # Short directions are drawn several at a time, long ones in several segments.
         self.block = 1 if rank else max(1, SEGMENT // max(dim, 1))
         self.segments = max(1, -(-self.drawn // SEGMENT))
-        # How many generators there are, and so how many counters a generation uses up.
+        # The number of seeded blocks, which is the number of counters that a generation uses.
         self.blocks = -(-directions // self.block) * self.segments
         self.kept = directions * dim <= KEPT
-        # Whether `pieces` gives a direction in several, and nothing of it is kept.
-        self.in_pieces = dim > SEGMENT and not self.kept
+        # Whether `iterate_direction` yields several segments, none of which is stored.
+        self.segmented = dim > SEGMENT and not self.kept
         self._generator = torch.Generator(device)
         self._whole = self._empty(0)
         self._held: tuple[int, int] | None = None
-        # Who makes one member after the other gives memory for a direction: the mirrored member has the same.
+        # The last drawn direction by (seed, counter), for the mirrored member that follows; workers set it to a dictionary.
         self.last: dict[Any, Tensor] | None = None
 
     def copy_plan(self) -> Noise:
-        """Return the same plan without what it has drawn and stored."""
+        """Return the same plan without stored directions."""
         out = copy.copy(self)
         out._whole, out._held, out.last = self._empty(0), None, None
         return out
 
     def rows(self, seed: int, counter: int, start: int, stop: int) -> Tensor:
-        """Directions `start` to `stop`, one per row. Not to be written to."""
+        """Return directions `start` to `stop`, one per row, which must not be written to.
+
+        Args:
+            seed: The seed of the run.
+            counter: The counter of the generation.
+            start: The first direction.
+            stop: The end of the range.
+        """
         if not self.kept:
             return self._draw_rows(seed, counter, start, stop)
         if self._held != (seed, counter):
@@ -102,58 +109,72 @@ class Noise:
             self._held = (seed, counter)
         return self._whole[start:stop]
 
-    def pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
-        """One direction in parts, each to be used before the next one is asked for; not to be written to where it is kept."""
+    def iterate_direction(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
+        """Iterate over one direction in segments; each may be overwritten by the next one.
+
+        Args:
+            seed: The seed of the run.
+            counter: The counter of the generation.
+            index: The direction. If directions are stored (`kept`), its values must not be written to.
+        """
         if self.kept or self.block > 1:
             yield slice(0, self.dim), self.rows(seed, counter, index, index + 1)[0]
         else:
-            yield from self._recall_pieces(seed, counter + index * self.segments)
+            yield from self._recall_segments(seed, counter + index * self.segments)
 
-    def _recall_pieces(self, seed: int, counter: int) -> Iterator[tuple[slice, Tensor]]:
-        """A direction as it was drawn last, which is forgotten: it may be written over. Or else one that is drawn, and kept."""
-        # A product of low rank is made again in less time than it is copied in.
+    def _recall_segments(self, seed: int, counter: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the stored direction if it is the requested one, and drop it; else draw the direction and store it."""
+        # A product of low rank is drawn again in less time than a copy takes.
         if self.last is None or self.rank is not None:
-            yield from self._draw_pieces(seed, counter)
+            yield from self._draw_segments(seed, counter)
             return
-        known = (seed, counter) in self.last
+        stored = (seed, counter) in self.last
         values = self.last.popitem()[1] if self.last else self._empty(self.dim)
-        if known:
+        if stored:
             yield from ((columns, values[columns]) for columns in self._cut())
         else:
-            for columns, piece in self._draw_pieces(seed, counter):
-                values[columns] = piece
-                yield columns, piece
-        self.last[None if known else (seed, counter)] = values
+            for columns, segment in self._draw_segments(seed, counter):
+                values[columns] = segment
+                yield columns, segment
+        self.last[None if stored else (seed, counter)] = values
 
     def factors(self, seed: int, counter: int, indices: Sequence[int]) -> list[tuple[Tensor, Tensor | None]]:
-        """Return directions of low rank as they are drawn, for each parameter: (A, B) with A / √rank, or (numbers, None).
+        """Return the factors of low-rank directions for each parameter: (A / √rank, B), or (numbers, None) if not a product.
 
         Args:
-            seed: Of the run.
-            counter: Of the generation.
-            indices: The directions; they are along the first axis.
+            seed: The seed of the run.
+            counter: The counter of the generation.
+            indices: The directions, which are along the first axis of the results.
         """
         rank = self.rank or 1
         drawn = self._empty(len(indices), self.drawn)
         for row, index in zip(drawn, indices, strict=True):
             for segment, part in enumerate(torch.split(row, SEGMENT)):
                 self._normal(seed, counter + index * self.segments + segment, part)
-        found: list[tuple[Tensor, Tensor | None]] = []
+        factors: list[tuple[Tensor, Tensor | None]] = []
         at = 0
         for m, n in self.parts:
             size = rank * (m + n) if n else m
             part, at = drawn[:, at : at + size], at + size
             if not n:
-                found.append((part, None))
+                factors.append((part, None))
                 continue
             left, right = torch.split(part.reshape(len(indices), m + n, rank), [m, n], 1)
-            found.append((left / math.sqrt(rank), right))
-        return found
+            factors.append((left / math.sqrt(rank), right))
+        return factors
 
     def sum_weighted(
         self, seed: int, counter: int, first: Tensor, second: Tensor | None = None, share: Share | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Σ_i first_i ε_i, and Σ_i second_i ε_i² (empty without `second`), in the memory of one direction."""
+        """Return Σ_i first_i ε_i, and Σ_i second_i ε_i² (empty without `second`), in the memory of one direction.
+
+        Args:
+            seed: The seed of the run.
+            counter: The counter of the generation.
+            first: One weight for each direction.
+            second: One weight for each square.
+            share: This process's part of long sums, where several processes have the same plan.
+        """
         sums = [(one.clone(), two.clone()) for _, one, two in self.sums(seed, counter, first, second, share)]
         linear, square = zip(*sums, strict=True)
         return torch.cat(linear), torch.cat(square)
@@ -161,32 +182,41 @@ class Noise:
     def sums(
         self, seed: int, counter: int, first: Tensor, second: Tensor | None = None, share: Share | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """`sum_weighted` in parts that are memory of their own until the next one is asked for: (coordinates, sum, sum).
+        """Iterate over `sum_weighted` in parts, (coordinates, sum, sum); each may be overwritten by the next one.
 
         Args:
-            seed: Of the run.
-            counter: Of the generation.
+            seed: The seed of the run.
+            counter: The counter of the generation.
             first: One weight for each direction.
             second: One weight for each square.
             share: This process's part of long sums, where several processes have the same plan.
         """
         first, second = first.to(self.dtype), None if second is None else second.to(self.dtype)
-        if not self.in_pieces or self.rank is not None:
-            linear = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
-            square = torch.zeros_like(linear) if second is not None else linear[:0]
-            if self.rank is not None and second is None and not self.kept:
-                self._add_products(seed, counter, first, linear)
-                yield slice(0, self.dim), linear, square
-                return
-            step = self.directions if self.kept else self.block
-            for low in range(0, self.directions, step):
-                some = slice(low, min(low + step, self.directions))
-                eps = self.rows(seed, counter, some.start, some.stop)
-                linear += first[some] @ eps
-                if second is not None:
-                    square += second[some] @ eps.square()
-            yield slice(0, self.dim), linear, square
-            return
+        if self.segmented and self.rank is None:
+            yield from self._sum_segments(seed, counter, first, second, share)
+        else:
+            yield slice(0, self.dim), *self._sum_rows(seed, counter, first, second)
+
+    def _sum_rows(self, seed: int, counter: int, first: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return both sums over whole directions."""
+        linear = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+        square = torch.zeros_like(linear) if second is not None else linear[:0]
+        if self.rank is not None and second is None and not self.kept:
+            self._add_products(seed, counter, first, linear)
+            return linear, square
+        step = self.directions if self.kept else self.block
+        for low in range(0, self.directions, step):
+            some = slice(low, min(low + step, self.directions))
+            eps = self.rows(seed, counter, some.start, some.stop)
+            linear += first[some] @ eps
+            if second is not None:
+                square += second[some] @ eps.square()
+        return linear, square
+
+    def _sum_segments(
+        self, seed: int, counter: int, first: Tensor, second: Tensor | None, share: Share | None
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Iterate over both sums by segments, which are added up in the same buffers."""
         weights = list(zip(first.tolist(), [0.0] * len(first) if second is None else second.tolist(), strict=True))
         # A direction that is drawn takes some 6 ns for each number, one that is exchanged over 1 Gbit/s some 80.
         if share is not None and (1 - 1 / share.world) * self.directions < 16:
@@ -210,7 +240,7 @@ class Noise:
             yield columns, one, two
 
     def _add_products(self, seed: int, counter: int, weights: Tensor, out: Tensor) -> None:
-        """Add Σ_i w_i A_i B_iᵀ by one product for each parameter: over directions and ranks at once."""
+        """Add Σ_i w_i A_i B_iᵀ to `out` by one product for each parameter, over directions and ranks at once."""
         step = max(1, SEGMENT * 8 // max(self.drawn, 1))
         for start in range(0, self.directions, step):
             some = range(start, min(start + step, self.directions))
@@ -225,7 +255,7 @@ class Noise:
                     place.view(m, n).addmm_(wide, right.transpose(0, 1).flatten(1).T)
 
     def _cut(self) -> Iterator[slice]:
-        """The coordinates of a long direction, as many at a time as a segment has."""
+        """Iterate over the coordinates of a direction, segment by segment."""
         for at in range(0, self.dim, SEGMENT):
             yield slice(at, min(at + SEGMENT, self.dim))
 
@@ -240,12 +270,12 @@ class Noise:
             return out[start - first * self.block : stop - first * self.block]
         out = self._empty(stop - start, self.dim)
         for row, index in zip(out, range(start, stop), strict=True):
-            for columns, piece in self._draw_pieces(seed, counter + index * self.segments):
-                row[columns] = piece
+            for columns, segment in self._draw_segments(seed, counter + index * self.segments):
+                row[columns] = segment
         return out
 
-    def _draw_pieces(self, seed: int, counter: int) -> Iterator[tuple[slice, Tensor]]:
-        """One direction in parts; one of low rank as its factors, multiplied a few rows at a time, which stay in the cache."""
+    def _draw_segments(self, seed: int, counter: int) -> Iterator[tuple[slice, Tensor]]:
+        """Draw one direction in parts; low-rank factors are multiplied a few rows at a time, so that these stay in the cache."""
         piece, rank = self._empty(SEGMENT), self.rank
         if rank is None:
             for segment, columns in enumerate(self._cut()):
@@ -273,7 +303,7 @@ class Noise:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _normal(self, seed: int, counter: int, out: Tensor) -> Tensor:
-        """One block of numbers, whose generator is seeded for it alone."""
+        """Fill one block with normal numbers, from the generator seeded by (seed, counter)."""
         return out.normal_(generator=self._generator.manual_seed(key(seed, counter)))
 
 
@@ -282,13 +312,13 @@ def _parts(dim: int, shapes: Sequence[Sequence[int]] | None, rank: int) -> list[
         raise ValueError(f"rank={rank} needs the shapes of the parameters: shapes=[(64, 32), (64,)]")
     if rank < 1:
         raise ValueError(f"rank={rank}: low-rank noise has a rank of at least 1")
-    held = sum(math.prod(shape) for shape in shapes)
-    if held != dim:
-        raise ValueError(f"the shapes hold {held} numbers together, but the vector has {dim}")
+    total = sum(math.prod(shape) for shape in shapes)
+    if total != dim:
+        raise ValueError(f"the shapes hold {total} numbers together, but the vector has {dim}")
     parts = []
     for shape in shapes:
         whole = math.prod(shape)
         m, n = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (whole, 0)
-        # A matrix that is no larger than its two factors is drawn as it is.
+        # A matrix that is no larger than its two factors is drawn directly.
         parts.append((m, n) if rank * (m + n) < m * n else (whole, 0))
     return parts

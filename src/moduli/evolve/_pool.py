@@ -24,7 +24,7 @@ from ._workers import Worker, Workers
 
 
 class Pool(Workers):
-    """A pool of processes, each an executor of `concurrent.futures` of its own, so that one can be lost alone.
+    """A pool of processes, each in a separate executor of `concurrent.futures`, so that losing one does not break the others.
 
     The fitness is sent once, members as arrays; of a seed-replayed search over many parameters only the seeds travel, and the
     mean once for each generation. The fitness has to be something that pickle finds by name (a function at the top of a
@@ -39,7 +39,7 @@ class Pool(Workers):
             function, but is unsafe in a process with threads.
         threads: How many threads torch uses in each worker.
         start_timeout: Seconds that a worker may take to start, imports included.
-        max_tasks_per_child: How many members a process evaluates before another takes its place; not with `"fork"`.
+        max_tasks_per_child: How many members a process evaluates before another replaces it; not with `"fork"`.
 
     Example:
         >>> import torch
@@ -99,7 +99,7 @@ class Pool(Workers):
         executor = ProcessPoolExecutor(1, self._context, _begin, (self._sent, self.threads))
         before = multiprocessing.active_children()
         greeting = executor.submit(_load)
-        # To be able to end it whatever it does, also while it starts.
+        # The process is stored so that it can be killed whatever it does, also while it starts.
         process = next(child for child in multiprocessing.active_children() if child not in before)
         self._staff[worker] = executor, process, greeting
         self._evaluated[worker] = 0
@@ -136,7 +136,7 @@ class Pool(Workers):
 
     def _end(self, worker: int) -> None:
         executor, process, _ = self._staff.pop(worker)
-        # A process that hangs is not asked, it is killed; the executor then lets go of it.
+        # The process is killed, because it may hang; the executor then ends without waiting for it.
         process.kill()
         executor.shutdown(wait=True, cancel_futures=True)
 
@@ -146,13 +146,13 @@ class Pool(Workers):
 
 
 _UNGUARDED = 77
-"""The exit code of a worker that was asked for a pool while it imported the program."""
+"""The exit code of a worker that would start a pool while it imports the program."""
 
 
 def _await_exit_code(process: Any, seconds: float = 10) -> int | None:
-    """The exit code of a process that ended, which the executor's own thread may be collecting.
+    """Return the exit code of a process that ended, or None after `seconds`.
 
-    The one that comes second to `waitpid` learns nothing from it, and has to wait until the other has written the code down.
+    The executor's thread may call `waitpid` first; the code is then known only when that thread has stored it, so it is polled.
     """
     end = time.monotonic() + seconds
     process.join(seconds)
@@ -162,7 +162,7 @@ def _await_exit_code(process: Any, seconds: float = 10) -> int | None:
 
 
 def _leave_if_imported() -> None:
-    """End this process, if it is a worker that imports a program without a guard: it would start workers of its own."""
+    """End this process if it is a worker that imports a program without a guard, which would start workers recursively."""
     # multiprocessing gives the program this name in its workers, instead of "__main__".
     frame = inspect.currentframe()
     while frame is not None:
@@ -172,7 +172,7 @@ def _leave_if_imported() -> None:
 
 
 class _Here:
-    """What this process knows, if it is a worker: the fitness, pickled until it is needed, and the draft that it has read."""
+    """The state of this process as a worker: the fitness as it was sent, the worker, and the last draft with its path."""
 
     sent: Any = None
     worker: Worker
@@ -180,14 +180,14 @@ class _Here:
 
 
 def _begin(fitness: Any, threads: int) -> None:
-    # Ctrl-C reaches the whole group of processes; who started the workers decides what becomes of them.
+    # Ctrl-C reaches the whole process group; the parent ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _Here.sent, _Here.worker, _Here.draft = fitness, Worker(threads), ("", None)
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it is gone, also in the middle of a fitness that never ends."""
+    """End this process when its parent is gone, also in the middle of a fitness that never ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -199,11 +199,11 @@ def _load() -> None:
 
 
 def _evaluate(what: Any, seed: int) -> tuple[float, str | None]:
-    """The fitness of a row, or of a member of the generation in a file."""
+    """Evaluate a row, or members of the draft in a file: (path, index or indices)."""
     if isinstance(what, Tensor):
         return _Here.worker.evaluate(what, seed)
     path, member = what
     if _Here.draft[0] != path:
-        _Here.draft = "", None  # the last one, before there are two
+        _Here.draft = "", None  # drop the last one first: only one fits in memory
         _Here.draft = path, pickle.loads(Path(path).read_bytes())
     return _Here.worker.make(_Here.draft[1], member, seed)

@@ -1,4 +1,4 @@
-"""What a search is about: the kinds and bounds of its coordinates, what fitness counts for, and why it ends."""
+"""The kinds and bounds of coordinates, transformations of fitness, and the reasons why a search ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Bounds: TypeAlias = tuple[Tensor | float, Tensor | float]
 
 
 class Coordinates:
-    """The bounds and kinds of the coordinates of one search, checked once."""
+    """The bounds and kinds (real, integer, categorical) of the coordinates of one search."""
 
     def __init__(
         self,
@@ -36,12 +36,16 @@ class Coordinates:
         low, high = (-torch.inf, torch.inf) if bounds is None else bounds
         self.whole = torch.tensor([*self.integer, *self.categorical], dtype=torch.long, device=device)
         if bounds is None and len(self.whole) == 0:
-            # Two numbers, which broadcast, instead of two vectors.
+            # Two 0-d tensors, which broadcast, instead of two vectors.
             self.lower, self.upper = (torch.tensor(b, dtype=dtype, device=device) for b in (-torch.inf, torch.inf))
             return
         self.lower, self.upper = (
             _expand_bound(b, dim, dtype, device, side) for b, side in ((low, "lower"), (high, "upper"))
         )
+        self._fit_bounds()
+
+    def _fit_bounds(self) -> None:
+        """Set the bounds of categorical coordinates, round those of integer ones inwards, and raise if none is left."""
         for index, count in self.categorical.items():
             if count < 1:
                 raise ValueError(f"categorical coordinate {index} has {count} categories; it needs at least one")
@@ -55,20 +59,26 @@ class Coordinates:
                 raise ValueError(f"there is no integer between the bounds of coordinate {i}")
 
     def rounded(self, x: Tensor) -> Tensor:
-        """Integer and categorical coordinates of the rows of x as whole numbers."""
+        """Return x with its integer and categorical coordinates rounded."""
         if len(self.whole) == 0:
             return x
         return x.index_copy(-1, self.whole, x.index_select(-1, self.whole).round())
 
 
 def check_choice(name: str, given: Any, known: Sequence[Any]) -> None:
-    """Refuse a setting that is none of those that there are."""
+    """Raise ValueError if a setting is not one of the known choices.
+
+    Args:
+        name: The name of the setting.
+        given: Its value.
+        known: The choices, at least two.
+    """
     if given not in known:
         raise ValueError(f"{name}={given!r} is unknown; there are {', '.join(map(repr, known[:-1]))} and {known[-1]!r}")
 
 
 def check_sigma(sigma: float) -> None:
-    """Refuse a standard deviation that is not positive."""
+    """Raise ValueError if a standard deviation is not positive."""
     if not sigma > 0:
         raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
 
@@ -83,37 +93,42 @@ def _expand_bound(bound: Tensor | float, dim: int, dtype: torch.dtype, device: t
 
 
 def reflect(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Fold the line into [lower, upper] by reflection at the ends.
+    """Return x folded into [lower, upper] by reflection at the bounds.
 
-    The fitness of the folded point is a continuous function of the unfolded one, so a distribution that lives outside
-    of the bounds is judged as fairly as one inside. An end may be infinite; equal ends give that one value.
+    The fitness of the folded point is a continuous function of the unfolded one, so a search can use samples outside of the
+    bounds like those inside.
+
+    Args:
+        x: The points, one per row.
+        lower: The lower bounds, which may be infinite.
+        upper: The upper bounds; where both are equal, that value is returned.
     """
     width = upper - lower
     mirrored = torch.where(x < lower, 2 * lower - x, torch.where(x > upper, 2 * upper - x, x))
     offset = torch.remainder(x - lower, 2 * width)
     folded = lower + torch.minimum(offset, 2 * width - offset)
     out = torch.where(width.isfinite() & (width > 0), folded, mirrored)
-    # Inside the bounds a point stays what it is, to the last bit.
+    # Inside the bounds a point is unchanged, to the last bit.
     return torch.where((x >= lower) & (x <= upper), x, out).clamp(lower, upper)
 
 
-# -- fitness: only the order counts, ties share, and what is not a number comes last
+# -- transformations of fitness
 
 
 def clean(fitness: Tensor) -> Tensor:
-    """Fitness in double, with NaN as the worst there is: +inf. Always a copy."""
+    """Return a copy of the fitness in double, with NaN replaced by the worst value, +inf."""
     f = fitness.detach().to(torch.float64, copy=True)
     return f.masked_fill_(f.isnan(), math.inf)
 
 
 def _count_better(fitness: Tensor) -> tuple[Tensor, Tensor]:
-    """For each member, how many are better, and how many are better or equal."""
+    """Return for each member how many are better, and how many are better or equal."""
     ordered = fitness.sort().values
     return torch.searchsorted(ordered, fitness), torch.searchsorted(ordered, fitness, right=True)
 
 
 def centre_ranks(fitness: Tensor) -> Tensor:
-    """Ranks scaled to [-½, ½], the best member at -½ (Salimans et al. 2017, section 2.1).
+    """Return ranks scaled to [-½, ½], the best member at -½ (Salimans et al. 2017, section 2.1).
 
     Equal members get the mean of their ranks, so a flat fitness gives zeros and moves nothing.
     """
@@ -124,9 +139,9 @@ def centre_ranks(fitness: Tensor) -> Tensor:
 
 
 def nes_utilities(fitness: Tensor) -> Tensor:
-    """Utilities that sum to zero, the best member highest (Wierstra et al. 2014, section 3.1).
+    """Return utilities that sum to zero, the best member highest (Wierstra et al. 2014, section 3.1).
 
-    u_k = max(0, ln(N/2 + 1) - ln k) / Σ_j max(0, ln(N/2 + 1) - ln j) - 1/N for the k-th best; equal members share.
+    u_k = max(0, ln(N/2 + 1) - ln k) / Σ_j max(0, ln(N/2 + 1) - ln j) - 1/N for the k-th best; equal members get their mean.
     """
     n = len(fitness)
     k = torch.arange(1, n + 1, dtype=torch.float64, device=fitness.device)
@@ -137,7 +152,7 @@ def nes_utilities(fitness: Tensor) -> Tensor:
 
 
 def standardise(fitness: Tensor) -> Tensor:
-    """(f - mean) / standard deviation; what is infinite counts as the worst finite value, and equal values as zero."""
+    """Return (f - mean) / standard deviation; infinities count as the worst finite value, and equal values give zeros."""
     f = _finite(fitness)
     f = f - f.mean()
     deviation = f.square().mean().sqrt()
@@ -145,7 +160,7 @@ def standardise(fitness: Tensor) -> Tensor:
 
 
 def _finite(fitness: Tensor) -> Tensor:
-    """Infinite values replaced by the worst (or best) finite one; zeros when there is none."""
+    """Return fitness with infinities replaced by the worst (or best) finite value; zeros if no value is finite."""
     finite = fitness[fitness.isfinite()]
     if len(finite) == 0:
         return torch.zeros_like(fitness)
@@ -153,18 +168,18 @@ def _finite(fitness: Tensor) -> Tensor:
 
 
 SHAPES = {"ranks": centre_ranks, "standardize": standardise, "raw": _finite}
-"""How fitness enters a gradient estimate, by name. Larger is worse in all of them."""
+"""The transformations of fitness in a gradient estimate, by name. Larger is worse in all of them."""
 
 
 def keep_finite(members: Tensor) -> Tensor:
-    """The rows without infinity or NaN, of which a spread can be measured; all rows where none is finite."""
+    """Return the rows without infinity or NaN, or all rows if none is finite."""
     finite = members.isfinite().all(1)
     return members[finite] if bool(finite.any()) else members
 
 
 @unique
 class Reason(Enum):
-    """Why a search should stop, or did. The value of each member is the sentence, which `str` gives.
+    """Why a search should stop, or did. The value of each member is a sentence, which `str` returns.
 
     Example:
         >>> from moduli.evolve import Reason
@@ -189,7 +204,7 @@ class Reason(Enum):
 
     @property
     def success(self) -> bool:
-        """Whether the search ended because it found what it looked for, or can't find better.
+        """Whether the search ended because it reached its target or converged.
 
         Example:
             >>> from moduli.evolve import Reason

@@ -18,11 +18,11 @@ from ._workers import Worker, Workers
 class Ray(Workers):
     """Actors on Ray, here or on a cluster. Needs the extra: `pip install moduli[ray]`.
 
-    Actors hold the model and the fitness, which are sent once. Of a seed-replayed search over many parameters (`OpenES`,
-    `PGPE`, `ARS`, `SNES`, separable `CMAES`) they get seeds, and the mean once for each generation, which the actors of one
-    machine share; members of other searches travel as flat NumPy arrays through the object store. Ray is started with its
-    defaults unless `ray.init` was called before. Where the cluster has not the resources for so many actors, also after it
-    lost a node, there are fewer, and a warning; where it has them for none, an error.
+    Actors receive the model and the fitness once. For a seed-replayed search over many parameters (`OpenES`, `PGPE`, `ARS`,
+    `SNES`, separable `CMAES`) they receive seeds, and the mean once for each generation, which the actors of one machine share;
+    members of other searches are sent as flat NumPy arrays through the object store. Ray is started with its defaults unless
+    `ray.init` was called before. If the cluster has resources for fewer actors, also after it lost a node, the search
+    continues with fewer and warns; if it has resources for none, it raises.
 
     Args:
         workers: How many actors; by default as many as the cluster has processors.
@@ -75,18 +75,18 @@ class Ray(Workers):
         return fits, f"an actor needs {need} {kind}, and the Ray cluster has {there.get(kind, 0):g}"
 
     def launch_actors(self, kind: type, count: int, *args: Any) -> list[Any]:
-        """Start actors of another class than the workers of a search, which end first: idle ones hold processors, too.
+        """End the workers of the search, because idle actors occupy processors, and start actors of another class.
 
         Args:
-            kind: Their class; it has a method `ready`, which returns when an actor has started.
-            count: How many at most: there are fewer where the cluster has no room for so many.
+            kind: Their class, with a method `ready`, which returns when an actor has started.
+            count: The number of actors; fewer are started if the cluster lacks resources.
             *args: Arguments of the class.
 
         Returns:
             The actors that started within `start_timeout` seconds.
 
         Raises:
-            RuntimeError: If none did.
+            RuntimeError: If none started.
         """
         self.close()
         fits, why = self._count_affordable()
@@ -102,7 +102,7 @@ class Ray(Workers):
                 except self._ray.exceptions.RayActorError as error:
                     why = f"an actor died while it started ({str(error).splitlines()[0]})"
                     actors.remove(actor)
-            # A node may be lost meanwhile, and nothing be left to wait for.
+            # If a node was lost meanwhile, the remaining actors will never start.
             if len(actors) - len(late) >= self._count_affordable()[0]:
                 break
         for actor in late.values():

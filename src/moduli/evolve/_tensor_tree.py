@@ -1,4 +1,4 @@
-"""Tensors, and dictionaries, lists and tuples of them, as a module whose parameters they are."""
+"""Tensors, and dictionaries, lists and tuples of them, as the parameters of a module."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..labels import Tensor as Labelled
 
 
 class TensorTree(nn.Module):
-    """A nesting of tensors as a module: its parameters are copies of them, and calling it returns the nesting.
+    """A tree of tensors as a module: its parameters are copies of the tensors, and calling it returns the tree.
 
     A parameter is named by keys and indices, `"layer/0/weight"`; that of a single tensor is `"x"`.
 
     Args:
-        value: A tensor, labelled or not, or a nesting of dictionaries, lists and tuples of them; numbers and arrays are
+        value: A tensor, labelled or not, or a tree of dictionaries, lists and tuples of them; numbers and arrays become
             tensors in double precision.
     """
 
@@ -27,7 +27,7 @@ class TensorTree(nn.Module):
         self.form = self._take(value, "")
 
     def _take(self, value: Any, path: str) -> Any:
-        """Return the nesting with every tensor replaced by the name of its parameter and its axes."""
+        """Return the tree with every tensor replaced by the name of its parameter and its axes."""
         if isinstance(value, Mapping):
             return {key: self._take(item, f"{path}/{key}" if path else str(key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -40,7 +40,7 @@ class TensorTree(nn.Module):
         return TreeLeaf(name, value.dims if isinstance(value, Labelled) else None)
 
     def forward(self) -> Any:
-        """Return the nesting of the parameters as they are."""
+        """Return the tree of the parameters, not copied."""
         return self._put(self.form)
 
     def _put(self, form: Any) -> Any:
@@ -53,14 +53,14 @@ class TensorTree(nn.Module):
         return type(form)(*several) if hasattr(form, "_fields") else type(form)(several)
 
     def read(self) -> Any:
-        """Return the nesting with copies of the parameters, as plain tensors."""
+        """Return the tree with copies of the parameters, as plain tensors."""
         with torch.no_grad():
             copies = {name: param.detach().clone() for name, param in self.named_parameters()}
             return torch.func.functional_call(self, copies, ())
 
 
 class TreeLeaf:
-    """The name of a parameter, and the axes of the tensor it is shown as.
+    """The name of a parameter, and the axes of the labelled tensor in its place.
 
     Args:
         name: The name.
@@ -72,10 +72,10 @@ class TreeLeaf:
 
 
 class TreeFitness:
-    """A fitness of a nesting of tensors as a fitness of its module.
+    """A fitness of a tree of tensors as a fitness of its module.
 
     Args:
-        fitness: The function of the nesting.
+        fitness: The function of the tree.
     """
 
     def __init__(self, fitness: Callable[[Any], Any]) -> None:
@@ -86,7 +86,7 @@ class TreeFitness:
 
 
 def _read_tensor(value: Any, name: str) -> Tensor:
-    """Return a copy of the numbers of a leaf."""
+    """Return a copy of a leaf as a plain tensor."""
     data = value.data if isinstance(value, Labelled) else value
     if not isinstance(data, Tensor):
         array = np.asarray(data)

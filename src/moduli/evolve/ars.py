@@ -21,7 +21,7 @@ class ARS(GradientSearch):
 
     Args:
         x0: The first mean.
-        population: How many members: two for each direction, hence even.
+        population: The number of members: two for each direction, hence even.
         top: How many directions are used; by default all of them.
         lr: The step size.
         sigma: The standard deviation of the members around the mean.
@@ -64,14 +64,20 @@ class ARS(GradientSearch):
         super().__init__(x0, population=population, lr=lr, sigma=sigma, optimizer=optimizer, antithetic=True, **options)
 
     def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        # Line 7 as something to descend along: Σ (f₊ - f₋) δ / (b σ_f) over the b best directions.
+        # Line 7 with the sign of a gradient: Σ (f₊ - f₋) δ / (b σ_f) over the b best directions.
         return self._sums(direction_weights(fitness[0::2], fitness[1::2], self.top).to(self.dtype))
 
 
 def direction_weights(plus: Tensor, minus: Tensor, top: int) -> Tensor:
-    """Line 6 and 7: keep the `top` directions by their better end, and divide by the deviation of their rewards.
+    """Return the weights of directions in the estimate (lines 6 and 7); zero for all but the `top` ones.
 
-    A direction with an end that is not finite is left out.
+    Directions are ordered by the better of their two members. The weights are divided by the deviation of the fitness. A
+    direction with a fitness that is not finite gets zero.
+
+    Args:
+        plus: The fitness of the members on one side, one for each direction.
+        minus: The fitness of the mirrored members.
+        top: How many directions get a weight.
     """
     weights = torch.zeros_like(plus)
     usable = plus.isfinite() & minus.isfinite()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import MatrixSearch
+from ._matrix_search import MatrixSearch
 from ._problem import Reason, keep_finite
 
 
@@ -98,11 +98,11 @@ class CEM(MatrixSearch):
         best = fitness.argsort(stable=True)[:count]
         best = best[fitness[best].isfinite()]
         if len(best) == 0 or bool((fitness == fitness[0]).all()):
-            return  # there is nothing to tell the members apart by
+            return  # all members are equally good, so there are no elites
         elites = proposal["x"].index_select(0, best)
         floor = torch.full_like(self._tensor("std"), self.noise)
         floor[self.coordinates.integer] = max(self.noise, 0.5)
-        # The Gaussian of the elites, mixed with the old one: α new + (1 - α) old.
+        # Smoothing: α times the Gaussian of the elites plus (1 - α) times the old one.
         self.state["mean"] = self._tensor("mean").lerp(elites.mean(0), self.smoothing)
         std = self._tensor("std").lerp(elites.std(0, correction=0), self.smoothing)
         self.state["std"] = torch.maximum(std, floor)
@@ -112,7 +112,7 @@ class CEM(MatrixSearch):
 
     @property
     def mean(self) -> Tensor:
-        """The centre of the distribution: the mean, whole numbers rounded, and the likeliest categories."""
+        """The centre of the distribution: the mean with integers rounded, and the likeliest categories."""
         mean = self.coordinates.rounded(self._tensor("mean").clamp(self.coordinates.lower, self.coordinates.upper))
         labels = list(self.coordinates.categorical)
         if labels:
@@ -128,7 +128,14 @@ class CEM(MatrixSearch):
 
 
 def frequencies(elites: Tensor, table: Tensor, smoothing: float, floor: float) -> Tensor:
-    """How often each category (a column of the C x K table, padded with zeros) was chosen by the elites (n x C)."""
+    """Return the smoothed probabilities of categories after a generation.
+
+    Args:
+        elites: The categories of the elites, n x C.
+        table: The old probabilities, C x K: one column for each category, padded with zeros.
+        smoothing: The factor on the frequencies among the elites.
+        floor: The least probability of a category.
+    """
     count = torch.zeros_like(table).scatter_add_(1, elites.long().mT, torch.ones_like(elites.mT))
     allowed = table > 0
     mixed = table.lerp(count / len(elites), smoothing)
@@ -137,7 +144,7 @@ def frequencies(elites: Tensor, table: Tensor, smoothing: float, floor: float) -
 
 
 def choose(table: Tensor, uniform: Tensor) -> Tensor:
-    """Categories by inversion: for uniform (N x C), the first whose cumulated probability exceeds it."""
+    """Sample categories by inversion: for each uniform number (N x C), the first whose cumulative probability exceeds it."""
     cumulated = table.cumsum(1)
     cumulated[:, -1] = 1.0
     choice = torch.searchsorted(cumulated, uniform.mT.contiguous(), right=True).mT

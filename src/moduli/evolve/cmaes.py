@@ -1,4 +1,4 @@
-"""Covariance matrix adaptation.
+"""Covariance matrix adaptation. Above 400 lines, because each method is one file with all of its mathematics.
 
 Equation numbers are those of the tutorial. A factor A with A Aᵀ = C turns standard normal rows into samples. With the
 symmetric root (from an eigendecomposition) the path of the step size is that of the tutorial; with the Cholesky factor
@@ -32,19 +32,19 @@ _EIGEN_UP_TO = 40
 
 
 class CMAES(Distribution):
-    """Covariance matrix adaptation: a Gaussian learns its step size and its covariance from the order of the members.
+    """Covariance matrix adaptation: a Gaussian whose step size and covariance follow from the order of the members.
 
     Args:
         x0: The first mean.
-        population: How many members; by default 4 + 3 ln P.
+        population: The number of members; by default 4 + 3 ln P.
         sigma: The first step size; a third of the distance to the optimum is good.
         covariance: `"full"` (P x P numbers), or `"separable"` (P numbers, and noise that is drawn again from seeds).
         factor: How the full covariance is factored: `"eigen"` (the symmetric root; rotating the problem rotates the path),
             `"cholesky"` (cheaper; the same distribution, another path), or `"auto"`, which is `"eigen"` up to 40 dimensions.
-        restarts: What to do when the distribution has converged: None (stop), `"ipop"` (start again with twice the
-            population), or `"bipop"` (take turns between large populations and small ones).
-        max_restarts: How often to start again.
-        restart_region: (lower, upper) of where restarts begin, not of members; by default finite bounds, else near x0.
+        restarts: What to do when the distribution has converged: None (stop), `"ipop"` (restart with twice the population),
+            or `"bipop"` (alternate between large populations and small ones).
+        max_restarts: The most restarts.
+        restart_region: (lower, upper) of the first mean of a restart, not of members; by default finite bounds, else near x0.
         **options: Those of `Search`.
 
     Example:
@@ -89,7 +89,7 @@ class CMAES(Distribution):
         dim = x0.numel()
         self.covariance, self.restarts, self.max_restarts = covariance, restarts, max_restarts
         self.factor = ("eigen" if dim <= _EIGEN_UP_TO else "cholesky") if factor == "auto" else factor
-        # Few numbers on the CPU are computed with by NumPy, in the memory of the tensors: its calls take a third of torch's time.
+        # Small problems on the CPU use NumPy in the memory of the tensors, because its calls take a third of torch's time.
         few = dim <= _EIGEN_UP_TO and x0.device.type == "cpu" and x0.dtype in (torch.float32, torch.float64)
         self._numpy = covariance == "full" and few
         self._views: dict[str, tuple[Tensor, Any]] = {}
@@ -109,7 +109,7 @@ class CMAES(Distribution):
         self._begin(x0, self._sigma0)
 
     def _begin(self, mean: Tensor, sigma: float) -> None:
-        """A new distribution."""
+        """Start a distribution: set mean and step size, and reset the covariance and the paths."""
         n, state = self.dim, self.state
         state["mean"], state["sigma"], state["first_sigma"], state["age"] = mean, float(sigma), float(sigma), 0
         state["p_sigma"], state["p_c"] = torch.zeros_like(mean), torch.zeros_like(mean)
@@ -119,7 +119,7 @@ class CMAES(Distribution):
             state["thin"], state["thick"] = 1.0, 1.0
         else:
             state["C"] = torch.ones_like(mean)
-        # What has been flat for a thousand generations is flat, however many dimensions there are.
+        # A thousand generations without change are enough to stop, in any dimension.
         window = min(10 + math.ceil(30 * n / self._default), 1000)
         state["recent"] = torch.full((window,), torch.inf, dtype=torch.float64, device=self.device)
         state["range"] = math.inf
@@ -142,7 +142,7 @@ class CMAES(Distribution):
     def _directions(self, start: int, stop: int) -> Tensor:
         if self._separable():
             return super()._directions(start, stop)
-        if self._pending is None:  # kept from `ask` to `tell`
+        if self._pending is None:  # stored from `ask` to `tell`
             self._pending = super()._directions(0, self.population) @ self._tensor("root").mT
         return self._pending[start:stop]  # type: ignore[no-any-return]
 
@@ -152,10 +152,10 @@ class CMAES(Distribution):
         return super()._propose(start, stop)
 
     def _sample(self) -> tuple[Any, Any, Any]:
-        """Normal rows z, the steps y = z Aᵀ and the members m + σ y as they are evaluated, of this generation."""
+        """Return the normal rows z, the steps y = z Aᵀ and the members m + σ y (as evaluated) of this generation."""
         if self._pending is None:
             z = super()._directions(0, self.population).numpy()
-            with np.errstate(all="ignore"):  # what overflows ends the run, with a reason
+            with np.errstate(all="ignore"):  # an overflow ends the run with a reason
                 y = z @ self._view("root").T
                 x = self._view("mean") + self.sigma * y
             self._pending = z, y, self._reflect(torch.from_numpy(x)).numpy() if self.coordinates.bounded else x
@@ -182,7 +182,7 @@ class CMAES(Distribution):
         if worst == math.inf:
             worst = float(values[np.isfinite(values)].max(initial=-math.inf))
         state["range"] = worst - best if worst > -math.inf else math.inf
-        # A ring: the fitness of generation g is at g modulo its length.
+        # A ring buffer: the fitness of generation g is at g modulo its length.
         recent = self._view("recent")
         recent[age % len(recent)] = best
         if self._int("runs"):  # the first run belongs to neither regime
@@ -192,7 +192,7 @@ class CMAES(Distribution):
             self._restart()
 
     def _view(self, name: str) -> Any:
-        """A tensor of the state as it is computed with: itself, or a NumPy array in its memory where there are few numbers."""
+        """Return a tensor of the state, or for small problems a NumPy array that shares its memory."""
         tensor = self._tensor(name)
         if not self._numpy:
             return tensor
@@ -237,9 +237,11 @@ class CMAES(Distribution):
         self.state["C"] = (decay * C).addcmul_(p_c, p_c, value=k.c_1).addcmul_(C, square, value=k.c_mu)
 
     def _follow(self, z_w: Any, y_w: Any, age: int, k: Constants) -> float:
-        """Move the mean, the paths and the step size; whether the path of the covariance moved is the result."""
+        """Update the mean, the paths and the step size; return h_σ: 1 if the path of the covariance was updated, else 0."""
         p_sigma, p_c, sigma = self._view("p_sigma"), self._view("p_c"), self.sigma
-        mean = self._view("mean") + (k.c_m * sigma) * y_w  # (42); what `revise` was given stays the caller's
+        mean = (
+            self._view("mean") + (k.c_m * sigma) * y_w
+        )  # (42); not in place, because `revise` stores the caller's tensor
         self.state["mean"] = torch.from_numpy(mean) if self._numpy else mean
         p_sigma[:], p_c[:], self.state["sigma"], h = update_paths(p_sigma, p_c, z_w, y_w, sigma, age, k)
         return h
@@ -250,7 +252,7 @@ class CMAES(Distribution):
     # -- the end of a run, and the next one
 
     def _run_over(self) -> Reason | None:
-        """Why this distribution has nothing more to find: appendix B.3 of the tutorial."""
+        """Return why this distribution has converged (appendix B.3 of the tutorial), or None."""
         C, mean, p_c = self._view("C"), self._view("mean"), self._view("p_c")
         sigma, first, age = self.sigma, self._float("first_sigma"), self._int("age")
         variances = C if self._separable() else C.diagonal()
@@ -267,7 +269,7 @@ class CMAES(Distribution):
         size = float(abs(mean).max())
         if not math.isfinite(size):
             return Reason.DIVERGED
-        # 0.2 deviations added to a coordinate change nothing that the dtype can show.
+        # 0.2 deviations added to a coordinate are lost to rounding.
         small = 0.2 * sigma * least <= torch.finfo(self.dtype).eps * size
         unseen = small and bool((mean + 0.2 * sigma * variances.clip(0) ** 0.5 == mean).any())
         if sigma * reach < self.tol * first or unseen:
@@ -275,8 +277,8 @@ class CMAES(Distribution):
         return Reason.FLAT if self._is_flat(age) else None
 
     def _is_flat(self, age: int) -> bool:
-        """Whether the best fitness of recent generations, and all of the last one, are the same to the tolerance."""
-        # Values are the squares of distances near an optimum: their differences are known less well than their places.
+        """Whether the best fitness of recent generations, and all of the last one, are equal to the tolerance."""
+        # Near an optimum the fitness is quadratic in the distance, so its relative differences are less precise: hence 10 tol.
         recent, spread, tol = self._view("recent"), self._float("range"), 10 * self.tol
         window = min(10 + math.ceil(30 * self.dim / self.population), len(recent))
         if age < window or spread > tol:
@@ -317,7 +319,7 @@ class CMAES(Distribution):
         self._restore_derived()
 
     def _draws(self) -> int:
-        # One more than the noise takes: a restart has a stream of its own.
+        # One more than the noise uses, for the stream of a restart.
         return self._noise.blocks + 1
 
 
@@ -340,10 +342,13 @@ class Constants:
 
 @lru_cache(maxsize=32)
 def constants(dim: int, population: int, *, separable: bool = False) -> Constants:
-    """Table 1 of the tutorial, equations (49) to (58), with active (negative) weights.
+    """Return table 1 of the tutorial, equations (49) to (58), with active (negative) weights.
 
-    With a diagonal covariance there are no negative weights, and c₁ and c_μ grow by (n + 2)/3 (Ros and Hansen 2008,
-    section 3).
+    Args:
+        dim: The dimension n.
+        population: The number of members λ.
+        separable: Whether the covariance is diagonal: without negative weights, and with c₁ and c_μ multiplied by (n + 2)/3
+            (Ros and Hansen 2008, section 3).
     """
     n, lam = dim, population
     raw = math.log((lam + 1) / 2) - torch.arange(1, lam + 1, dtype=torch.float64).log()  # (49)
@@ -371,9 +376,16 @@ def constants(dim: int, population: int, *, separable: bool = False) -> Constant
 def update_paths(
     p_sigma: Any, p_c: Any, z_w: Any, y_w: Any, sigma: float, generation: int, k: Constants
 ) -> tuple[Any, Any, float, float]:
-    """Both evolution paths, tensors or arrays, and the step size: (43), (45), (44). `generation` counts from one.
+    """Return the updated evolution paths and step size, equations (43), (45) and (44), and h_σ.
 
-    `y_w` = Σ wᵢ yᵢ is the step of the mean in units of σ, and `z_w` = C^(-1/2) y_w. Returns h_σ last.
+    Args:
+        p_sigma: The path of the step size, a tensor or an array.
+        p_c: The path of the covariance.
+        z_w: C^(-1/2) y_w.
+        y_w: Σ wᵢ yᵢ, the step of the mean in units of σ.
+        sigma: The step size.
+        generation: The number of the generation, counted from one.
+        k: The strategy parameters.
     """
     n = len(p_sigma)
     p_sigma = (1 - k.c_sigma) * p_sigma + math.sqrt(k.c_sigma * (2 - k.c_sigma) * k.mueff) * z_w  # (43)
@@ -389,10 +401,18 @@ def update_paths(
 def bipop(
     default: int, large: int, spent_large: int, spent_small: int, u1: float, u2: float
 ) -> tuple[bool, int, float]:
-    """The next run of BIPOP: whether it is a large one, its population, and the factor on the first step size.
+    """Return whether the next run of BIPOP is large, its population, and the factor on the first step size.
 
-    The regime that has spent fewer evaluations goes next. A large run doubles the largest population so far; a small one
-    has λ = ⌊λ₀ (½ λ_large / λ₀)^(u₁²)⌋ and σ₀ · 10^(-2 u₂).
+    The regime that has spent fewer evaluations is next. A large run doubles the largest population so far; a small one has
+    λ = ⌊λ₀ (½ λ_large / λ₀)^(u₁²)⌋ and σ₀ · 10^(-2 u₂).
+
+    Args:
+        default: λ₀, the population of the first run.
+        large: λ_large, the largest population so far.
+        spent_large: The evaluations of large runs.
+        spent_small: The evaluations of small runs.
+        u1: A uniform number, for the population.
+        u2: A uniform number, for the step size.
     """
     if spent_large <= spent_small:
         return True, 2 * large, 1.0

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from ..kernels import fuse
-from ._base import MatrixSearch
+from ._matrix_search import MatrixSearch
 from ._problem import check_choice
 from .pso import uniforms
 
 
 class DE(MatrixSearch):
-    """Differential evolution: a member meets the sum of another and a scaled difference of two, and the better stays.
+    """Differential evolution: each member is compared with a mutant, and replaced if the mutant is better.
 
     Mutants are x_a + F (x_b - x_c) (`"rand/1"`), best + F (x_b - x_c) (`"best/1"`), or
     x + F (x_p - x) + F (x_a - x_b) with x_p one of the best 100 p % and x_b from the members or an archive of replaced ones
-    (`"current-to-pbest/1"`). Coordinates cross over with the member at rate CR. A coordinate that leaves the bounds comes
-    to lie halfway between the bound and the member.
+    (`"current-to-pbest/1"`). Coordinates cross over with the member at rate CR. A coordinate that leaves the bounds is set
+    to the midpoint between the bound and the member.
 
     Args:
         x0: Where to start.
@@ -35,11 +35,11 @@ class DE(MatrixSearch):
             (L-SHADE), but at least 20 and at most 400, nor more than a 25th of `max_evaluations` where that is known.
         strategy: One of the three above.
         adapt: `"jade"` or `"shade"` (both for `"current-to-pbest/1"`): draw F and CR for each member around what has
-            worked; None keeps `scale` and `rate`.
+            succeeded; None uses `scale` and `rate`.
         scale: F.
         rate: CR.
         p: The share of members that count as best.
-        memory: How many means SHADE remembers.
+        memory: How many means SHADE stores.
         learning: How fast the means of JADE move (its c).
         shrink: Whether the population falls linearly to 4 while `max_evaluations` are spent, the worst first (L-SHADE).
         **options: `spread`, `initial`, and those of `Search`.
@@ -109,17 +109,17 @@ class DE(MatrixSearch):
             return {"x": x}
         scale, rate, extra = self._settings(g)
         base, a, b = self._pick(x, scale, g)
-        # Which coordinates are the mutant's: one of each member is for certain.
+        # The draws that select the mutant's coordinates; one coordinate of each member is always the mutant's.
         draw = uniforms(self._scratch("draws"), g)
         forced = torch.randint(self.dim, (len(x),), generator=g, device=self.device)
         draw.scatter_(1, forced[:, None], -torch.inf)
-        # One pass over all members takes a number, or a matrix in a list where members differ.
+        # The fused pass takes a number, or a matrix in a list where members differ.
         numbers = [[n.expand_as(x).contiguous()] if isinstance(n, Tensor) else n for n in (scale, rate)]
         crossed([base], [a], [b], [x], [draw], *self._walls(), *numbers, out=[base])
         return {"x": c.rounded(base), **extra}
 
     def _pick(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """What a mutant is made of, base + F (a - b): a base that may be written to, and two members."""
+        """Return the terms of the mutants base + F (a - b): a base that may be overwritten, a and b."""
         if self.strategy == "current-to-pbest/1":
             return self._move_towards_best(x, scale, g)
         picks = distinct(len(x), 3, g, self.device)
@@ -129,7 +129,7 @@ class DE(MatrixSearch):
         return base, a, b
 
     def _settings(self, g: torch.Generator) -> tuple[Tensor | float, Tensor | float, dict[str, Tensor]]:
-        """F and CR of each member: fixed, or drawn around what has worked (JADE (9) and (11), SHADE (5) and (6))."""
+        """Return F and CR of each member, fixed or drawn around past successes (JADE (9) and (11), SHADE (5) and (6))."""
         if self.adapt is None:
             return self.scale, self.rate, {}
         n = self.population
@@ -140,8 +140,8 @@ class DE(MatrixSearch):
         return scale.to(self.dtype)[:, None], rate.to(self.dtype)[:, None], {"scale": scale, "rate": rate}
 
     def _move_towards_best(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """X + F (x_p - x), x_a and x_b: JADE, equation (6)."""
-        n, fitness, kept = len(x), self._tensor("fitness"), self._int("archived")
+        """Return x + F (x_p - x), x_a and x_b: JADE, equation (6)."""
+        n, fitness, archived = len(x), self._tensor("fitness"), self._int("archived")
         top = fitness.argsort(stable=True)
         if self.adapt == "shade":  # p is drawn for each member from [2/N, 0.2]
             low = min(2 / n, 0.2)
@@ -153,10 +153,10 @@ class DE(MatrixSearch):
         leader = x.index_select(0, top[place])
         here = torch.arange(n, device=self.device)
         first = distinct(n, 1, g, self.device)[0]
-        second = torch.randint(n + kept - 2, (n,), generator=g, device=self.device)
+        second = torch.randint(n + archived - 2, (n,), generator=g, device=self.device)
         for taken in torch.stack([here, first]).sort(0).values:
             second += second >= taken
-        pool = torch.cat([x, self._tensor("archive")[:kept]])
+        pool = torch.cat([x, self._tensor("archive")[:archived]])
         return leader.sub_(x).mul_(scale).add_(x), x.index_select(0, first), pool.index_select(0, second)
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
@@ -170,14 +170,14 @@ class DE(MatrixSearch):
         if self.strategy == "current-to-pbest/1" and len(better):
             self._archive(x.index_select(0, better))
         if self.adapt and len(better):
-            # JADE moves its only means a little (10), (13); SHADE replaces the oldest ones (7), (8).
+            # JADE smooths its two means (10), (13); SHADE replaces the oldest entry of its memory (7), (8).
             weights = (
                 gain_weights(gain[better]) if self.adapt == "shade" else torch.full_like(gain[better], 1 / len(better))
             )
             share, slot = 1.0 if self.adapt == "shade" else self.learning, self._int("slot")
             means = success_means(proposal["rate"][better], proposal["scale"][better], weights)
-            for known, mean in zip((self._tensor("rates"), self._tensor("scales")), means, strict=True):
-                known[slot] = (1 - share) * known[slot] + share * mean
+            for memory, mean in zip((self._tensor("rates"), self._tensor("scales")), means, strict=True):
+                memory[slot] = (1 - share) * memory[slot] + share * mean
             self.state["slot"] = (slot + 1) % self.memory
         x.index_copy_(0, won, proposal["x"].index_select(0, won))
         old.index_copy_(0, won, fitness[won])
@@ -185,7 +185,7 @@ class DE(MatrixSearch):
             self._drop_worst()
 
     def _drop_worst(self) -> None:
-        """Let the population fall with the evaluations that are left: L-SHADE, equation (10)."""
+        """Shrink the population linearly with the spent evaluations: L-SHADE, equation (10)."""
         spent = (self.evaluations + self.population) / (self.max_evaluations or 1)
         first = self._first_population
         size = max(self.least, min(self.population, round(first + (self.least - first) * spent)))
@@ -202,12 +202,11 @@ class DE(MatrixSearch):
         self._bounds = None  # matrices with a row for each member
 
     def _archive(self, replaced: Tensor) -> None:
-        """Keep members that were replaced by better ones; beyond N of them, chance decides who stays."""
-        kept = self._int("archived")
-        pool = torch.cat([self._tensor("archive")[:kept], replaced])
+        """Add replaced members to the archive; of more than N, keep a random subset."""
+        pool = torch.cat([self._tensor("archive")[: self._int("archived")], replaced])
         n = self.population
         if len(pool) > n:
-            # Another stream of this generation: the first one made the trials.
+            # The second stream of this generation: the first one made the trials.
             order = torch.randperm(len(pool), generator=self._make_generator(1), device=self.device)[:n]
             pool = pool.index_select(0, order.sort().values)
         self._tensor("archive")[: len(pool)] = pool
@@ -218,23 +217,30 @@ class DE(MatrixSearch):
 
 
 def choose_members(dim: int, each: int, budget: int | None) -> int:
-    """Return how many members there are by default: some for each coordinate, within what memory and the budget allow.
+    """Return the default population: `each` members per coordinate, at least 20, limited by 400 and the budget.
 
     Args:
-        dim: How many coordinates there are.
-        each: How many members for each of them.
-        budget: How many evaluations there are, where that is known.
+        dim: The number of coordinates.
+        each: How many members there are for each coordinate.
+        budget: The number of evaluations, or None if unlimited.
     """
     most = 400 if budget is None else min(400, max(20, budget // 25), max(budget, DE.least))
     return min(max(20, each * dim), most)
 
 
 def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """K x n indices: for every member k different members, none of them itself, all choices equally likely."""
+    """Return k x n indices: for every member k different other members, all choices equally likely.
+
+    Args:
+        n: The number of members.
+        k: How many to choose for each.
+        generator: The source of random numbers.
+        device: The device of the result.
+    """
     taken = [torch.arange(n, device=device)]
     for j in range(k):
         pick = torch.randint(n - 1 - j, (n,), generator=generator, device=device)
-        # Skipping the taken ones in ascending order maps 0..n-2-j onto what is left.
+        # Skipping the taken ones in ascending order maps 0..n-2-j onto the remaining indices.
         for other in torch.stack(taken).sort(0).values:
             pick += pick >= other
         taken.append(pick)
@@ -244,9 +250,9 @@ def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -
 def _cross(
     base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, lower: Any, upper: Any, scale: Any, rate: Any
 ) -> Tensor:
-    """The mutant base + F (a - b) where the draw is below CR, else the member (Storn and Price, (1) and (5)).
+    """Return the mutant base + F (a - b) where the draw is below CR, else the member (Storn and Price, (1) and (5)).
 
-    What lies beyond a bound comes to lie halfway between it and the member (Zhang and Sanderson 2009, section III).
+    A value beyond a bound becomes the midpoint of the bound and the member (Zhang and Sanderson 2009, section III).
     """
     trial = torch.where(draw < rate, base + scale * (a - b), x)
     trial = torch.where(trial < lower, 0.5 * (x + lower), trial)
@@ -254,11 +260,17 @@ def _cross(
 
 
 crossed = fuse(_cross)
-"""The same in one pass; bounds and settings are numbers or matrices."""
+"""`_cross` fused into one pass; bounds and settings are numbers or matrices."""
 
 
 def cauchy(location: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """Cauchy numbers around `location` that are positive (drawn again otherwise) and at most one: JADE, equation (11)."""
+    """Return Cauchy numbers that are positive (drawn again otherwise) and at most one: JADE, equation (11).
+
+    Args:
+        location: The centre of each number.
+        scale: The scale of all of them.
+        generator: The source of random numbers.
+    """
     out = torch.full_like(location, -1.0)
     for _ in range(64):
         bad = out <= 0
@@ -270,13 +282,19 @@ def cauchy(location: Tensor, scale: float, generator: torch.Generator) -> Tensor
 
 
 def success_means(cr: Tensor, f: Tensor, weights: Tensor) -> tuple[float, float]:
-    """The mean of CR and the Lehmer mean Σ w F² / Σ w F of what succeeded: JADE, equation (14), and SHADE, (10) and (13)."""
+    """Return the mean of CR and the Lehmer mean Σ w F² / Σ w F of successes: JADE, equation (14), and SHADE, (10) and (13).
+
+    Args:
+        cr: CR of the members that improved.
+        f: F of these members.
+        weights: Their weights w, which sum to one.
+    """
     return float((weights * cr).sum()), float((weights * f.square()).sum() / (weights * f).sum())
 
 
 def gain_weights(gain: Tensor) -> Tensor:
-    """Successes weighted by how much they improved: SHADE, equation (11)."""
-    # A gain from infinity is no measure of anything; such members count as much as the largest finite gain.
+    """Return the weights of successes, proportional to their gain: SHADE, equation (11)."""
+    # An infinite gain would get all the weight; it is replaced by the largest finite gain.
     finite = gain[gain.isfinite()]
     gain = gain.clamp(max=float(finite.max()) if len(finite) else 1.0)
     return gain / gain.sum() if float(gain.sum()) > 0 else torch.ones_like(gain) / len(gain)

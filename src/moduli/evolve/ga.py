@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import MatrixSearch
+from ._matrix_search import MatrixSearch
 from ._problem import keep_finite
 
 
 class GA(MatrixSearch):
-    """A genetic algorithm: winners of tournaments cross over and mutate; the best members live on.
+    """A genetic algorithm: winners of tournaments cross over and mutate; the best members survive.
 
     Real and integer coordinates cross over by simulated binary crossover and mutate by normal steps as large as the
     members differ; categorical ones are taken from either parent and mutate to any category.
@@ -25,7 +25,7 @@ class GA(MatrixSearch):
     Args:
         x0: Where to start.
         population: How many members.
-        elites: How many of the best members live on unchanged.
+        elites: How many of the best members survive unchanged.
         tournament: How many members compete to be a parent.
         crossover: How likely a child has two parents.
         eta: The order of the crossover: the higher, the more children resemble a parent.
@@ -85,7 +85,7 @@ class GA(MatrixSearch):
         crossed = sbx(a, b, self._uniform(g, n, dim), swap, self.eta)
         step = self._gauss(g, n, dim)
         deviation = keep_finite(x).std(0, correction=0)
-        # A whole number that moves moves by one at least; a category is one parent's or the other's.
+        # The deviation of integers is at least one; a category is copied from one of the parents.
         deviation[c.whole] = deviation[c.whole].clamp(min=1.0)
         labels = list(c.categorical)
         if labels:
@@ -112,14 +112,21 @@ class GA(MatrixSearch):
 
 
 def tournament(fitness: Tensor, entrants: Tensor) -> Tensor:
-    """The winner of each row of `entrants` (indices of members): the lowest fitness, the first of equal ones."""
+    """Return the winner of each row of `entrants` (indices of members): the lowest fitness, the first of equal ones."""
     return entrants.gather(1, fitness[entrants].argmin(1, keepdim=True))[:, 0]
 
 
 def sbx(a: Tensor, b: Tensor, u: Tensor, swap: Tensor, eta: float) -> Tensor:
-    """A child of every pair of rows: ½ ((1 ± β) a + (1 ∓ β) b), the sign by `swap`, with the density of β of order η.
+    """Return a child of every pair of rows, ½ ((1 ± β) a + (1 ∓ β) b), by simulated binary crossover.
 
     β = (2u)^(1/(η+1)) for u ≤ ½ and (1/(2(1-u)))^(1/(η+1)) beyond. Equal parents have equal children.
+
+    Args:
+        a: The first parents, one per row.
+        b: The second parents.
+        u: Uniform numbers of the same shape.
+        swap: Where the upper sign holds.
+        eta: The order η: the higher, the more children resemble a parent.
     """
     power = 1 / (eta + 1)
     beta = torch.where(u <= 0.5, (2 * u).pow(power), (2 * (1 - u)).clamp(min=1e-12).pow(-power))

@@ -1,4 +1,4 @@
-"""Guided evolution strategies: search more along directions that are believed in.
+"""Guided evolution strategies: more variance along surrogate gradients.
 
 References:
     Maheswaranathan, Metz, Tucker, Choi, Sohl-Dickstein, Guided evolutionary strategies: augmenting random search with
@@ -21,16 +21,16 @@ from ._problem import SHAPES, check_choice
 class GuidedES(GradientSearch):
     """Guided evolution strategies: noise is stretched along a subspace spanned by surrogate gradients.
 
-    Members are mean ± σ (√α ε + √((1 - α) P/k) U ε') with the last k surrogates spanning U. A surrogate is anything that
-    correlates with the gradient, given as `tell(fitness, surrogate=g)`; without one, the estimate itself is remembered.
+    Members are mean ± σ (√α ε + √((1 - α) P/k) U ε') where the last k surrogates span U. A surrogate is any vector that
+    correlates with the gradient, passed as `tell(fitness, surrogate=g)`; by default it is the estimate itself.
 
     Args:
         x0: The first mean.
         subspace: k.
         alpha: The share of variance outside of the subspace.
         beta: The factor on the estimate.
-        shape: How fitness enters, as in `OpenES`.
-        **options: Those of `OpenES`, but for noise of low rank.
+        shape: How fitness is transformed, as in `OpenES`.
+        **options: Those of `OpenES`, except `rank` and `shapes`.
 
     Example:
         >>> import torch
@@ -77,7 +77,7 @@ class GuidedES(GradientSearch):
         self.state["given"] = 0
 
     def tell(self, fitness: Tensor | Iterable[float], surrogate: Tensor | None = None) -> None:
-        """Give the fitness of every member, and possibly a surrogate gradient at the mean, one number per coordinate."""
+        """Take the fitness of every member, and optionally a surrogate gradient at the mean, one number per coordinate."""
         if surrogate is not None:
             surrogate = surrogate.detach().to(self._tensor("mean"))
             if surrogate.shape != (self.dim,):
@@ -89,7 +89,7 @@ class GuidedES(GradientSearch):
             self._surrogate = None
 
     def _alpha(self) -> float:
-        """All variance is outside of a subspace that is still empty."""
+        """Return the share of variance outside of the subspace: all of it while there is no surrogate."""
         return self.alpha if self._int("given") else 1.0
 
     def _count_drawn(self) -> int:
@@ -114,19 +114,19 @@ class GuidedES(GradientSearch):
 
     def _learn(self, fitness: Tensor) -> None:
         gradient = self.gradient(fitness)
-        told = gradient if self._surrogate is None else self._surrogate
-        if bool(told.isfinite().all()) and bool((told != 0).any()):
+        surrogate = gradient if self._surrogate is None else self._surrogate
+        if bool(surrogate.isfinite().all()) and bool((surrogate != 0).any()):
             rows = self._tensor("surrogates").roll(1, 0)
-            rows[0] = told
+            rows[0] = surrogate
             self.state["surrogates"], self.state["basis"] = rows, basis(rows)
             self.state["given"] = self._int("given") + 1
         self._descend(gradient, slice(0, self.dim))
 
 
 def basis(surrogates: Tensor) -> Tensor:
-    """Orthonormal columns U (P x k) that span the surrogate gradients, the rows of `surrogates` (k x P).
+    """Return orthonormal columns U (P x k) that span the surrogate gradients, the rows of `surrogates` (k x P).
 
-    Rows that are zero, or depend on the others, give zero columns: nothing is searched along them.
+    Rows that are zero, or linearly dependent on the others, give zero columns.
     """
     scale = surrogates.norm(dim=1, keepdim=True)
     q, r = torch.linalg.qr((surrogates / scale.clamp(min=torch.finfo(surrogates.dtype).tiny)).mT)
@@ -135,9 +135,13 @@ def basis(surrogates: Tensor) -> Tensor:
 
 
 def directions(whole: Tensor, inner: Tensor, subspace: Tensor, alpha: float) -> Tensor:
-    """Rows of N(0, Σ) with Σ = α/n I + (1 - α)/k U Uᵀ, times n: equation (2), scaled to unit steps for α = 1.
+    """Return rows of N(0, Σ) with Σ = α/n I + (1 - α)/k U Uᵀ, times n: equation (2), scaled to unit steps for α = 1.
 
-    `whole` is N x P and `inner` is N x k, both standard normal.
+    Args:
+        whole: Standard normal numbers, N x P.
+        inner: Standard normal numbers, N x k.
+        subspace: U, P x k.
+        alpha: The share α of variance outside of the subspace.
     """
     n, k = subspace.shape
     return math.sqrt(alpha) * whole + math.sqrt((1 - alpha) * n / k) * (inner @ subspace.mT)

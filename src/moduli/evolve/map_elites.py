@@ -1,4 +1,4 @@
-"""The best member of every kind: an archive over what members are like, not only over how good they are.
+"""MAP-Elites: an archive of the best member in each cell of a grid over descriptors of members.
 
 References:
     Mouret and Clune, Illuminating search spaces by mapping elites (2015), arXiv:1504.04909; Vassiliades and Mouret, Discovering the
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class MAPElites:
-    """A search that keeps the best member of each cell of a grid over descriptors, which the user measures.
+    """A search that stores the best member of each cell of a grid over descriptors, which the user measures.
 
-    One generation is `x = search.ask()`, `search.tell(fitness, descriptors)`. Children are elites plus noise, and a step along the
-    line to another elite.
+    One generation is `x = search.ask()`, `search.tell(fitness, descriptors)`. Children are elites plus noise, plus a step along
+    the line to another elite.
 
     Args:
-        x0: Where to start: the first members are drawn around it.
-        ranges: From where to where each descriptor goes; what is outside counts to the cell at the end.
-        cells: How many cells each descriptor has: a number, or one for each.
-        population: How many members a generation has.
+        x0: The start: the first members are drawn around it.
+        ranges: (low, high) of each descriptor; values outside belong to the cell at that end.
+        cells: The number of cells along each descriptor: a number, or one for each.
+        population: The number of members of a generation.
         sigma: The standard deviation of the noise, and of the first members around x0.
         line: The standard deviation of the step along the line to another elite, relative to their distance.
         bounds: (lower, upper), numbers or tensors.
@@ -93,15 +93,15 @@ class MAPElites:
             chosen = torch.randint(len(filled), (2, n), generator=generator, device=start.device)
             one, two = state["x"][filled[chosen[0]]], state["x"][filled[chosen[1]]]
             base = one + self.line * noise[:, -1:] * (two - one)
-        made: Tensor = base + self.sigma * noise[:, :-1]
-        return made.clamp(self.coordinates.lower, self.coordinates.upper)
+        children: Tensor = base + self.sigma * noise[:, :-1]
+        return children.clamp(self.coordinates.lower, self.coordinates.upper)
 
     @torch.no_grad()
     def tell(self, fitness: Any, descriptors: Any) -> None:
-        """Give the fitness and the descriptors of every member that `ask` gave; lower fitness is better.
+        """Take the fitness and the descriptors of every member that `ask` returned; lower fitness is better.
 
         Args:
-            fitness: One number for each member. What is not finite is not kept.
+            fitness: One number for each member. Members whose fitness is not finite are dropped.
             descriptors: One row for each member, one column for each descriptor.
 
         Raises:
@@ -113,7 +113,7 @@ class MAPElites:
             raise ValueError(f"tell: {n} numbers, and {n} rows of {len(self.cells)} descriptors that are numbers")
         x, cell = self.ask(), self.find_cell(kinds).to(state["x"].device)
         seen = seen.to(state["x"].device)
-        # The best of those that fall into one cell comes last, and so is what stays.
+        # Sorted so that the best member of a cell comes last, and overwrites the others.
         order = seen.argsort(descending=True, stable=True)
         order = order[seen[order] < state["fitness"][cell[order]]]
         places = cell[order]
@@ -146,7 +146,7 @@ class MAPElites:
 
     @property
     def coverage(self) -> float:
-        """Which part of the cells has a member."""
+        """The share of cells that have a member."""
         return float(self.state["fitness"].isfinite().double().mean())
 
     @property
@@ -161,7 +161,7 @@ class MAPElites:
         return {"method": "MAPElites"} | {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave.
+        """Continue from a state that `state_dict` returned.
 
         Raises:
             ValueError: If it is the state of another search, or of another grid.
@@ -186,13 +186,13 @@ class MAPElites:
         table = self.archive
         while table.dim() > 2:
             table = table.amin(-1)
-        shown = torch.where(table.isfinite(), table, torch.nan).T.cpu().numpy()
+        image = torch.where(table.isfinite(), table, torch.nan).T.cpu().numpy()
         (a, b), (c, d) = self.ranges[:2]
-        drawn = ax.imshow(shown, origin="lower", extent=(a, b, c, d), aspect="auto")
+        drawn = ax.imshow(image, origin="lower", extent=(a, b, c, d), aspect="auto")
         ax.figure.colorbar(drawn, ax=ax, label="fitness")
         ax.set(xlabel="first descriptor", ylabel="second descriptor")
         return ax.figure  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        kept = int(self.state["fitness"].isfinite().sum())
-        return f"MAPElites({kept} of {math.prod(self.cells)} cells, generation={self.state['generation']})"
+        count = int(self.state["fitness"].isfinite().sum())
+        return f"MAPElites({count} of {math.prod(self.cells)} cells, generation={self.state['generation']})"

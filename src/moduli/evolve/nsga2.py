@@ -1,4 +1,4 @@
-"""Several objectives at once: a front of compromises none of which is better in all of them.
+"""NSGA-II: the Pareto front of several objectives.
 
 References:
     Deb, Pratap, Agarwal, Meyarivan, A fast and elitist multiobjective genetic algorithm: NSGA-II, IEEE Transactions on
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ParetoFront:
-    """Points none of which is better than another in all objectives.
+    """Points of which none is better than another in all objectives.
 
     Attributes:
         x: The points, one per row.
@@ -49,7 +49,7 @@ class ParetoFront:
         return f"ParetoFront({len(self.x)} points, {self.fitness.shape[1]} objectives)"
 
     def find_hypervolume(self, reference: Any) -> float:
-        """Return the volume of what is worse than a point of the front and better than a reference point.
+        """Return the volume of the objective values that a point of the front dominates and that dominate `reference`.
 
         Args:
             reference: One number for each objective.
@@ -79,7 +79,7 @@ class ParetoFront:
 
 
 def _measure_volume(points: Tensor, corner: Tensor) -> float:
-    """Return the hypervolume by slices along the last objective."""
+    """Return the hypervolume, summed over slices along the last objective."""
     if len(points) == 0:
         return 0.0
     if points.shape[1] == 1:
@@ -95,9 +95,9 @@ def _measure_volume(points: Tensor, corner: Tensor) -> float:
 
 
 def sort_fronts(fitness: Tensor) -> Tensor:
-    """Return for each row the number of its front: 0 for those that none is better than, 1 for those without these, ...
+    """Return for each row the number of its front: 0 if no row is better, 1 if only rows of front 0 are, and so on.
 
-    A row is better than another where it is as low in all objectives and lower in one.
+    A row is better than another if no objective is higher and at least one is lower.
 
     Args:
         fitness: One row for each member, one column for each objective; NaN counts as the worst.
@@ -115,7 +115,7 @@ def sort_fronts(fitness: Tensor) -> Tensor:
 
 
 def measure_crowding(fitness: Tensor, ranks: Tensor) -> Tensor:
-    """Return how far apart the neighbours of each member in its front are, summed over objectives; infinite at its ends.
+    """Return the distance between the two neighbours of each member in its front, summed over objectives; infinite at ends.
 
     Args:
         fitness: One row for each member.
@@ -124,7 +124,7 @@ def measure_crowding(fitness: Tensor, ranks: Tensor) -> Tensor:
     distance = torch.zeros(len(fitness), dtype=fitness.dtype, device=fitness.device)
     for column in fitness.T:
         low = column.nan_to_num(nan=torch.inf)
-        # By front, and inside of each by the objective.
+        # Sort by front, and within a front by the objective.
         order = low.argsort(stable=True)
         order = order[ranks[order].argsort(stable=True)]
         values, fronts = low[order], ranks[order]
@@ -149,13 +149,13 @@ class NSGA2:
     minimised. As with `Search`, members are a function of the state.
 
     Args:
-        x0: Where to start: its length, dtype and device are those of the search. The first members are drawn between the bounds.
+        x0: The first member, whose length, dtype and device are those of the search; others are drawn between the bounds.
         bounds: (lower, upper), numbers or tensors, both finite.
-        population: How many members a generation has; even.
+        population: The number of members of a generation; even.
         seed: Decides every random number.
-        crossover: How likely a child has two parents.
+        crossover: The probability that a child has two parents.
         eta: The order of the crossover.
-        mutation: How likely a coordinate mutates; by default 1/P.
+        mutation: The probability that a coordinate mutates; by default 1/P.
         eta_mutation: The order of the mutation: the higher, the smaller its steps.
 
     Example:
@@ -204,17 +204,17 @@ class NSGA2:
 
     @property
     def generation(self) -> int:
-        """How many generations were told."""
+        """The number of completed generations."""
         return int(self.state["generation"])
 
     @property
     def evaluations(self) -> int:
-        """How many members were told."""
+        """The number of evaluated members."""
         return int(self.state["evaluations"])
 
     @torch.no_grad()
     def ask(self) -> Tensor:
-        """Return the members to evaluate, one per row: the first ones, then children of the members that are kept."""
+        """Return the members to evaluate, one per row: the first ones, then children of the survivors."""
         x: Tensor = self.state["x"]
         if self.generation == 0:
             return x.clone()
@@ -228,7 +228,7 @@ class NSGA2:
         parents = x[torch.where(wins, one, two)]
         a, b, drawn = parents[:n], parents[n:], drawn[:, :, :dim].to(x.dtype)
         crossed = sbx(a, b, drawn[1], drawn[2] < 0.5, self.eta)
-        # Half of the coordinates of a pair are exchanged as they are.
+        # Crossover changes each coordinate with probability ½; the others are the first parent's.
         mixed = torch.where(drawn[3] < 0.5, crossed, a)
         child = torch.where(drawn[4][:, :1] < self.crossover, mixed, a)
         low, high = self.coordinates.lower, self.coordinates.upper
@@ -239,7 +239,7 @@ class NSGA2:
 
     @torch.no_grad()
     def tell(self, fitness: Any) -> None:
-        """Give the objectives of every member that `ask` gave, in order; lower is better.
+        """Take the objectives of every member that `ask` returned, in order; lower is better.
 
         Args:
             fitness: One row for each member, one column for each objective; NaN counts as the worst.
@@ -249,16 +249,16 @@ class NSGA2:
                 changed then.
         """
         state, seen = self.state, torch.as_tensor(fitness).detach().double()
-        known = state["fitness"]
+        before = state["fitness"]
         right = seen.dim() == 2 and len(seen) == state["population"] and seen.shape[1] >= 2
-        if not right or (self.generation and seen.shape[1] != known.shape[1]):
+        if not right or (self.generation and seen.shape[1] != before.shape[1]):
             raise ValueError(
                 f"tell: one row of two or more objectives for each of {state['population']} members; got {tuple(seen.shape)}"
             )
-        seen = seen.to(known.device)
+        seen = seen.to(before.device)
         x = self.ask()
         if self.generation:
-            x, seen = torch.cat([state["x"], x]), torch.cat([known, seen])
+            x, seen = torch.cat([state["x"], x]), torch.cat([before, seen])
         ranks = sort_fronts(seen)
         crowding = measure_crowding(seen, ranks)
         order = crowding.argsort(descending=True, stable=True)
@@ -269,7 +269,7 @@ class NSGA2:
 
     @property
     def front(self) -> ParetoFront:
-        """The members that none is better than."""
+        """The members of front 0, which no other member dominates."""
         if self.generation == 0:
             return ParetoFront(self.state["x"][:0], self.state["fitness"])
         first = (sort_fronts(self.state["fitness"]) == 0).nonzero()[:, 0]
@@ -281,7 +281,7 @@ class NSGA2:
         return {"method": "NSGA2"} | {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave.
+        """Continue from a state that `state_dict` returned.
 
         Raises:
             ValueError: If it is the state of another search.

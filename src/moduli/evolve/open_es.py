@@ -21,7 +21,7 @@ class OpenES(GradientSearch):
 
     Args:
         x0: The first mean.
-        shape: How fitness enters: `"ranks"` (centred ranks), `"standardize"` or `"raw"`.
+        shape: How fitness is transformed: `"ranks"` (centred ranks), `"standardize"` or `"raw"`.
         **options: `population`, `lr`, `sigma`, `optimizer` (`"adam"` or `"sgd"`), `momentum`, `antithetic`, `rank` and
             `shapes` (noise of low rank), and those of `Search`.
 
@@ -44,10 +44,10 @@ class OpenES(GradientSearch):
         super().__init__(x0, **options)
 
     def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """An estimate of ∇ E[f(mean + σε)] = E[f ε] / σ from the (shaped) fitness of each member: equation (1)."""
+        """Iterate over an estimate of ∇ E[f(mean + σε)] = E[f ε] / σ from the transformed fitness: equation (1)."""
         f = SHAPES[self.shape](fitness)
         weights = self._pair_weights(f - f.mean())[0]
-        # A mean that was estimated from the same members takes one of them, as in a variance.
+        # The baseline is estimated from the same members, which costs one degree of freedom, as in a variance.
         count = len(fitness) if self.antithetic else max(len(fitness) - 1, 1)
-        # Divided before the sum: there are fewer members than coordinates.
+        # The weights are divided, not the sum, because there are fewer members than coordinates.
         return self._sums(weights / (count * self.sigma))

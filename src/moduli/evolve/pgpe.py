@@ -20,14 +20,14 @@ from ._problem import SHAPES, check_choice, clean
 class PGPE(GradientSearch):
     """Policy gradients with parameter-based exploration: both the mean and the deviation of each coordinate descend.
 
-    The deviation moves by at most `max_change` of itself in one generation.
+    The relative change of a deviation in one generation is at most `max_change`.
 
     Args:
         x0: The first mean.
         sigma: The first standard deviation.
         sigma_lr: The learning rate of the deviations.
         max_change: The largest relative change of a deviation.
-        shape: How fitness enters, as in `OpenES`.
+        shape: How fitness is transformed, as in `OpenES`.
         **options: Those of `OpenES`.
 
     Example:
@@ -65,10 +65,10 @@ class PGPE(GradientSearch):
         return self._tensor("sigma")
 
     def gradients(self, fitness: Tensor) -> tuple[Tensor, Tensor]:
-        """The estimates for the mean and the deviations, ∂E[f]/∂mean and ∂E[f]/∂σ; the state stays as it is.
+        """Return the estimates of ∂E[f]/∂mean and ∂E[f]/∂σ; the state is unchanged.
 
         With symmetric sampling, ∂mean = Σ ½ (f₊ - f₋) ε / (σ M) and ∂σ = Σ (½ (f₊ + f₋) - b) (ε² - 1) / (σ M) over M
-        pairs, with the mean of the (shaped) fitness as the baseline b: T r_T and S r_S of the paper, in units of σ.
+        pairs, with the mean of the transformed fitness as the baseline b: T r_T and S r_S of the paper, in units of σ.
         """
         f = SHAPES[self.shape](clean(fitness))
         first, second = self._pair_weights(f - f.mean())
@@ -86,7 +86,7 @@ class PGPE(GradientSearch):
     def _learn(self, fitness: Tensor) -> None:
         gradient, of_sigma = self.gradients(fitness)
         sigma = self._tensor("sigma")
-        # A step of σ ∂σ is one in log σ: it does not depend on the units of the coordinate.
+        # σ ∂σ is a gradient in log σ, so that the step does not depend on the units of the coordinate.
         change = of_sigma.mul_(sigma).mul_(-self.sigma_lr).clamp_(-self.max_change, self.max_change)
         self.state["sigma"] = sigma * change.add_(1)
         self._descend(gradient, slice(0, self.dim))

@@ -1,4 +1,4 @@
-"""The last digits of an optimum: L-BFGS with gradients by differences, whose points are asked for and told like members.
+"""The last digits of an optimum: L-BFGS with gradients by finite differences, as an ask-and-tell search.
 
 References:
     Nocedal and Wright, Numerical Optimization, 2nd edition, algorithms 7.4 and 7.5; Byrd, Lu, Nocedal, Zhu, A limited memory
@@ -22,14 +22,14 @@ _TRIED = 4.0 ** -torch.arange(3, dtype=torch.float64)
 class Polish(Search):
     """A quasi-Newton descent from a point whose fitness is known, for smooth functions without derivatives.
 
-    Generations take turns: one point next to x along each coordinate, whose differences are the gradient, and three points along
-    the direction of L-BFGS, of which the best becomes x. All points of a generation can be evaluated at the same time. Points stay
-    inside the bounds: coordinates at a bound that the gradient pushes against do not move.
+    Generations alternate: one point next to x along each coordinate, whose differences are the gradient, then three points
+    along the direction of L-BFGS, of which the best becomes x. All points of a generation can be evaluated at the same time.
+    Points stay inside the bounds: a coordinate at a bound does not move if descent would leave the bounds.
 
     Args:
-        x0: Where to start.
-        value: Its fitness.
-        memory: How many pairs of steps and gradient differences L-BFGS uses.
+        x0: The start.
+        value: The fitness of x0.
+        memory: The number of pairs of steps and gradient differences that L-BFGS uses.
         **options: Those of `Search`, without `population`.
 
     Example:
@@ -58,7 +58,7 @@ class Polish(Search):
         }  # fmt: skip
 
     def _difference_steps(self) -> Tensor:
-        """How far each coordinate is moved for a difference: away from the nearer bound."""
+        """Return the step of each coordinate for the difference quotient; negative where the upper bound is too near."""
         x, c = self._tensor("x"), self.coordinates
         size = torch.finfo(self.dtype).eps ** 0.5
         step = size * x.abs().clamp(min=1.0)
@@ -81,9 +81,9 @@ class Polish(Search):
 
     def _learn_slope(self, fitness: Tensor) -> None:
         state, x = self.state, self._tensor("x")
-        # Differences of what was evaluated: single precision rounds the points.
+        # Use the difference of the evaluated points, which single precision has rounded.
         moved = self.rows(0, self.dim).double().diagonal() - x
-        # A coordinate between equal bounds does not move: no number is its slope, and zero leaves it where it is.
+        # A coordinate between equal bounds has the difference 0/0; its slope is set to zero, so that it does not move.
         gradient = ((fitness - self._float("value")) / moved).nan_to_num(0.0, 0.0, 0.0)
         step, change = self._tensor("moved"), gradient - self._tensor("gradient")
         if float(step @ change) > 1e-12 * float(step.norm() * change.norm()):
@@ -98,24 +98,24 @@ class Polish(Search):
         """Set the direction of L-BFGS (algorithm 7.4), in the coordinates that are free to move."""
         state, x, c = self.state, self._tensor("x"), self.coordinates
         gradient = self._tensor("gradient")
-        held = ((x <= c.lower) & (gradient > 0)) | ((x >= c.upper) & (gradient < 0))
-        q = gradient.masked_fill(held, 0.0)
-        count, known = min(self._int("pairs"), self.memory), []
+        blocked = ((x <= c.lower) & (gradient > 0)) | ((x >= c.upper) & (gradient < 0))
+        q = gradient.masked_fill(blocked, 0.0)
+        count, pairs = min(self._int("pairs"), self.memory), []
         for age in range(count):
             slot = (self._int("pairs") - 1 - age) % self.memory
             s, y = self._tensor("steps")[slot], self._tensor("changes")[slot]
             rho = 1 / float(s @ y)
             alpha = rho * float(s @ q)
             q = q - alpha * y
-            known.append((s, y, rho, alpha))
-        if known:
-            s, y, rho, _ = known[0]
+            pairs.append((s, y, rho, alpha))
+        if pairs:
+            s, y, rho, _ = pairs[0]
             q = q / (rho * float(y @ y))
-        for s, y, rho, alpha in reversed(known):
+        for s, y, rho, alpha in reversed(pairs):
             q = q + (alpha - rho * float(y @ q)) * s
-        q = q.masked_fill(held, 0.0)
-        # Without pairs the length of the gradient says nothing of that of the step.
-        first = 1.0 if known else min(1.0, 1 / max(float(q.norm()), 1e-300))
+        q = q.masked_fill(blocked, 0.0)
+        # Without curvature pairs the gradient has no natural length, so the first step is at most one long.
+        first = 1.0 if pairs else min(1.0, 1 / max(float(q.norm()), 1e-300))
         state["direction"], state["reach"] = -q, first
 
     def _learn_step(self, fitness: Tensor) -> None:
@@ -130,7 +130,7 @@ class Polish(Search):
             return
         state["failed"] = self._int("failed") + 1
         state["reach"] = self._float("reach") / 64
-        if self._int("failed") == 2 and self._int("pairs"):  # the pairs are of elsewhere: descend along the gradient
+        if self._int("failed") == 2 and self._int("pairs"):  # the pairs are outdated: descend along the gradient
             state["pairs"] = 0
             self._aim()
 

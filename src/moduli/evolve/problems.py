@@ -13,16 +13,16 @@ __all__ = ["GymProblem", "gym"]
 
 
 class GymProblem:
-    """The mean return of a policy over episodes of an environment, negated: a fitness for `search`. `gym` makes one.
+    """The negated mean return of a policy over episodes of an environment: a fitness for `search`, made by `gym`.
 
-    All episodes run at once, in a vectorised environment, from starts that the seed fixes: the same policy has the same fitness
-    whenever and wherever it is evaluated. Other processes make an environment of their own.
+    All episodes run at once, in a vectorised environment, from starts that the seed fixes, so that a policy has the same
+    fitness in every process and at every time. Each process makes a separate environment.
 
     Attributes:
-        observations: How many numbers an observation has.
-        actions: How many outputs a policy needs: one for each discrete action, or one for each number of a continuous one.
-        episodes: How many episodes a fitness is the mean of.
-        steps: How many steps of single episodes were made so far, in this process.
+        observations: The number of components of an observation.
+        actions: The number of outputs of a policy: one for each discrete action, or for each component of a continuous one.
+        episodes: How many episodes are averaged.
+        steps: The steps of single episodes so far, in this process.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class GymProblem:
         self.name, self.episodes, self.seed, self.action = name, episodes, seed, action
         self.options, self.steps = dict(options or {}), 0
         self._environments: dict[int, Any] = {}
-        made = self._environment(episodes)
+        environment = self._environment(episodes)
         spaces = _gymnasium().spaces
-        observed, acted = made.single_observation_space, made.single_action_space
+        observed, acted = environment.single_observation_space, environment.single_action_space
         if not isinstance(observed, spaces.Box):
             raise TypeError(f"gym: observations of {name} are {observed}; a policy takes a Box of numbers")
         self.discrete = isinstance(acted, spaces.Discrete)
@@ -53,8 +53,8 @@ class GymProblem:
         """Return the negated mean return over the episodes whose starts the seed fixes.
 
         Args:
-            policy: Takes observations, one per row, and gives `actions` outputs for each: scores of discrete actions, of which
-                the highest is taken, or the numbers of a continuous one, which are clipped to its range.
+            policy: Takes observations, one per row, and returns `actions` outputs for each: scores of discrete actions, of which
+                the highest is chosen, or the components of a continuous one, which are clipped to its range.
         """
         return -float(self.returns(policy).mean())
 
@@ -62,12 +62,12 @@ class GymProblem:
     def returns(
         self, policy: Callable[[Tensor], Tensor], episodes: int | None = None, seed: int | None = None
     ) -> Tensor:
-        """Return the sum of rewards of each episode; with another seed, of episodes that the search has not seen.
+        """Return the sum of rewards of each episode; with another seed, of episodes that the fitness does not use.
 
         Args:
             policy: As for a call.
-            episodes: How many; by default as many as a fitness has.
-            seed: Fixes their starts; by default that of the fitness.
+            episodes: The number of episodes; by default as many as the fitness averages.
+            seed: Fixes their starts; by default the seed of the fitness.
         """
         count = self.episodes if episodes is None else episodes
         environment = self._environment(count)
@@ -76,14 +76,14 @@ class GymProblem:
         while running.any():
             seen = torch.from_numpy(np.asarray(observed, dtype=np.float32).reshape(count, -1))
             observed, reward, terminated, truncated, _ = environment.step(self._act(policy(seen), environment))
-            # An episode that has ended is begun again by the environment, and no longer counts.
+            # The environment restarts an episode that has ended; its further rewards are not counted.
             total += np.where(running, reward, 0.0)
             self.steps += int(running.sum())
             running &= ~(terminated | truncated)
         return torch.from_numpy(total)
 
     def _act(self, outputs: Tensor, environment: Any) -> Any:
-        """Return the actions that outputs of the policy stand for."""
+        """Convert outputs of the policy to actions of the environment."""
         if self.action is not None:
             return np.asarray(self.action(outputs))
         space = environment.single_action_space
@@ -97,7 +97,7 @@ class GymProblem:
         return np.clip(values, space.low, space.high)
 
     def _environment(self, count: int) -> Any:
-        """Return the vectorised environment of so many episodes, made once; the one that the name comes with, if it has one."""
+        """Return the cached vectorised environment for `count` episodes, of Gymnasium's vector class for the name if any."""
         if count not in self._environments:
             package = _gymnasium()
             own = package.spec(self.name).vector_entry_point is not None
@@ -106,7 +106,7 @@ class GymProblem:
         return self._environments[count]
 
     def close(self) -> None:
-        """Close the environments; they are made again when they are needed."""
+        """Close the environments; a later call makes new ones."""
         for environment in self._environments.values():
             environment.close()
         self._environments = {}

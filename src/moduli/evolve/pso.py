@@ -16,25 +16,25 @@ import torch
 from torch import Tensor
 
 from ..kernels import fuse
-from ._base import MatrixSearch
+from ._matrix_search import MatrixSearch
 from ._problem import check_choice
 
 __all__ = ["PSO", "informed_velocity", "neighbourhood_best", "remember_best", "swarm_velocity"]
 
 
 class PSO(MatrixSearch):
-    """A particle swarm: each member remembers its best place and is drawn to it and to its neighbours'.
+    """A particle swarm: each member is attracted by its best position so far and by that of its neighbourhood.
 
     v ← w v + c₁ r₁ (own best - x) + c₂ r₂ (neighbourhood's best - x), x ← x + v, with fresh uniform r₁, r₂ for each
-    coordinate. At a bound the position is clamped, and the velocity is what was really moved. Integer coordinates are evaluated at
-    the nearest whole number.
+    coordinate. At a bound the position is clamped, and the velocity becomes the actual displacement. Integer coordinates are
+    evaluated at the nearest whole number.
 
     Args:
-        x0: Where to start.
-        population: How many members.
+        x0: The start.
+        population: The number of members.
         topology: `"global"` (all members are neighbours), `"ring"` (the `radius` nearest on either side), or `"informed"`
-            (every neighbour on the ring pulls, not only the best of them).
-        radius: How many neighbours there are on either side of the ring.
+            (every neighbour on the ring attracts, not only the best of them).
+        radius: The number of neighbours on either side on the ring.
         inertia: w.
         cognitive: c₁.
         social: c₂; with `"informed"`, c₁ + c₂ is shared among the neighbours, and w is the constriction χ.
@@ -92,7 +92,7 @@ class PSO(MatrixSearch):
         c = self.coordinates
         if self.generation == 0:
             return {"x": c.rounded(x), "position": x, "v": v}
-        # The state is the other pair of these.
+        # Two pairs of buffers alternate: the state is in the other one.
         position, moved = (self._scratch(f"{name}{self.generation % 2}") for name in ("x", "v"))
         if self.topology == "informed":
             draws = self._draw(2 * self.radius + 1)
@@ -110,7 +110,7 @@ class PSO(MatrixSearch):
         return {"x": c.rounded(position), "position": position, "v": moved}
 
     def _social(self, own: Tensor) -> Tensor:
-        """The best place of each member's neighbourhood."""
+        """Return the best position of each member's neighbourhood."""
         fitness = self._tensor("own_fitness")
         if self.topology == "global":
             return self._scratch("social").copy_(own[int(fitness.argmin())])
@@ -118,7 +118,7 @@ class PSO(MatrixSearch):
         return torch.index_select(own, 0, near, out=self._scratch("social"))
 
     def _draw(self, count: int) -> Tensor:
-        """`count` uniform matrices, in memory that is used again in every generation."""
+        """Return `count` uniform matrices, in a buffer that every generation reuses."""
         return uniforms(self._scratch("draws", count), self._make_generator())
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
@@ -129,9 +129,18 @@ class PSO(MatrixSearch):
 def swarm_velocity(
     x: Tensor, v: Tensor, own: Tensor, near: Tensor, r1: Tensor, r2: Tensor, inertia: Any, cognitive: Any, social: Any
 ) -> Tensor:
-    """W v + c₁ r₁ (own - x) + c₂ r₂ (near - x): each member's best place, and its neighbourhood's (N x P or P).
+    """Return w v + c₁ r₁ (own - x) + c₂ r₂ (near - x).
 
-    The three numbers may also be columns, one for each member.
+    Args:
+        x: The positions, N x P.
+        v: The velocities.
+        own: The best position of each member so far.
+        near: The best position of each member's neighbourhood, N x P or P.
+        r1: Uniform numbers.
+        r2: Uniform numbers.
+        inertia: w, a number or a column with one for each member.
+        cognitive: c₁, likewise.
+        social: c₂, likewise.
 
     Example:
         >>> import torch
@@ -165,18 +174,26 @@ def _move_swarm(
 
 
 move = fuse(_move_swarm)
-"""x + `swarm_velocity` between bounds (numbers or matrices), and what was really moved, in one pass.
-
-`social` is a matrix too.
-"""
+"""x + `swarm_velocity` clamped to bounds (numbers or matrices), and the actual displacement, in one pass."""
 
 
 def informed_velocity(
     x: Tensor, v: Tensor, own: Tensor, draws: Tensor, radius: int, constriction: float, weight: float, out: Tensor
 ) -> Tensor:
-    """χ (v + Σ_k φ_k (own_k - x) / K) over the K = 2 radius + 1 neighbours on the ring, φ_k = weight · uniform.
+    """Compute χ (v + Σ_k φ_k (own_k - x) / K) over the K = 2 radius + 1 neighbours on the ring, φ_k = weight · uniform.
 
-    `draws` gives K uniform N x P matrices, one per neighbour from -radius to radius; `out` is written to.
+    Args:
+        x: The positions, N x P.
+        v: The velocities.
+        own: The best position of each member so far.
+        draws: K uniform N x P matrices, one for each neighbour from -radius to radius.
+        radius: The number of neighbours on either side.
+        constriction: χ.
+        weight: The factor of φ.
+        out: Receives the result.
+
+    Returns:
+        `out`.
 
     Example:
         >>> import torch
@@ -194,7 +211,7 @@ def informed_velocity(
 
 
 def neighbourhood_best(own_fitness: Tensor, radius: int) -> Tensor:
-    """For each member, the index of the best among its neighbours on a ring; of equal ones the member itself, then nearer.
+    """Return for each member the index of the best of its neighbours on a ring; of equal ones the nearest, itself first.
 
     Example:
         >>> import torch
@@ -210,7 +227,13 @@ def neighbourhood_best(own_fitness: Tensor, radius: int) -> Tensor:
 
 
 def remember_best(x: Tensor, fitness: Tensor, own: Tensor, own_fitness: Tensor) -> None:
-    """Move the remembered best place of every member that improved, in place.
+    """Update the best position and fitness of every member that improved, in place.
+
+    Args:
+        x: The positions, N x P.
+        fitness: Their fitness.
+        own: The best position of each member so far, which is updated.
+        own_fitness: The fitness of these, which is updated.
 
     Example:
         >>> import torch
@@ -230,10 +253,10 @@ def remember_best(x: Tensor, fitness: Tensor, own: Tensor, own_fitness: Tensor) 
 
 
 def uniforms(out: Tensor, generator: torch.Generator) -> Tensor:
-    """Fill a tensor with uniform numbers between 0 and 1; single precision takes 32 bits for each, on the CPU.
+    """Fill a tensor with uniform numbers between 0 and 1; in single precision on the CPU, from 32 random bits each.
 
-    NumPy's SFC64 gives 64 bits in the time that torch's generator takes for 28, and is small enough to be begun anew for each
-    matrix.
+    NumPy's SFC64 generates 64 bits in the time that torch's generator takes for 28, and its state is small enough to seed a
+    generator for each matrix.
     """
     if out.dtype != torch.float32 or out.device.type != "cpu" or out.numel() % 2:
         return out.uniform_(generator=generator)

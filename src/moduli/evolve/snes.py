@@ -73,7 +73,7 @@ class SNES(Distribution):
         linear, square = self._moments(*self._pair_weights(utilities))
         # mean ← mean + η_μ σ∘Σ u_k s_k
         self.state["mean"] = torch.addcmul(mean, sigma, linear, value=self.lr_mean)
-        # σ ← σ∘exp(η_σ/2 Σ u_k (s_k² - 1)), by e⁵ at most: exp of what a tiny population may give would overflow.
+        # σ ← σ∘exp(η_σ/2 Σ u_k (s_k² - 1)), by e⁵ at most, because exp overflows for estimates of tiny populations.
         exponent = (square - float(utilities.sum())).mul_(self.lr_sigma / 2)
         self.state["sigma"] = sigma * exponent.clamp_(-5, 5).exp_()
 
@@ -82,5 +82,5 @@ class SNES(Distribution):
 
 
 def learning_rate(dim: int) -> float:
-    """η_σ = (3 + ln d) / (5 √d)."""
+    """Return η_σ = (3 + ln d) / (5 √d)."""
     return (3 + math.log(dim)) / (5 * math.sqrt(dim))

@@ -19,7 +19,7 @@ from ._problem import Reason, check_sigma, nes_utilities
 class XNES(Distribution):
     """Exponential natural evolution strategies: the natural gradient on a Gaussian with any covariance.
 
-    It keeps a P x P matrix and the P-dimensional samples of a generation. Rotating the problem changes nothing.
+    It stores a P x P matrix and the P-dimensional samples of a generation, and is invariant under rotations.
 
     Args:
         x0: The first mean.
@@ -85,7 +85,7 @@ class XNES(Distribution):
         moment.diagonal().sub_(scale)
         self.state["mean"] = mean + self.lr_mean * sigma * (B @ (u @ z))
         self.state["sigma"] = sigma * math.exp(min(max(self.lr_sigma / 2 * scale, -5.0), 5.0))
-        # The trace of what is exponentiated is zero, so det B stays 1.
+        # The exponent has trace zero, so det B stays 1.
         self.state["B"] = B @ torch.linalg.matrix_exp(self.lr_shape / 2 * moment)
 
     def _find_convergence(self) -> Reason | None:
@@ -94,5 +94,5 @@ class XNES(Distribution):
 
 
 def learning_rate(dim: int) -> float:
-    """η_σ = η_B = (9 + 3 ln d) / (5 d √d)."""
+    """Return η_σ = η_B = (9 + 3 ln d) / (5 d √d)."""
     return (9 + 3 * math.log(dim)) / (5 * dim * math.sqrt(dim))

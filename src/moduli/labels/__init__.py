@@ -19,6 +19,7 @@ import typing as _typing
 
 from . import _placement as _placement
 from . import _rules as _rules
+from ._adjoint import adjoint as adjoint
 from ._assign import diag_embed as diag_embed
 from ._assign import diagonal as diagonal
 from ._assign import index_add as index_add
@@ -191,7 +192,6 @@ from ._shape import transpose as transpose
 from ._shape import unsqueeze as unsqueeze
 from ._solve import Slogdet as Slogdet
 from ._solve import add_identity as add_identity
-from ._solve import adjoint as adjoint
 from ._solve import det as det
 from ._solve import inv as inv
 from ._solve import lowdin as lowdin

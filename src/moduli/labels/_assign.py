@@ -9,9 +9,10 @@ import torch
 
 from ._axes import Axes, DimLike, as_pair, cache_by_axes, intern_pairs
 from ._elementwise import as_number
+from ._gather import Gather, gather
 from ._index import get
 from ._matrix import order_of
-from ._pairing import Gather, align_to_fixed, current_plan, gather, refuse_transpose
+from ._pairing import align_to_fixed, current_plan, refuse_transpose
 from ._space import Space, freeze
 from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
@@ -22,7 +23,7 @@ def _setitem(self: Tensor, key: Any, value: Any) -> None:
 
 
 def write_into(t: Tensor, choose: Callable[[Tensor], Tensor], value: Any) -> None:
-    """Write a value, aligned by axis and label, into the entries that a selection of the tensor has; gradients go to both.
+    """Write a value, aligned by axis and label, into the selected entries of a tensor; gradients flow to both.
 
     Args:
         t: The tensor.
@@ -30,7 +31,7 @@ def write_into(t: Tensor, choose: Callable[[Tensor], Tensor], value: Any) -> Non
         value: A number, a tensor or an array.
     """
     shape = t._data.shape
-    # Where every selected entry lives, found by selecting from the numbers 0, 1, 2, ... in place of the data.
+    # Selecting from the numbers 0, 1, 2, ... in place of the data gives the offset of every selected entry.
     numbers = torch.arange(t._data.numel(), device=t._data.device).reshape(shape)
     target = as_tensor(choose(wrap(numbers, t._axes)))  # inside a function transform, one without axes is plain
     aligned = _fit_value(value, target)
@@ -47,9 +48,9 @@ def _fit_value(value: Any, target: Tensor) -> Any:
 
 
 def _convert_value(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of a value in the dtype that it is written to; raise TypeError where numbers would be cut off.
+    """Return a copy of a value in the dtype of its target; raise TypeError if the conversion would truncate.
 
-    A copy, because entries of a tensor may be written to other entries of it.
+    It is a copy because a value may share memory with the target.
     """
     if _order_dtype(data.dtype) > _order_dtype(dtype):
         raise TypeError(
@@ -111,6 +112,14 @@ def add_(t: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
 def sub_(t: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
     """Subtract from the tensor in place; see `add_`.
 
+    Args:
+        t: The tensor, whose axes, labels and dtype stay.
+        other: A number, or a tensor whose axes ``t`` has.
+        alpha: A factor for the other.
+
+    Returns:
+        The tensor itself.
+
     Example:
         >>> import moduli as mo
         >>> mo.tensor([1.0, 2.0], "x").sub_(1.0)
@@ -157,7 +166,7 @@ def copy_(t: Tensor, other: Any) -> Tensor:
 
 @method
 def fill_(t: Tensor, value: Any) -> Tensor:
-    """Write one number everywhere.
+    """Write one number to all entries.
 
     Example:
         >>> import moduli as mo
@@ -170,7 +179,7 @@ def fill_(t: Tensor, value: Any) -> Tensor:
 
 @method
 def zero_(t: Tensor) -> Tensor:
-    """Write zeros everywhere.
+    """Write zeros to all entries.
 
     Example:
         >>> import moduli as mo
@@ -224,7 +233,7 @@ def index_add(t: Tensor, dim: DimLike, index: Any, source: Tensor, *, alpha: flo
     elif isinstance(index, Tensor):
         index = index._data
     index = torch.as_tensor(index, device=data.device)
-    if not index.numel():  # an empty list says nothing of its dtype
+    if not index.numel():  # an empty list has no integer dtype
         index = index.to(torch.int64)
     if index.ndim != 1 or index.shape[0] != data.shape[at] or index.is_floating_point():
         raise ValueError(
@@ -241,7 +250,7 @@ def index_add(t: Tensor, dim: DimLike, index: Any, source: Tensor, *, alpha: flo
 def _plan_assignment(
     axes: Axes, source: Axes, dim: DimLike, by_label: bool
 ) -> tuple[int, Axes, Axes, tuple[int, ...] | None]:
-    """The axis, the axes of both without its labels, and the positions that its labels give."""
+    """Return the axis, the axes of both tensors without its labels, and the positions of the source's labels."""
     at = axes.axis(dim)
     by_name = axes.named and source.named
     if source.ndim != axes.ndim or (by_name and set(axes.names) != set(source.names)):
@@ -258,7 +267,7 @@ def _plan_assignment(
 
 @method
 def one_hot(t: Tensor, space: Any, name: str | None = None) -> Tensor:
-    """A new last axis with 1 at the position that each integer gives, and 0 elsewhere.
+    """Return a new last axis with 1 at the position that each integer gives, and 0 elsewhere.
 
     Args:
         t: Integers from 0 to the size of the space.
@@ -293,7 +302,7 @@ def _classes(axes: Axes, labels: Any, name: str | None) -> tuple[Axes, int]:
 
 @method
 def diagonal(t: Tensor, dim0: DimLike = -2, dim1: DimLike = -1) -> Tensor:
-    """The entries whose two labels are equal, as a new last axis.
+    """Return the entries whose two labels are equal, as a new last axis.
 
     Args:
         t: The tensor.
@@ -334,7 +343,7 @@ def _diagonal_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[int, int, 
 
 @method
 def diag_embed(t: Tensor, name: str | None = None) -> Tensor:
-    """A matrix on the last axis and a new one with the same labels, with the entries where the labels are equal.
+    """Return matrices on the last axis and a new one with the same labels, with the entries where the labels are equal.
 
     Args:
         t: The tensor.

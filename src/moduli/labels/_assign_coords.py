@@ -1,4 +1,4 @@
-"""Coordinates: labels and further values along axes, given to a tensor, read from it, and as tensors."""
+"""Coordinates of a tensor, labels and further values along axes: assigning them, and reading them as values or tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._tensor import Tensor, finish, method
 
 @method
 def assign_coords(t: Tensor, coords: Mapping[str, Any] | None = None, /, **named: Any) -> Tensor:
-    """Give axes other labels, or the tensor further coordinates: values along axes that follow them, and can be grouped by.
+    """Give axes other labels, or the tensor further coordinates along axes, which entries can be grouped by.
 
     Args:
         t: The tensor.
@@ -40,8 +40,8 @@ def assign_coords(t: Tensor, coords: Mapping[str, Any] | None = None, /, **named
         >>> t.assign_coords(region=("station", ["north", "south", "north"])).groupby("region").mean()
         Tensor(region: north=3.5000, south=2.0000)
     """
-    for name, given in {**(coords or {}), **named}.items():
-        values = given(t) if callable(given) else given
+    for name, entry in {**(coords or {}), **named}.items():
+        values = entry(t) if callable(entry) else entry
         along, values = values if isinstance(values, tuple) and len(values) == 2 else (None, values)
         if along is None and name not in t._axes.names:
             raise TypeError(
@@ -53,7 +53,7 @@ def assign_coords(t: Tensor, coords: Mapping[str, Any] | None = None, /, **named
             t = relabel(t, name, values)
             continue
         sizes = tuple(t._data.shape[t._axes.axis(dim)] for dim in dims)
-        # Values in a list can be a constant of compiled code; what can't be hashed, as an array, is not remembered.
+        # A list becomes a hashable tuple, which can be a constant of compiled code; arrays are not cached.
         frozen = tuple(values) if isinstance(values, list) else values
         t = finish(t._data, t._axes.run(_mark_coordinate, name, dims, frozen, sizes))
     return t
@@ -63,8 +63,8 @@ def _mark_coordinate(axes: Axes, name: str, dims: tuple[str, ...], values: Any, 
     array = np.array(values)
     if array.shape != sizes:
         raise ValueError(f"the coordinate {name!r} has shape {array.shape}, but its axes {dims} have sizes {sizes}")
-    told = axes.told or AxisCoordinates({})
-    return axes.mark(told.replace({**told.entries, name: Coordinate(dims, array, {})}))
+    coordinates = axes.coordinates or AxisCoordinates({})
+    return axes.mark(coordinates.replace({**coordinates.entries, name: Coordinate(dims, array, {})}))
 
 
 class CoordinateDict(dict[str, Any]):
@@ -81,7 +81,7 @@ class CoordinateDict(dict[str, Any]):
 
 
 def coords(t: Tensor) -> CoordinateDict:
-    """The labels of the named axes, and the values of further coordinates, by name.
+    """The labels of named axes and the values of further coordinates, by name.
 
     Example:
         >>> import moduli as mo
@@ -90,7 +90,7 @@ def coords(t: Tensor) -> CoordinateDict:
         {'x': ['a', 'b'], 'mass': [np.float64(1.0), np.float64(2.0)]}
     """
     labels = {name: space.labels for name, space in zip(t.names, t.dims, strict=True) if name and space.labelled}
-    further = {} if t._axes.told is None else t._axes.told.entries
+    further = {} if t._axes.coordinates is None else t._axes.coordinates.entries
     values = {name: each.values.copy() for name, each in further.items() if each.values is not None}
     return CoordinateDict({**labels, **values})
 
@@ -122,7 +122,7 @@ def coordinate(t: Tensor, name: str) -> Tensor:
     """
     size = t._data.shape[t.names.index(name)] if name in t.names else None
     values, dtype, shape, axes = _read_coordinate(t._axes, name, size)
-    if dtype.is_floating_point:  # numbers of half precision are no positions
+    if dtype.is_floating_point:  # half precision is too coarse for coordinates
         dtype = t.dtype if t.dtype in (torch.float32, torch.float64) else torch.get_default_dtype()
     return finish(torch.tensor(values, dtype=dtype, device=t._data.device).reshape(shape), axes)
 
@@ -131,7 +131,7 @@ def coordinate(t: Tensor, name: str) -> Tensor:
 def _read_coordinate(
     axes: Axes, name: str, size: int | None
 ) -> tuple[tuple[Any, ...], torch.dtype, tuple[int, ...], Axes]:
-    entry = None if axes.told is None or name in axes.names else axes.told.entries.get(name)
+    entry = None if axes.coordinates is None or name in axes.names else axes.coordinates.entries.get(name)
     if entry is not None and entry.values is not None:
         array, dims = entry.values, entry.dims
     else:

@@ -1,4 +1,4 @@
-"""Tensors put together and taken apart along an axis: cat, stack, split, flatten, unflatten."""
+"""Concatenation and splitting of tensors along an axis: cat, stack, split, flatten, unflatten."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 
 from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, intern_pairs
 from ._coords import concatenate
+from ._gather import Gather, gather
 from ._join import policy
-from ._pairing import Gather, PairingPlan, align_all, current_plan, gather, pair
+from ._pairing import PairingPlan, align_all, current_plan, pair
 from ._space import Space, freeze
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
 
@@ -43,7 +44,7 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
         raise ValueError("cat needs at least one tensor")
     at, plan = _join_axes(tensors[0]._axes, tuple(t._axes for t in tensors[1:]), dim, policy.how, policy.fill)
     parts = align_all(plan, [t._data for t in tensors])
-    # What is BROADCAST in one tensor has the size of the others.
+    # An axis that is BROADCAST in one tensor is expanded to the size of the others.
     sizes = torch.broadcast_shapes(*(part.shape[:at] + part.shape[at + 1 :] for part in parts))  # type: ignore[no-untyped-call]
     parts = [part.expand(*sizes[:at], part.shape[at], *sizes[at:]) for part in parts]
     return wrap(torch.cat(parts, at), plan.axes)
@@ -60,21 +61,21 @@ def _join_axes(
         if operand.ndim != axes.ndim or (by_name and set(operand.names) != set(axes.names)):
             raise ValueError(f"tensors to be joined have the same axes, but one has {operand!r} and another {axes!r}")
     places = [operand.names.index(axes.names[at]) if by_name else at for operand in operands]
-    # Neither the labels nor the sizes of the joined axis are paired.
+    # Neither the labels nor the sizes of the concatenated axis are paired.
     first, *rest = (each.put_labels(place, None) for each, place in zip(operands, places, strict=True))
     plan = pair(first, tuple(rest), how, fill)
     ends = [operand.spaces[place] for operand, place in zip(operands, places, strict=True)]
     joined = plan.axes.put_labels(at, _end_to_end(ends, axes.describe(at)))
     name = axes.names[at]
-    along = {} if name is None else concatenate([each.told for each in operands], name)
-    if along and joined.told is not None:
-        joined = joined.mark(joined.told.replace({**joined.told.entries, **along}))
+    along = {} if name is None else concatenate([each.coordinates for each in operands], name)
+    if along and joined.coordinates is not None:
+        joined = joined.mark(joined.coordinates.replace({**joined.coordinates.entries, **along}))
     checks = tuple(check for check in plan.checks if (0, at) not in check[1])
     return at, plan._replace(axes=joined, checks=checks)
 
 
 def _end_to_end(spaces: Sequence[Space | None], called: str) -> Space | None:
-    """The space of the joined axis: all labels in order, or positional."""
+    """Return the space of the concatenated axis: all labels in order, or None if positional."""
     with_labels = [space for space in spaces if space is not None and space.labelled]
     if not with_labels:
         return None
@@ -92,7 +93,7 @@ def _end_to_end(spaces: Sequence[Space | None], called: str) -> Space | None:
 def stack(
     tensors: Sequence[Tensor] | Mapping[Hashable, Tensor], name: str | None = None, *, labels: Any = None, dim: int = 0
 ) -> Tensor:
-    """Put tensors side by side along a new axis.
+    """Stack tensors along a new axis.
 
     Args:
         tensors: The tensors, paired as in arithmetic; a mapping gives the labels of the new axis by its keys.
@@ -132,16 +133,16 @@ def _stack_axes(axes: Axes, dim: int, name: str | None, labels: Any, count: int)
     return axes.insert(dim, (own if name is None else name, space))
 
 
-# -- taking apart ------------------------------------------------------------------------------------------------------
+# -- splitting ---------------------------------------------------------------------------------------------------------
 
 
 @method
 def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tensor, ...]:
-    """Cut a tensor into pieces along an axis; labels go with their entries.
+    """Split a tensor along an axis; labels follow their entries.
 
     Args:
         t: The tensor.
-        sizes: The size of every piece (the last may be smaller), or one size for each.
+        sizes: The size of every part (the last may be smaller), or one size for each.
         dim: The axis, by name or position.
 
     Raises:
@@ -157,7 +158,7 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
         pieces = t._data.split(sizes if isinstance(sizes, int) else list(sizes), at)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise ValueError(f"{t._axes.describe(at)} can't be split into pieces of {sizes}: {error}") from None
-    if t._axes.spaces[at] is None and t._axes.told is None:
+    if t._axes.spaces[at] is None and t._axes.coordinates is None:
         return tuple(wrap(piece, t._axes) for piece in pieces)
     axes = _pieces(t._axes, at, tuple(piece.shape[at] for piece in pieces))
     return tuple(wrap(piece, its) for piece, its in zip(pieces, axes, strict=True))
@@ -165,11 +166,11 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
 
 @method
 def chunk(t: Tensor, count: int, dim: DimLike = 0) -> tuple[Tensor, ...]:
-    """Cut a tensor into at most so many pieces of equal size (the last may be smaller).
+    """Split a tensor into at most `count` parts of equal size (the last may be smaller).
 
     Args:
         t: The tensor.
-        count: How many pieces.
+        count: The number of parts.
         dim: The axis, by name or position.
 
     Example:
@@ -184,7 +185,7 @@ def chunk(t: Tensor, count: int, dim: DimLike = 0) -> tuple[Tensor, ...]:
 
 @method
 def unbind(t: Tensor, dim: DimLike = 0) -> tuple[Tensor, ...]:
-    """The slices along an axis, without it.
+    """Return the slices along an axis, without it.
 
     Args:
         t: The tensor.
@@ -208,8 +209,8 @@ def _pieces(axes: Axes, at: int, cuts: tuple[int, ...]) -> tuple[Axes, ...]:
     pieces = []
     for start, cut in zip(itertools.accumulate(cuts, initial=0), cuts, strict=False):
         part = slice(start, start + cut)
-        made = axes.put(at, (name, None if space is None else space[part]))
-        pieces.append(axes.carry(made, {} if name is None else {name: part}))
+        part_axes = axes.put(at, (name, None if space is None else space[part]))
+        pieces.append(axes.carry(part_axes, {} if name is None else {name: part}))
     return tuple(pieces)
 
 
@@ -221,11 +222,11 @@ def flatten(t: Tensor, dims: DimsLike = None, name: str | None = None) -> Tensor
     """Make one axis of several.
 
     Its labels are the tuples of the labels of the given axes (with positions for positional ones); if all of them are
-    positional, so is the result. The new axis takes the place of the first of them. `unflatten` is the way back.
+    positional, so is the result. The new axis replaces the first of them. `unflatten` is the inverse.
 
     Args:
         t: The tensor.
-        dims: The axes, in the order in which they are run through (the last one fastest); all by default.
+        dims: The axes, in the order of flattening (the last one varies fastest); all by default.
         name: The name of the new axis.
 
     Raises:
@@ -248,7 +249,7 @@ def flatten(t: Tensor, dims: DimsLike = None, name: str | None = None) -> Tensor
 
 @cache_by_axes
 def _group_axes(axes: Axes, dims: DimsLike) -> tuple[tuple[int, ...], int, int, bool]:
-    """The permutation that puts the group together, where it starts, its length, and whether labels and positions mix."""
+    """Return the permutation that makes the group adjacent, its start, its length, and whether labels and positions mix."""
     group = axes.axes(dims)
     if not group:
         raise ValueError("flatten needs at least one axis")
@@ -274,8 +275,12 @@ def _product(axes: Axes, dims: DimsLike, name: str | None, sizes: tuple[int, ...
         product = Space(itertools.product(*factors))  # type: ignore[arg-type]
     pairs = [(axes.names[i], axes.spaces[i]) for i in order]
     pairs[first : first + count] = [(name, product)]
-    made = intern_pairs(pairs)
-    return made if axes.told is None else made.mark(axes.told.keep({axes.names[i] for i in order if i not in group}))
+    flat = intern_pairs(pairs)
+    return (
+        flat
+        if axes.coordinates is None
+        else flat.mark(axes.coordinates.keep({axes.names[i] for i in order if i not in group}))
+    )
 
 
 @method
@@ -300,9 +305,9 @@ def unflatten(t: Tensor, dim: DimLike, dims: Sequence[Space | int] | None = None
         >>> mo.zeros(6).rename("n").unflatten("n", row=2, column=3).shape
         torch.Size([2, 3])
     """
-    given: tuple[tuple[str | None, Any], ...] = tuple((None, freeze(space)) for space in dims or ())
-    given += tuple((name, freeze(space)) for name, space in named.items())
-    at, sizes, order, axes = _factor_axis(t._axes, dim, given)
+    factors: tuple[tuple[str | None, Any], ...] = tuple((None, freeze(space)) for space in dims or ())
+    factors += tuple((name, freeze(space)) for name, space in named.items())
+    at, sizes, order, axes = _factor_axis(t._axes, dim, factors)
     data = t._data
     if math.prod(sizes) != data.shape[at]:
         raise ValueError(f"{t._axes.describe(at)} has size {data.shape[at]}, which is not the product of {sizes}")

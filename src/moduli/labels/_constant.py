@@ -1,8 +1,8 @@
-"""Constants of compiled code: objects that `torch.compile` treats as one value instead of looking inside.
+"""Constants of compiled code: objects that `torch.compile` treats as one opaque value.
 
-Label logic must not be traced: five hundred labels would cost milliseconds in every call. So the objects that carry labels
-are registered as opaque values. The compiler guards an input by equality and nothing else, calls the registered members on
-the real object while it traces, and keeps what they return as a constant.
+Label logic must not be traced: five hundred labels would cost milliseconds in every call. So the classes of labels are
+registered as opaque types. The compiler guards such an input by equality only, calls the registered members on the real object
+during tracing, and stores their results as constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ C = TypeVar("C", bound=type[Any])
 
 
 def constant(*further: str) -> Any:
-    """A class decorator: instances are constants of compiled code.
+    """Return a class decorator that makes instances constants of compiled code.
 
     The public members of the class and the further ones named are evaluated at trace time.
     """
@@ -34,10 +34,10 @@ def constant(*further: str) -> Any:
 
 
 def _fx_repr(self: Any) -> tuple[str, dict[str, Any]]:
-    """How a graph refers to the object: by what it holds, so that a graph cached on disk finds it in another process."""
+    """Return the expression by which a graph refers to the object: its content, which a graph cached on disk can find again."""
     try:
         content = pickle.dumps(self)
-    except (pickle.PicklingError, TypeError, AttributeError):  # labels may be anything: then only this process knows it
+    except (pickle.PicklingError, TypeError, AttributeError):  # such labels can only be found in this process
         content = f"{os.getpid()} {id(self)}".encode()
     digest = hashlib.sha256(content).hexdigest()
     _known[digest] = self
@@ -52,13 +52,13 @@ def _recall(digest: str) -> Any:
 
 
 def refuse_compilation(namespace: dict[str, Any], *classes: type[Any]) -> None:
-    """Keep labelled code out of compiled graphs where torch can't hold labels as constants, and have torch say why.
+    """Exclude labelled code from compiled graphs if this version of torch does not support labels as constants.
 
-    A program that is compiled runs this code as it is, between its graphs; `fullgraph=True` is refused with the reason.
+    A compiled program runs this code uncompiled, between its graphs; `fullgraph=True` raises with the reason.
 
     Args:
-        namespace: The names of the room; its functions are kept from tracing.
-        classes: Classes whose methods are, too.
+        namespace: The names of the package, whose functions are excluded from tracing.
+        classes: Classes whose methods are excluded, too.
     """
     if can_hold_constants():
         return

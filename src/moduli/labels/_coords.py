@@ -1,7 +1,7 @@
-"""Further coordinates: values along axes beside their labels, as the region of each station; names and attributes.
+"""Further coordinates: values along axes beside their labels, such as the region of each station; names and attributes.
 
-They hang on the Axes of a tensor and follow it: what selects entries selects their values, what drops an axis drops its
-coordinates, and operands keep those on which they agree. They never pair anything; labels do.
+They are stored with the Axes of a tensor. Selecting entries selects their values, dropping an axis drops its coordinates, and a
+result has the coordinates on which its operands agree. Only labels pair axes, coordinates never do.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ Array = np.ndarray[Any, Any]
 
 
 class Coordinate(NamedTuple):
-    """Values along axes, or what is known of the labels of one axis."""
+    """Values along axes, or the attributes of the labels of one axis."""
 
     dims: tuple[str, ...]
     """The names of the axes."""
     values: Array | None
     """One value per entry; None where the labels of the axis are the values."""
     attrs: Mapping[Hashable, Any]
-    """What else is known, as the unit."""
+    """Attributes, such as the unit."""
 
 
 class About(NamedTuple):
-    """What is known of a tensor as a whole."""
+    """The name and attributes of a tensor."""
 
     name: Hashable = None
     attrs: Mapping[Hashable, Any] = {}
-    """What else is known, as the unit."""
+    """Attributes, such as the unit."""
     dataset: Mapping[Hashable, Any] | None = None
     """The attributes of the dataset that the tensor came from."""
 
@@ -45,7 +45,7 @@ class AxisCoordinates:
         self.entries: Final = dict(entries)
         self.about: Final = about
         self.origin: Final = origin
-        """The coordinates of another library that say exactly the same; operations that change axes lose it."""
+        """The equivalent coordinates of another library; operations that change axes drop it."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AxisCoordinates):
@@ -68,21 +68,21 @@ class AxisCoordinates:
         entry = self.entries.get(name)
         if entry is None or entry.values is None or len(entry.dims) != 1:
             return None
-        # NumPy's dates as a list would be integers or Python's; their own scalars make labels.
+        # `tolist` would convert NumPy's dates to integers or Python's dates; labels are NumPy's scalars.
         return entry.dims[0], list(entry.values) if entry.values.dtype.kind in "mM" else entry.values.tolist()
 
     def keep(self, names: Iterable[str | None], changed: Iterable[str | None] = ()) -> AxisCoordinates | None:
-        """Return what holds of a tensor that has some of the axes, None if nothing does.
+        """Return the coordinates of a tensor that has some of the axes, None if there are none.
 
         Args:
             names: The names of the axes.
-            changed: Those that have other entries; what is known of their labels holds of the new ones.
+            changed: The axes whose entries differ: values along them are dropped, attributes of their labels are not.
         """
-        known, others = set(names), set(changed)
+        own, others = set(names), set(changed)
         entries = {
             name: entry
             for name, entry in self.entries.items()
-            if known.issuperset(entry.dims) and (entry.values is None or others.isdisjoint(entry.dims))
+            if own.issuperset(entry.dims) and (entry.values is None or others.isdisjoint(entry.dims))
         }
         return _make(entries, self.about)
 
@@ -91,7 +91,7 @@ class AxisCoordinates:
         return _make({name: _pick(entry, positions) for name, entry in self.entries.items()}, self.about)
 
     def rename(self, names: Mapping[str, str | None]) -> AxisCoordinates | None:
-        """Return the coordinates with other names, of axes and of themselves; those along an axis without a name go."""
+        """Return the coordinates with other names of axes and coordinates, without those along an unnamed axis."""
         entries = {}
         for name, entry in self.entries.items():
             own, dims = names.get(name, name), tuple(names.get(dim, dim) for dim in entry.dims)
@@ -100,20 +100,20 @@ class AxisCoordinates:
         return _make(entries, self.about)
 
     def replace(self, entries: Mapping[str, Coordinate]) -> AxisCoordinates:
-        """Return other coordinates of the same tensor."""
+        """Return other coordinates with the same name and attributes of the tensor."""
         return AxisCoordinates(entries, self.about)
 
 
 def merge(several: Sequence[AxisCoordinates]) -> AxisCoordinates | None:
     """Return the coordinates of operands, without those that they disagree on."""
     entries, complete = _agree_on([each.entries for each in several])
-    known = [each.about for each in several if each.about is not None]
+    descriptions = [each.about for each in several if each.about is not None]
     about = None
-    if known:
-        first = known[0]
-        name = first.name if all(each.name == first.name for each in known) else None
-        dataset = first.dataset if all(_equal(each.dataset, first.dataset) for each in known) else None
-        about = About(name, _agree_on([each.attrs for each in known])[0], dataset)
+    if descriptions:
+        first = descriptions[0]
+        name = first.name if all(each.name == first.name for each in descriptions) else None
+        dataset = first.dataset if all(_equal(each.dataset, first.dataset) for each in descriptions) else None
+        about = About(name, _agree_on([each.attrs for each in descriptions])[0], dataset)
     origins = [each.origin for each in several if each.origin is not None]
     origin = origins[0] if origins and complete and all(each == origins[0] for each in origins) else None
     return _make(entries, about, origin)
@@ -130,7 +130,7 @@ def _agree_on(several: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Any], boo
 
 
 def concatenate(several: Sequence[AxisCoordinates | None], dim: str) -> dict[str, Coordinate]:
-    """Return the coordinates along an axis of tensors that are joined along it: those that all of them have."""
+    """Return the coordinates along an axis of tensors that are concatenated along it: those that all of them have."""
     entries = [{} if each is None else each.entries for each in several]
     joined = {}
     for name, entry in entries[0].items():
@@ -142,11 +142,11 @@ def concatenate(several: Sequence[AxisCoordinates | None], dim: str) -> dict[str
 
 
 def stack_dims(entry: Coordinate, group: Mapping[str, int], name: str) -> Coordinate:
-    """Return a coordinate along the one axis that is made of several.
+    """Return a coordinate along an axis that is flattened from several.
 
     Args:
         entry: The coordinate.
-        group: The size of each axis that becomes part of the new one, in the order in which they are run through.
+        group: The size of each flattened axis, in the order of flattening.
         name: The name of the new axis.
     """
     if entry.values is None or group.keys().isdisjoint(entry.dims):
@@ -163,8 +163,8 @@ def stack_dims(entry: Coordinate, group: Mapping[str, int], name: str) -> Coordi
 def _make(
     entries: Mapping[str, Coordinate], about: About | None = None, origin: Hashable = None
 ) -> AxisCoordinates | None:
-    told = entries or about is not None or origin is not None
-    return AxisCoordinates(entries, about, origin) if told else None
+    empty = not entries and about is None and origin is None
+    return None if empty else AxisCoordinates(entries, about, origin)
 
 
 def _pick(entry: Coordinate, positions: Mapping[str, slice | Sequence[int]]) -> Coordinate:

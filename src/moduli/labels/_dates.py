@@ -1,4 +1,4 @@
-"""What is read off dates: components such as the month, periods that text names, distances."""
+"""Properties of dates: components such as the month, periods that text names, distances."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ def read_component(dates: DateArray, component: str, called: str) -> Sequence[Ha
     Args:
         dates: The dates or durations.
         component: The component.
-        called: What they are called in errors.
+        called: Their name in errors.
 
     Raises:
         ValueError: If there is no such component.
     """
-    known = _OF_DATES if dates.dtype.kind == "M" else _OF_DURATIONS
-    if component not in known:
+    components = _OF_DATES if dates.dtype.kind == "M" else _OF_DURATIONS
+    if component not in components:
         what = "dates" if dates.dtype.kind == "M" else "durations"
-        raise ValueError(f"{called} are {what}, whose components are {', '.join(known)}, not {component!r}")
-    found: list[Hashable] = list(known[component](dates).tolist())
-    return found
+        raise ValueError(f"{called} are {what}, whose components are {', '.join(components)}, not {component!r}")
+    values: list[Hashable] = list(components[component](dates).tolist())
+    return values
 
 
 def _count(dates: DateArray, unit: str, within: str) -> DateArray:
-    """How many whole units have passed since the start of a greater one."""
+    """Return the number of whole units since the start of a greater unit."""
     start = dates.astype(f"M8[{within}]").astype(f"M8[{unit}]")
     number: DateArray = (dates.astype(f"M8[{unit}]") - start).astype(np.int64)
     return number
@@ -89,7 +89,7 @@ def _dayofweek(dates: DateArray) -> DateArray:
 
 
 def _week(dates: DateArray) -> DateArray:
-    """The week of ISO 8601: that of the year in which its Thursday is."""
+    """Return the week of ISO 8601, which belongs to the year of its Thursday."""
     thursday = dates.astype("M8[D]") + (3 - _dayofweek(dates)).astype("m8[D]")
     return _count(thursday, "D", "Y") // 7 + 1
 
@@ -130,7 +130,7 @@ _OF_DATES: Final[dict[str, _Component]] = {
 def _part(unit: str, within: str) -> _Component:
     def count(durations: DateArray) -> DateArray:
         whole = durations.astype(f"m8[{within}]").astype(durations.dtype)
-        # astype rounds towards zero, and a duration below zero has parts that are counted from the day before.
+        # astype rounds towards zero, but the parts of negative durations are counted from the unit below.
         whole = whole - (whole > durations).astype(f"m8[{within}]")
         return ((durations - whole) // np.timedelta64(1, unit)).astype(np.int64)  # type: ignore[call-overload, no-any-return]
 
@@ -149,7 +149,7 @@ _OF_DURATIONS: Final[dict[str, _Component]] = {
 
 
 class Period(NamedTuple):
-    """The dates that a text names: from the start up to, and without, the end."""
+    """The dates that a text names, from `start` up to, not including, `end`."""
 
     start: np.datetime64
     end: np.datetime64
@@ -211,7 +211,7 @@ def parse_duration(text: str) -> np.timedelta64:
 
 
 def has_resolution_of(dates: DateArray, period: Period) -> bool:
-    """Whether a text is as fine as dates are, so that it names one of them; otherwise it names all in its period."""
+    """Whether a text is as precise as dates are, so that it names one date; otherwise it names all dates of its period."""
     unit = np.datetime_data(dates.dtype)[0]
     if unit == "s":
         counts = dates.view(np.int64)
@@ -220,7 +220,7 @@ def has_resolution_of(dates: DateArray, period: Period) -> bool:
 
 
 def find_instant(ordered: DateArray, instant: np.datetime64 | np.timedelta64) -> int:
-    """The number of dates, in ascending order, that are before an instant."""
+    """Return the number of dates, in ascending order, that are before an instant."""
     own = canonical_dates(np.array([instant]))
     unit, its = np.datetime_data(ordered.dtype)[0], np.datetime_data(own.dtype)[0]
     if (unit == "M") != (its == "M"):
@@ -239,7 +239,7 @@ _ATTOSECONDS: Final = {unit: math.prod(FACTORS[at:]) for at, unit in enumerate(U
 
 
 def count_attoseconds(label: Any) -> Any:
-    """The exact number of attoseconds of a date since 1970, or of a duration; every other label as it is."""
+    """Return the exact number of attoseconds of a date since 1970, or of a duration; other labels unmodified."""
     instant = as_instant(label)
     if instant is None:
         return label
@@ -251,7 +251,7 @@ def count_attoseconds(label: Any) -> Any:
 
 
 def measure_dates(dates: DateArray, others: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Dates, and others, as floats: how far they are from the first of the dates, in one unit.
+    """Return dates and other dates as floats: their distance from the first of the dates, in one unit.
 
     Raises:
         TypeError: If the others are not of the same kind.
@@ -272,7 +272,7 @@ def measure_dates(dates: DateArray, others: Sequence[Any]) -> tuple[np.ndarray[A
 
 
 def as_nanoseconds(dates: DateArray) -> DateArray:
-    """Dates in the unit that all versions of pandas and xarray have, or the nearest one that holds them."""
+    """Return dates in nanoseconds, which all versions of pandas and xarray have, or in the finest unit that holds them."""
     for unit in ("ns", "us", "ms", "s"):
         dtype = np.dtype(f"{dates.dtype.kind}8[{unit}]")
         converted, exact = rescale_canonical(dates, dtype)

@@ -1,4 +1,4 @@
-"""Elementwise operations: operators, and any torch function that treats every element alike."""
+"""Elementwise operations: operators, and torch's elementwise functions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
 
 
 def _operand(value: Any) -> tuple[Any, Axes | None]:
-    """The data of an operand, and its axes; None for a number."""
+    """Return the data of an operand, and its axes; None for a number."""
     if isinstance(value, Tensor):
         return value._data, value._axes
     if isinstance(value, torch.Tensor):
@@ -82,7 +82,7 @@ def _operand(value: Any) -> tuple[Any, Axes | None]:
 
 
 def as_number(value: Any) -> complex:
-    """Any number (NumPy's, a Fraction, a symbolic constant) as one that torch understands."""
+    """Convert any number (NumPy's, a Fraction, a symbolic constant) to one that torch understands."""
     if isinstance(value, np.generic):
         return value.item()  # type: ignore[no-any-return]
     if not (isinstance(value, (str, bytes)) or hasattr(value, "__len__") or hasattr(value, "__torch_function__")):
@@ -104,9 +104,9 @@ def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
                 axes, x, y = align(axes, other._axes, x, y)
             if axes is SCALAR:
                 return finish(function(x, y), axes)
-            made = _new(Tensor)  # `wrap` without the call
-            made._data, made._axes = function(x, y), axes
-            return made
+            result = _new(Tensor)  # `wrap` without the call
+            result._data, result._axes = function(x, y), axes
+            return result
         if type(other) is float or type(other) is int:
             return finish(function(self._data, other), self._axes)
         return _try_elementwise(function, self, other)  # type: ignore[no-any-return]
@@ -148,7 +148,7 @@ for _name in OPERATORS:
 
 
 def unary_rule(function: Function) -> Callable[..., Tensor]:
-    """Every axis stays."""
+    """Return the rule of a function of one tensor, whose result has the axes of the tensor."""
 
     def rule(input: Any, *args: Any, **options: Any) -> Tensor:
         if not isinstance(input, Tensor):
@@ -162,7 +162,7 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
 
 
 def make_paired_rule(function: Function, operands: int) -> Callable[..., Tensor]:
-    """The first so many arguments are operands to be paired; what follows, and keywords, are options."""
+    """Return the rule of a function whose first arguments are operands to be paired; others are options."""
 
     def rule(*args: Any, **options: Any) -> Tensor:
         for name in ("input", "other", "end", "weight", "tensor1", "tensor2", "exponent"):
@@ -181,7 +181,7 @@ def _exchange_operands(function: Function) -> Callable[..., Tensor]:
 
 
 def register(function: Callable[..., Any], rule: Callable[..., Any]) -> None:
-    """Give a torch function, and the method of the same name, a rule."""
+    """Register the rule of a torch function, and of the method of the same name."""
     RULES[function] = rule
     name = getattr(function, "__name__", "")
     # Calls from torch's own operators arrive as methods of torch.Tensor.
@@ -191,7 +191,7 @@ def register(function: Callable[..., Any], rule: Callable[..., Any]) -> None:
 
 
 def derive_rule(function: Callable[..., Any]) -> Callable[..., Tensor] | None:
-    """The rule of a function that torch itself marks as pointwise: its tensors are paired, the rest are options."""
+    """Return the rule of a function that torch marks as pointwise: its tensors are paired, other arguments are options."""
     name = getattr(function, "__name__", "_")
     packet: Any = None if name.endswith("_") else getattr(torch.ops.aten, name, None)
     overloads = [getattr(packet, each) for each in packet.overloads()] if hasattr(packet, "overloads") else []
@@ -207,7 +207,7 @@ def derive_rule(function: Callable[..., Any]) -> Callable[..., Tensor] | None:
     return unary_rule(function) if operands == 1 else make_paired_rule(function, operands)
 
 
-# What torch does not mark: other names of marked functions, compositions, random numbers.
+# Pointwise functions that torch does not mark: aliases of marked functions, compositions, random numbers.
 _UNARY: Final = (
     *("absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "fix", "isreal", "negative"),
     *("bernoulli", "conj", "detach", "resolve_conj", "resolve_neg"),

@@ -1,4 +1,4 @@
-"""Making labelled tensors: from data, filled with a number, at random, or like another one.
+"""Factories of labelled tensors: from data, filled with a number, or random.
 
 `tensor` labels data that exists. The others take *dims*, one per axis, each a size (a positional axis), a Space, or a
 list of labels; named axes may be given as keywords instead, ``zeros(batch=2, channel=["r", "g"])``. The names of the
@@ -74,14 +74,8 @@ def tensor(
         Tensor(channel: r=3., g=4.)
     """
     values = _values(data, dtype, _place(device))
-    if requires_grad and not (values.requires_grad and values.is_leaf):
-        if values.requires_grad:
-            raise ValueError(
-                "requires_grad=True asks for a leaf, but the data is part of a gradient graph, which a leaf would cut; "
-                "leave the argument away to keep the graph, or pass data.detach() to start a new one"
-            )
-        fresh = values.clone() if values is data else values  # a conversion that had nothing to do
-        values = fresh.requires_grad_()
+    if requires_grad:
+        values = _as_leaf(values, values is data)
     if names is None and not spaces:
         return finish(values, make_unnamed(values.ndim))
     named: Any = (
@@ -96,6 +90,18 @@ def tensor(
                 f"{tuple(values.shape)}), but its space has {size}: {space!r}"
             )
     return finish(values, axes)
+
+
+def _as_leaf(values: torch.Tensor, shared: bool) -> torch.Tensor:
+    """Return data that records gradients: itself if it is such a leaf, a copy if it is the caller's tensor."""
+    if values.requires_grad and values.is_leaf:
+        return values
+    if values.requires_grad:
+        raise ValueError(
+            "requires_grad=True asks for a leaf, but the data is part of a gradient graph, which a leaf would cut; "
+            "leave the argument away to keep the graph, or pass data.detach() to start a new one"
+        )
+    return (values.clone() if shared else values).requires_grad_()
 
 
 def _values(data: Any, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:
@@ -115,24 +121,24 @@ def _values(data: Any, dtype: torch.dtype | None, device: torch.device | None) -
 def _label_axes(
     anchor: Axes, names: str | tuple[str | Space | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
 ) -> tuple[Axes, tuple[int, ...]]:
-    """The axes, and for each its size, -1 where any will do; remembered on the anchor."""
+    """Return the axes, and for each its size, -1 where any size fits."""
     order: list[str | None]
     if names is None:
         order = list(keys)
     else:
-        given = split_names(names) if isinstance(names, str) else names
-        order = [each.name if isinstance(each, Space) else each for each in given]
+        listed = split_names(names) if isinstance(names, str) else names
+        order = [each.name if isinstance(each, Space) else each for each in listed]
         strange = [key for key in keys if key not in order]
         if strange:
             raise ValueError(f"labels are given for {strange}, but the names of the axes are {order}")
     if len(order) != ndim:
         hint = "" if names is not None else "; name the positional ones too, as in batch=None"
         raise ValueError(f"the data has {ndim} axes, but {len(order)} are named: {order}{hint}")
-    known: dict[str | None, Any] = dict(zip(keys, dims, strict=True))
-    layout = [known.get(name) for name in order]
-    for axis, each in enumerate(given if names is not None else ()):
+    dims_by_name: dict[str | None, Any] = dict(zip(keys, dims, strict=True))
+    layout = [dims_by_name.get(name) for name in order]
+    for axis, each in enumerate(listed if names is not None else ()):
         if isinstance(each, Space):
-            if each.name in known:
+            if each.name in dims_by_name:
                 raise ValueError(f"axis {each.name!r} is given twice, by a Space and by a keyword")
             layout[axis] = each
     return _layout(anchor, tuple(order), *layout)
@@ -143,9 +149,9 @@ def _place(device: Place) -> torch.device | None:
 
 
 def _freeze(dim: Any) -> Any:
-    """One axis given by a person in a form that can be remembered and be a constant under torch.compile."""
+    """Return one axis in a hashable form that can be a constant under torch.compile."""
     frozen = freeze(dim)
-    # 1, 1.0 and True are one key, so what is no size must be told apart before anything is looked up.
+    # 1, 1.0 and True are equal keys of the cache, so values other than sizes raise before any look-up.
     if isinstance(frozen, (bool, float, complex)):
         raise TypeError(f"an axis is given by a size, a Space or a list of labels, not by {dim!r}")
     return frozen
@@ -153,13 +159,13 @@ def _freeze(dim: Any) -> Any:
 
 @cache_by_axes
 def _layout(anchor: Axes, names: tuple[str | None, ...], *dims: Any) -> tuple[Axes, tuple[int, ...]]:
-    """The axes, and for each its size, -1 where `None` stands for a size that the caller knows."""
+    """Return the axes, and for each its size, -1 for `None`, whose size the caller knows."""
     spaces = [Space(0, name) if dim is None else Space(dim, name) for name, dim in zip(names, dims, strict=True)]
     sizes = tuple(-1 if dim is None else len(space) for dim, space in zip(dims, spaces, strict=True))
     return axes_of(spaces), sizes
 
 
-# Which machine this is is known at trace time, and not a matter of labels.
+# Devices are known at trace time.
 mark_constant(_place)
 
 
@@ -167,16 +173,16 @@ mark_constant(_place)
 
 
 def _dims(dims: tuple[Any, ...], spaces: dict[str, Any]) -> tuple[list[int], Axes]:
-    """The shape and the axes of a tensor to be made."""
+    """Return the shape and the axes of a new tensor."""
     if len(dims) == 1 and _are_dims(dims[0]):
         dims = tuple(dims[0])
-    given = [*dims, *spaces.values()]
-    if any(dim is None for dim in given):
+    entries = [*dims, *spaces.values()]
+    if any(dim is None for dim in entries):
         raise TypeError("an axis is given by a size, a Space or a list of labels, not by None")
-    # Sizes stay out of the label logic, so that a new one does not compile anew.
-    kinds = [None if _is_size(dim) else _freeze(dim) for dim in given]
+    # Sizes are not arguments of the cached function, so that a new size does not recompile.
+    kinds = [None if _is_size(dim) else _freeze(dim) for dim in entries]
     axes, sizes = _layout(SCALAR, (None,) * len(dims) + tuple(spaces), *kinds)
-    return [_size(dim) if size < 0 else size for dim, size in zip(given, sizes, strict=True)], axes
+    return [_size(dim) if size < 0 else size for dim, size in zip(entries, sizes, strict=True)], axes
 
 
 def _are_dims(dims: Any) -> bool:
@@ -197,7 +203,7 @@ def _size(dim: Any) -> int:
 
 
 def zeros(*dims: Dims, dtype: Dtype = None, device: Place = None, requires_grad: bool = False, **spaces: Dim) -> Tensor:
-    """A tensor of zeros.
+    """Return a tensor of zeros.
 
     Args:
         dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those. A lone list whose
@@ -226,7 +232,7 @@ def zeros(*dims: Dims, dtype: Dtype = None, device: Place = None, requires_grad:
 
 
 def ones(*dims: Dims, dtype: Dtype = None, device: Place = None, requires_grad: bool = False, **spaces: Dim) -> Tensor:
-    """A tensor of ones.
+    """Return a tensor of ones.
 
     Args:
         dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those (see `zeros`).
@@ -261,7 +267,7 @@ def full(
     requires_grad: bool = False,
     **spaces: Dim,
 ) -> Tensor:
-    """A tensor of one number.
+    """Return a tensor of one number.
 
     Args:
         dims: One axis, or a tuple or list of axes, each a size, a Space, or a list of labels; ``()`` to give all by
@@ -285,12 +291,12 @@ def full(
         Tensor(channel: r=7., g=7.)
     """
     shape, axes = _dims((dims,), spaces)
-    made = torch.full(shape, fill_value, dtype=dtype, device=_place(device), requires_grad=requires_grad)
-    return finish(made, axes)
+    data = torch.full(shape, fill_value, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return finish(data, axes)
 
 
 def empty(*dims: Dims, dtype: Dtype = None, device: Place = None, requires_grad: bool = False, **spaces: Dim) -> Tensor:
-    """A tensor whose values are whatever the memory holds.
+    """Return a tensor with uninitialised values.
 
     Args:
         dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those (see `zeros`).
@@ -323,7 +329,7 @@ def rand(
     requires_grad: bool = False,
     **spaces: Dim,
 ) -> Tensor:
-    """A tensor of numbers drawn uniformly from [0, 1).
+    """Return a tensor of numbers drawn uniformly from [0, 1).
 
     Args:
         dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those (see `zeros`).
@@ -346,8 +352,8 @@ def rand(
         torch.Size([3, 2])
     """
     shape, axes = _dims(dims, spaces)
-    made = torch.rand(shape, generator=generator, dtype=dtype, device=_place(device), requires_grad=requires_grad)
-    return finish(made, axes)
+    data = torch.rand(shape, generator=generator, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return finish(data, axes)
 
 
 def randn(
@@ -358,7 +364,7 @@ def randn(
     requires_grad: bool = False,
     **spaces: Dim,
 ) -> Tensor:
-    """A tensor of numbers drawn from the normal distribution of mean 0 and variance 1.
+    """Return a tensor of numbers drawn from the normal distribution of mean 0 and variance 1.
 
     Args:
         dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those (see `zeros`).
@@ -381,5 +387,5 @@ def randn(
         (None, 'channel')
     """
     shape, axes = _dims(dims, spaces)
-    made = torch.randn(shape, generator=generator, dtype=dtype, device=_place(device), requires_grad=requires_grad)
-    return finish(made, axes)
+    data = torch.randn(shape, generator=generator, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return finish(data, axes)

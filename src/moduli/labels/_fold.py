@@ -1,8 +1,8 @@
-"""Reductions that can leave out NaN, written once for entries along axes and for entries in groups.
+"""Reductions that can skip NaN, implemented once for entries along axes and for entries in groups.
 
-A `Fold` says which entries belong together: it adds them up, takes their extremes, and copies one number per set back to its
-entries. Means, variances and counts follow from these. NaN is replaced before anything is computed with it, never after: the
-gradient of an entry that is left out is zero, where the derivative of a result that is masked afterwards would be NaN.
+A `Fold` defines sets of entries: it sums them, takes their extremes, and copies one number per set back to its entries. Means,
+variances and counts follow from these. NaN is replaced before the computation, not after: the gradient of a skipped entry is
+then zero, where masking the result would give NaN.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AxesFold(NamedTuple):
 
 
 def find_valid(data: torch.Tensor, skipna: bool) -> torch.Tensor:
-    """Return which entries count: all of them, or those that are not NaN."""
+    """Return a mask of the entries that count: all of them, or those that are not NaN."""
     return ~torch.isnan(data) if skipna and has_nan(data) else torch.ones_like(data, dtype=torch.bool)
 
 
@@ -58,19 +58,37 @@ def has_nan(data: torch.Tensor) -> bool:
 
 
 def count(fold: Fold, data: torch.Tensor, skipna: bool) -> torch.Tensor:
-    """Return how many entries of each set count."""
+    """Return the number of entries of each set.
+
+    Args:
+        fold: The sets.
+        data: The entries.
+        skipna: Whether to skip NaN.
+    """
     return fold.add(find_valid(data, skipna).to(torch.int64))
 
 
 def add(fold: Fold, data: torch.Tensor, skipna: bool) -> torch.Tensor:
-    """Return the sum of each set: 0 if nothing counts."""
+    """Return the sum of each set: 0 without entries.
+
+    Args:
+        fold: The sets.
+        data: The entries.
+        skipna: Whether to skip NaN.
+    """
     wide = _widen(data, integers=torch.int64)
     total = fold.add(torch.where(find_valid(data, True), wide, 0) if skipna and has_nan(data) else wide)
     return narrow(total, data)
 
 
 def mean(fold: Fold, data: torch.Tensor, skipna: bool) -> torch.Tensor:
-    """Return the mean of each set: NaN if nothing counts."""
+    """Return the mean of each set: NaN without entries.
+
+    Args:
+        fold: The sets.
+        data: The entries.
+        skipna: Whether to skip NaN.
+    """
     valid, wide = find_valid(data, skipna), _widen(data)
     return narrow(_average(fold, wide, valid)[0], data)
 
@@ -82,12 +100,26 @@ def _average(fold: Fold, wide: torch.Tensor, valid: torch.Tensor) -> tuple[torch
 
 
 def var(fold: Fold, data: torch.Tensor, skipna: bool, correction: float) -> torch.Tensor:
-    """Return the variance of each set: NaN if no more than `correction` entries count."""
+    """Return the variance of each set: NaN for no more than `correction` entries.
+
+    Args:
+        fold: The sets.
+        data: The entries.
+        skipna: Whether to skip NaN.
+        correction: Subtracted from the number of entries.
+    """
     return narrow(_variance(fold, data, skipna, correction), data)
 
 
 def std(fold: Fold, data: torch.Tensor, skipna: bool, correction: float) -> torch.Tensor:
-    """Return the standard deviation of each set; where it is 0 its gradient is 0, as torch has it."""
+    """Return the standard deviation of each set; where it is 0 its gradient is 0, as in torch.
+
+    Args:
+        fold: The sets.
+        data: The entries.
+        skipna: Whether to skip NaN.
+        correction: Subtracted from the number of entries.
+    """
     variance = _variance(fold, data, skipna, correction)
     positive = variance > 0
     result = torch.where(positive, torch.where(positive, variance, 1).sqrt(), variance)
@@ -104,7 +136,14 @@ def _variance(fold: Fold, data: torch.Tensor, skipna: bool, correction: float) -
 
 
 def extreme(fold: Fold, data: torch.Tensor, how: str, skipna: bool) -> torch.Tensor:
-    """Return the ``"amin"`` or ``"amax"`` of each set: NaN if nothing counts."""
+    """Return the extreme of each set: NaN without entries.
+
+    Args:
+        fold: The sets.
+        data: The entries.
+        how: ``"amin"`` or ``"amax"``.
+        skipna: Whether to skip NaN.
+    """
     refuse_complex(data)
     if not skipna or not has_nan(data):
         return fold.extreme(data, how)
@@ -173,7 +212,7 @@ def refuse_complex(data: torch.Tensor) -> None:
 
 
 def _widen(data: torch.Tensor, integers: torch.dtype | None = None) -> torch.Tensor:
-    """Return data that sums do not round or overflow: half precision as float32, integers as floats or in the dtype given."""
+    """Return data in a dtype for sums: half precision as float32, integers in `integers` or the default dtype."""
     if data.dtype in (torch.float16, torch.bfloat16):
         return data.float()
     if has_nan(data):

@@ -13,11 +13,11 @@ import torch
 from . import _fold as fold
 from ._axes import Axes, DimLike, DimsLike, as_key, cache_by_axes
 from ._elementwise import elementwise
+from ._gather import Gather, index_of
 from ._groups import add_quantiles
 from ._index import get
 from ._instants import get_dates
 from ._join import join
-from ._pairing import Gather, index_of
 from ._reduce import fold_axes, reduce_axes
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, method
@@ -25,7 +25,7 @@ from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 @method
 def isnull(t: Tensor) -> Tensor:
-    """Whether elements are missing: NaN in floating and complex tensors, nothing in others.
+    """Return a mask of missing elements: NaN in floating and complex tensors, none in others.
 
     Args:
         t: The tensor.
@@ -41,7 +41,7 @@ def isnull(t: Tensor) -> Tensor:
 
 @method
 def notnull(t: Tensor) -> Tensor:
-    """Whether elements are there: the opposite of `isnull`.
+    """Return a mask of elements that are not missing, the opposite of `isnull`.
 
     Args:
         t: The tensor.
@@ -160,7 +160,7 @@ def dropna(t: Tensor, dim: DimLike, how: str = "any", thresh: int | None = None)
 
 @method
 def fillna(t: Tensor, value: Any) -> Tensor:
-    """Put other values where elements are NaN.
+    """Replace elements that are NaN by other values.
 
     Args:
         t: The tensor.
@@ -243,7 +243,7 @@ def _find_axes(axes: Axes, part: Axes) -> tuple[int, ...]:
 
 @method
 def ffill(t: Tensor, dim: DimLike, limit: int | None = None) -> Tensor:
-    """Put the last element before a gap into it.
+    """Fill gaps with the last element before each.
 
     Args:
         t: The tensor.
@@ -260,7 +260,7 @@ def ffill(t: Tensor, dim: DimLike, limit: int | None = None) -> Tensor:
 
 @method
 def bfill(t: Tensor, dim: DimLike, limit: int | None = None) -> Tensor:
-    """Put the first element after a gap into it.
+    """Fill gaps with the first element after each.
 
     Args:
         t: The tensor.
@@ -279,7 +279,7 @@ def bfill(t: Tensor, dim: DimLike, limit: int | None = None) -> Tensor:
 def interpolate_na(
     t: Tensor, dim: DimLike, method: str = "linear", *, use_coordinate: bool = True, limit: int | None = None
 ) -> Tensor:
-    """Put values between their neighbours into gaps along an axis; gaps at the ends stay.
+    """Interpolate in gaps between their neighbours along an axis; gaps at the ends stay.
 
     Gradients go to the neighbours.
 
@@ -359,7 +359,7 @@ def _plan_places(axes: Axes, axis: int) -> _LabelPlaces | None:
             "use_coordinate=False goes by position"
         )
     order = np.argsort(x, kind="stable")
-    # Dates in nanoseconds have more digits than a float: distances from the first are exact for longer.
+    # Dates in nanoseconds have more digits than a float, so distances from the first date are used.
     return _LabelPlaces(tuple((x[order] - x[order[0]]).tolist()), Gather(order), Gather(np.argsort(order)))
 
 

@@ -1,7 +1,7 @@
 """Groups of the entries of an axis: by coordinate, label, function, mapping or bins.
 
-Which entry belongs to which group depends on labels alone: it is worked out here, once, and remembered with the axes.
-What is computed of groups is in `_groups.py`.
+The group of each entry depends on labels alone, so it is computed once and cached with the axes. Reductions of groups are in
+`_groups.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ._axes import Axes, DimLike, cache_by_axes
 from ._coords import Coordinate
 from ._dates import datetime_component, read_component
 from ._errors import UnknownLabelError
+from ._gather import Gather
 from ._groups import GroupPlan, Groups
 from ._label_sequences import show_labels
 from ._locate import freeze_label
-from ._pairing import Gather, align_to_fixed
+from ._pairing import align_to_fixed
 from ._space import Space
 from ._tensor import Tensor, method
 
@@ -38,7 +39,7 @@ def groupby(
     right: bool = True,
     **named: Any,
 ) -> Groups:
-    """Put the entries of an axis into groups; what is computed of them has one entry per group.
+    """Group the entries of an axis; results of reductions have one entry per group.
 
     ``t.groupby("region")`` groups by a coordinate that is no index, ``t.groupby("time.month")`` by a component of dates,
     ``t.groupby(city=countries)`` by a mapping or another rule, ``t.groupby("height", bins=[0, 10, 100])`` by intervals.
@@ -128,7 +129,7 @@ def _assign_groups(t: Tensor, axis: int, groups: Any) -> Sequence[Hashable]:
 
 
 def _read_table(groups: Any) -> Any:
-    """Return a Series or a DataArray as a mapping from its labels, or as a list if it has none; anything else as it is."""
+    """Return a Series or a DataArray as a mapping from its labels, or as a list if it has none; other values unmodified."""
     if isinstance(groups, (list, tuple, Mapping, Tensor, torch.Tensor)) or callable(groups):
         return groups
     index: Any = getattr(groups, "index", None)
@@ -173,18 +174,19 @@ def plan_members(axes: Axes, axis: int, members: Sequence[int], labels: Space, n
         entries = axes.carry(entries, {} if name_of_axis is None else {name_of_axis: inside})
         members = [members[at] for at in inside]
     result = axes.put(axis, (name, labels))
-    told = axes.told
-    if told is not None and name in told.entries and name != axes.names[axis]:  # the unit of a coordinate stays
-        attrs = told.entries[name].attrs
-        known = {} if result.told is None else result.told.entries
-        result = result.mark(told.replace({**known, name: Coordinate((name,), None, attrs)}) if attrs else result.told)
+    coordinates = axes.coordinates
+    if coordinates is not None and name in coordinates.entries and name != axes.names[axis]:
+        attrs = coordinates.entries[name].attrs  # the unit of a coordinate becomes that of the labels
+        own = {} if result.coordinates is None else result.coordinates.entries
+        if attrs:
+            result = result.mark(coordinates.replace({**own, name: Coordinate((name,), None, attrs)}))
     sizes = np.bincount(np.asarray(members, np.int64), minlength=len(labels))
     return GroupPlan(axis, labels, Gather(members), tuple(sizes.tolist()), positions, entries, result)
 
 
 @cache_by_axes
 def _plan_groups(axes: Axes, axis: int, groups: tuple[Hashable, ...], ordered: bool, name: str | None) -> GroupPlan:
-    """Return the plan for the group of each entry; one that is not equal to itself, as NaN and NaT, is none."""
+    """Return the plan for the group of each entry; entries whose group is NaN or NaT belong to none."""
     try:
         distinct = dict.fromkeys(group for group in groups if group == group)
     except TypeError as error:
@@ -196,7 +198,7 @@ def _plan_groups(axes: Axes, axis: int, groups: tuple[Hashable, ...], ordered: b
 def _sort(groups: list[Any]) -> list[Any]:
     try:
         return sorted(groups)
-    except TypeError:  # of different kinds: the order in which they occur is as good
+    except TypeError:  # groups of different types stay in the order of their occurrence
         return groups
 
 
@@ -223,28 +225,16 @@ def _plan_named(
 def find_values(
     axes: Axes, which: DimLike, rule: str | None, size: int | None
 ) -> tuple[int, Sequence[Hashable], str | None]:
-    """Return the axis that a name is about, a value for each of its entries, and the name of the result's axis."""
+    """Return the axis of a coordinate, its value for each entry, and the name of the result's axis.
+
+    Args:
+        axes: The axes of the tensor.
+        which: An axis, or the name of a coordinate or of a component of dates, such as ``"time.month"``.
+        rule: The name of a coordinate or component along the axis; None for its labels.
+        size: The size of the axis if it is positional.
+    """
     if rule is None and isinstance(which, str) and which not in axes.names:
-        coordinate = axes.find_coordinate(which)
-        if coordinate is not None:
-            return (*coordinate, which)
-        prefix, _, component = which.rpartition(".")
-        if prefix in axes.names:
-            return axes.names.index(prefix), _read_component(axes, axes.names.index(prefix), component), component
-        coordinate = axes.find_coordinate(prefix)
-        dates = None if coordinate is None else np.array(coordinate[1])
-        if coordinate is not None and dates is not None and dates.dtype.kind in "mM":
-            try:
-                return coordinate[0], read_component(dates, component, f"the values of {prefix!r}"), component
-            except ValueError as error:
-                raise UnknownLabelError(str(error)) from None
-        if axes.told is not None and which in axes.told.entries:
-            dims = axes.told.entries[which].dims
-            raise UnknownLabelError(
-                f"the coordinate {which!r} is along {len(dims)} axes, and groups are along one; make one of them first, as in "
-                f"t.stack(all={list(dims)}).groupby({which!r})"
-            )
-        raise UnknownLabelError(f"there is no axis or coordinate named {which!r}; {axes.listing()}{_list(axes)}")
+        return _find_named_values(axes, which)
     axis = axes.axis(which)
     if rule is None:
         return axis, _list_labels(axes, axis, size or 0), axes.names[axis]
@@ -255,8 +245,32 @@ def find_values(
     return axis, _read_component(axes, axis, component, f"{axes.describe(axis)} has no coordinate {rule!r}"), component
 
 
+def _find_named_values(axes: Axes, which: str) -> tuple[int, Sequence[Hashable], str]:
+    """Return the axis, values and name of a coordinate, or of a component of dates such as ``"time.month"``."""
+    coordinate = axes.find_coordinate(which)
+    if coordinate is not None:
+        return (*coordinate, which)
+    prefix, _, component = which.rpartition(".")
+    if prefix in axes.names:
+        return axes.names.index(prefix), _read_component(axes, axes.names.index(prefix), component), component
+    coordinate = axes.find_coordinate(prefix)
+    dates = None if coordinate is None else np.array(coordinate[1])
+    if coordinate is not None and dates is not None and dates.dtype.kind in "mM":
+        try:
+            return coordinate[0], read_component(dates, component, f"the values of {prefix!r}"), component
+        except ValueError as error:
+            raise UnknownLabelError(str(error)) from None
+    if axes.coordinates is not None and which in axes.coordinates.entries:
+        dims = axes.coordinates.entries[which].dims
+        raise UnknownLabelError(
+            f"the coordinate {which!r} is along {len(dims)} axes, and groups are along one; make one of them first, as in "
+            f"t.stack(all={list(dims)}).groupby({which!r})"
+        )
+    raise UnknownLabelError(f"there is no axis or coordinate named {which!r}; {axes.listing()}{_list(axes)}")
+
+
 def _read_component(axes: Axes, axis: int, component: str, otherwise: str = "") -> Sequence[Hashable]:
-    """Return a component of the dates along an axis, as the month."""
+    """Return a component of the dates along an axis, such as the month."""
     space = axes.spaces[axis]
     if space is None or not space.labelled:
         raise UnknownLabelError(f"{otherwise or axes.describe(axis)} is positional, without dates{_list(axes)}")
@@ -267,37 +281,41 @@ def _read_component(axes: Axes, axis: int, component: str, otherwise: str = "") 
 
 
 def _list(axes: Axes) -> str:
-    known = axes.coordinate_names()
-    return f"; further coordinates are {', '.join(map(repr, known))}" if known else "; there are no further coordinates"
+    names = axes.coordinate_names()
+    return f"; further coordinates are {', '.join(map(repr, names))}" if names else "; there are no further coordinates"
 
 
 def _cut(
     values: Sequence[Any], bins: Any, names: tuple[Hashable, ...] | None, right: bool, called: str
 ) -> tuple[list[int], Space]:
     """Return the interval of each value, -1 for none, and the labels of the intervals."""
-    closed = False
+    closed = isinstance(bins, int)  # intervals that are made of the values contain the least and the largest
     if isinstance(bins, int):
-        numbers = [value for value in values if value == value]
-        if bins < 1 or not numbers:
-            raise ValueError(
-                f"bins={bins} intervals can't be made of {called}: it takes at least one interval and one label"
-            )
-        low, high = min(numbers), max(numbers)
-        bins = (*(low + (high - low) * (at / bins) for at in range(bins)), high)
-        closed = True
+        bins = _make_edges(values, bins, called)
     if len(bins) < 2 or any(a >= b for a, b in itertools.pairwise(bins)):
         raise ValueError(f"the edges of bins are two or more in ascending order, got {list(bins)}")
     labels = Space(list(itertools.pairwise(bins)) if names is None else names)
     if len(labels) != len(bins) - 1:
         raise ValueError(f"{len(bins)} edges make {len(bins) - 1} intervals, but {len(labels)} labels were given")
     find = bisect.bisect_left if right else bisect.bisect_right
-    members = []
-    for value in values:
+
+    def locate(value: Any) -> int:
         if value != value:  # NaN and NaT are in no interval
-            members.append(-1)
-            continue
-        at = find(bins, value) - 1
+            return -1
         if closed and value == bins[0 if right else -1]:
-            at = 0 if right else len(labels) - 1
-        members.append(at if at < len(labels) else -1)
-    return members, labels
+            return 0 if right else len(labels) - 1
+        at = find(bins, value) - 1
+        return at if at < len(labels) else -1
+
+    return list(map(locate, values)), labels
+
+
+def _make_edges(values: Sequence[Any], bins: int, called: str) -> tuple[Any, ...]:
+    """Return the edges of intervals of equal width from the least to the largest value."""
+    numbers = [value for value in values if value == value]
+    if bins < 1 or not numbers:
+        raise ValueError(
+            f"bins={bins} intervals can't be made of {called}: it takes at least one interval and one label"
+        )
+    low, high = min(numbers), max(numbers)
+    return (*(low + (high - low) * (at / bins) for at in range(bins)), high)

@@ -1,6 +1,6 @@
 """Groups of entries: reductions by group, as scatter reductions over the data, without a loop over groups.
 
-Only `Groups.map` calls Python for each group. Which entry belongs to which group is worked out in `_groupby.py`.
+Only `Groups.map` calls Python for each group. `_groupby.py` computes the group of each entry.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ._axes import Axes, cache_by_axes
 from ._concat import cat, stack
 from ._elementwise import elementwise
 from ._errors import UnknownLabelError
+from ._gather import Gather, index_of, lay_along
 from ._index import get
 from ._label_sequences import show_labels
-from ._pairing import Gather, index_of, lay_along
 from ._space import Space
 from ._tensor import Tensor, as_tensor, finish
 
@@ -43,7 +43,7 @@ class GroupPlan(NamedTuple):
 
 
 class _GroupFold(NamedTuple):
-    """Entries along an axis, added up and compared by group."""
+    """The fold whose sets are the groups of entries along an axis."""
 
     axis: int
     size: int
@@ -119,7 +119,7 @@ class Groups:
         return finish(data, self._plan.axes)
 
     def sum(self, *, skipna: bool = False) -> Tensor:
-        """The sum of each group; 0 for one without entries.
+        """Return the sum of each group; 0 for one without entries.
 
         Example:
             >>> import moduli as mo
@@ -129,7 +129,7 @@ class Groups:
         return self._finish(fold.add(self._fold, self._data, skipna))
 
     def mean(self, *, skipna: bool = False) -> Tensor:
-        """The mean of each group; NaN for one without entries.
+        """Return the mean of each group; NaN for one without entries.
 
         Example:
             >>> import moduli as mo
@@ -141,7 +141,7 @@ class Groups:
         return self._finish(fold.mean(self._fold, self._data, skipna))
 
     def var(self, *, correction: float = 1, skipna: bool = False) -> Tensor:
-        """The variance of each group; NaN for one with no more than ``correction`` entries.
+        """Return the variance of each group; NaN for one with no more than ``correction`` entries.
 
         Example:
             >>> import moduli as mo
@@ -151,7 +151,7 @@ class Groups:
         return self._finish(fold.var(self._fold, self._data, skipna, correction))
 
     def std(self, *, correction: float = 1, skipna: bool = False) -> Tensor:
-        """The standard deviation of each group; NaN for one with no more than ``correction`` entries.
+        """Return the standard deviation of each group; NaN for one with no more than ``correction`` entries.
 
         Example:
             >>> import moduli as mo
@@ -161,7 +161,7 @@ class Groups:
         return self._finish(fold.std(self._fold, self._data, skipna, correction))
 
     def max(self, *, skipna: bool = False) -> Tensor:
-        """The largest of each group; NaN for one without entries.
+        """Return the largest entry of each group; NaN for one without entries.
 
         Example:
             >>> import moduli as mo
@@ -171,7 +171,7 @@ class Groups:
         return self._extreme("amax", skipna)
 
     def min(self, *, skipna: bool = False) -> Tensor:
-        """The smallest of each group; NaN for one without entries.
+        """Return the smallest entry of each group; NaN for one without entries.
 
         Example:
             >>> import moduli as mo
@@ -183,7 +183,7 @@ class Groups:
     amax, amin = max, min
 
     def count(self) -> Tensor:
-        """The number of entries of each group that are not NaN.
+        """Return the number of entries of each group that are not NaN.
 
         Example:
             >>> import moduli as mo
@@ -202,7 +202,7 @@ class Groups:
         raise ValueError(f"the groups {show_labels(empty)} have no entries, and integers no NaN: they have no {what}")
 
     def quantile(self, q: float | Sequence[float], *, interpolation: str = "linear", skipna: bool = False) -> Tensor:
-        """The quantiles of each group; NaN for one without entries.
+        """Return the quantiles of each group; NaN for one without entries.
 
         Args:
             q: A number between 0 and 1, or several, which become the labels of a new first axis, ``"quantile"``.
@@ -231,7 +231,7 @@ class Groups:
         return finish(result, add_quantiles(self._plan.axes, tuple(levels)))
 
     def first(self, *, skipna: bool = False) -> Tensor:
-        """The first entry of each group; of those that are not NaN with ``skipna=True``.
+        """Return the first entry of each group; of those that are not NaN with ``skipna=True``.
 
         Example:
             >>> import moduli as mo
@@ -241,7 +241,7 @@ class Groups:
         return self._edge("amin", skipna)
 
     def last(self, *, skipna: bool = False) -> Tensor:
-        """The last entry of each group; of those that are not NaN with ``skipna=True``.
+        """Return the last entry of each group; of those that are not NaN with ``skipna=True``.
 
         Example:
             >>> import moduli as mo
@@ -256,7 +256,7 @@ class Groups:
             self._refuse_empty("entry")
         places = lay_along(torch.arange(data.shape[axis], device=data.device), axis, data.ndim).expand(data.shape)
         valid = fold.find_valid(data, skipna)
-        # What does not count is beyond the other end, and so never chosen where anything counts.
+        # Skipped entries get a position beyond the other end, which is only chosen if all are skipped.
         places = torch.where(valid, places, data.shape[axis] if how == "amin" else -1)
         at = self._fold.extreme(places, how)
         result = data.gather(axis, at.clamp(0, max(data.shape[axis] - 1, 0)))
@@ -298,17 +298,17 @@ class Groups:
         keeps = name in results[0].names if name is not None else results[0].ndim == self._data.ndim
         if not keeps:
             axis = min(plan.axis, results[0].ndim)
-            made = stack(results, dim=axis)
-            return finish(made._data, _label_groups(made._axes, axis, plan))
+            stacked = stack(results, dim=axis)
+            return finish(stacked._data, _label_groups(stacked._axes, axis, plan))
         axis = plan.axis if name is None else results[0]._axes.axis(name)
-        made = cat(results, dim=axis)
+        joined = cat(results, dim=axis)
         if [part._data.shape[axis] for part in results] != [len(positions) for positions in members]:
-            return made
+            return joined
         places = [at for positions in members for at in positions]
         order = [0] * len(places)
         for at, place in enumerate(places):
             order[place] = at
-        return get(made, (*[slice(None)] * axis, order))
+        return get(joined, (*[slice(None)] * axis, order))
 
     apply = map
 

@@ -1,8 +1,8 @@
 """Indexing: ``t[...]`` with labels that follow exactly, ``sel`` by label, ``isel`` by position.
 
-An index is taken apart into tokens, one per axis, and applied as torch applies it: first what selects along single axes
-(positions, slices, Spaces, new axes), then the index tensors, which are paired with each other. The labels of the first
-kind depend on the index alone and are remembered; a mask or an index tensor has to be looked at.
+An index is parsed into tokens, one per axis, and applied in the order of torch: first selections along single axes
+(positions, slices, Spaces, new axes), then index tensors, which are paired with each other. The labels of the first kind depend
+on the index alone and are cached; those of a mask or an index tensor depend on its values.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import torch
 
 from ._axes import Axes, Pair, as_pair, cache_by_axes, intern_pairs, make_unnamed
 from ._errors import UnknownLabelError
-from ._pairing import Gather, align_all, align_to_fixed, gather, pair
+from ._gather import Gather, gather
+from ._pairing import align_all, align_to_fixed, pair
 from ._space import BROADCAST, Space
 from ._tensor import Tensor, finish
 
-# A token of the first kind, in a form that can be remembered.
+# A hashable token of the first kind.
 _Token = tuple[Any, ...]
 _new: Final = object.__new__
 _ALL: Final[_Token] = ("slice", None, None, None)
@@ -68,31 +69,23 @@ def place_keys(t: Tensor, keys: Mapping[Any, Any]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-# -- taking a key apart ------------------------------------------------------------------------------------------------
+# -- parsing a key -----------------------------------------------------------------------------------------------------
 
 
 def _parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]]]:
-    """The tokens of the first kind for every axis, and the index tensors with the place of their token."""
-    keys = [_convert_key(each) for each in (key if isinstance(key, tuple) else (key,))]
-    several = sum(isinstance(each, (torch.Tensor, Tensor, list, bool)) for each in keys) > 1
-    if several and any(isinstance(each, bool) for each in keys):
-        raise IndexError(f"the index {key!r} has a single truth value beside another index tensor; use one of them")
-    used = sum(map(_count_consumed, keys))
-    dots = [i for i, each in enumerate(keys) if each is Ellipsis] or [len(keys)]
-    if len(dots) > 1 or used > t._data.ndim:
-        raise IndexError(f"the index {key!r} has more than one '...', or is for more axes than there are: {used}")
-    keys[dots[0] : dots[0] + 1] = [slice(None)] * (t._data.ndim - used)
+    """Return the tokens of the first kind for every axis, and the index tensors with the index of their token."""
+    keys, several = _expand_keys(t, key)
     tokens: list[_Token] = []
     advanced: list[tuple[int, Any]] = []
     axis = 0
     for each in keys:
         if isinstance(each, slice):
             each = _convert_slice(each, t._data.shape[axis])
-        # A compiler need not know how many positions there are, and then can't count them from the end.
+        # The size may be symbolic in compiled code, where negative positions of a list can't be resolved.
         if type(each) is list and (several or (t._axes.spaces[axis] is None and min(each, default=0) < 0)):
             each = torch.tensor(each, dtype=torch.int64, device=t._data.device)
         if isinstance(each, (torch.Tensor, Tensor)):
-            # Positions will be gone and new axes there when the index tensors are applied.
+            # The axis counts from the tensor after single positions are dropped and new axes inserted.
             advanced.append((sum(token[0] != "at" for token in tokens), each))
             tokens += [_ALL] * _count_consumed(each)
         elif isinstance(each, list):
@@ -106,8 +99,22 @@ def _parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any
     return tuple(tokens), advanced
 
 
+def _expand_keys(t: Tensor, key: Any) -> tuple[list[Any], bool]:
+    """Return the parts of a key with '...' replaced by slices, and whether it has several index tensors."""
+    keys = [_convert_key(each) for each in (key if isinstance(key, tuple) else (key,))]
+    several = sum(isinstance(each, (torch.Tensor, Tensor, list, bool)) for each in keys) > 1
+    if several and any(isinstance(each, bool) for each in keys):
+        raise IndexError(f"the index {key!r} has a single truth value beside another index tensor; use one of them")
+    used = sum(map(_count_consumed, keys))
+    dots = [i for i, each in enumerate(keys) if each is Ellipsis] or [len(keys)]
+    if len(dots) > 1 or used > t._data.ndim:
+        raise IndexError(f"the index {key!r} has more than one '...', or is for more axes than there are: {used}")
+    keys[dots[0] : dots[0] + 1] = [slice(None)] * (t._data.ndim - used)
+    return keys, several
+
+
 def _convert_key(key: Any) -> Any:
-    """One part of a key as an int, slice, None, ..., bool, Space, list of ints, or an index tensor."""
+    """Convert one part of a key to an int, slice, None, ..., bool, Space, list of ints, or an index tensor."""
     if key is None or key is Ellipsis or isinstance(key, (bool, slice, Space)):
         return key
     if isinstance(key, (list, range)):
@@ -118,20 +125,23 @@ def _convert_key(key: Any) -> Any:
         key = torch.as_tensor(values)
     if isinstance(key, (np.ndarray, np.bool_)):
         key = torch.as_tensor(key)
-    if not isinstance(key, (Tensor, torch.Tensor)):
-        return _position(key)
+    return _convert_index(key) if isinstance(key, (Tensor, torch.Tensor)) else _position(key)
+
+
+def _convert_index(key: Tensor | torch.Tensor) -> Any:
+    """Return an index tensor as positions or a mask; one without axes as an int or a bool."""
     data = key._data if isinstance(key, Tensor) else key
     if data.is_floating_point() or data.is_complex():
         raise IndexError(f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks")
     if data.dtype not in (torch.bool, torch.int64, torch.int32):
-        key = key.to(torch.int64)  # positions, as any integers; torch takes bytes for a mask and refuses others
+        key = key.to(torch.int64)  # torch reads uint8 as a mask and rejects other integers
     if data.ndim:
         return key
     return bool(data) if data.dtype is torch.bool else int(data)
 
 
 def _position(key: Any) -> int:
-    # A duration is an integer to NumPy only.
+    # NumPy gives durations an `__index__`.
     if not isinstance(key, (str, bytes, bool, np.timedelta64)) and hasattr(key, "__index__"):
         return operator.index(key)
     raise TypeError(
@@ -160,7 +170,7 @@ def _convert_slice(key: slice, size: int) -> _Token | list[int]:
 def _plan_basic(
     axes: Axes, tokens: tuple[_Token, ...]
 ) -> tuple[tuple[_Token, ...] | None, tuple[tuple[int, Gather], ...], tuple[tuple[int, int, bool], ...], Axes]:
-    """What torch is to do, what is to be gathered then, the least (or exact) sizes of axes, and the axes of the result."""
+    """Return the index for torch, the gathers after it, the least or exact sizes of axes, and the axes of the result."""
     limits: list[tuple[int, int, bool]] = []
     moves: list[_Token] = []
     gathers: list[tuple[int, Gather]] = []
@@ -172,33 +182,40 @@ def _plan_basic(
             moves.append(token)
             pairs.append((None, BROADCAST if token[1] is None else None))
             continue
-        name, space = axes.names[axis], axes.spaces[axis]
         moves.append(token if token[0] in ("at", "slice") else _ALL)
-        if token[0] == "slice":
-            if name is not None and token != _ALL:
-                picks[name] = slice(*token[1:])
-            if space is not None and token != _ALL:
-                space = as_pair(space[slice(*token[1:])])[1]
-            pairs.append((name, space))
+        if token == _ALL:
+            pairs.append((axes.names[axis], axes.spaces[axis]))
+        elif token[0] == "slice":
+            name, space = axes.names[axis], axes.spaces[axis]
+            part = slice(*token[1:])
+            if name is not None:
+                picks[name] = part
+            pairs.append((name, None if space is None else as_pair(space[part])[1]))
         elif token[0] != "at":
-            chosen, positions = space, token[1]
-            if token[0] == "space":
-                name, chosen, positions = _choose_positions(axes, axis, token[1])
-            elif space is not None:
-                chosen = _pick_labels(space, positions, axes.describe(axis))
-                positions = [at % len(space) for at in positions]
+            choose = _choose_positions if token[0] == "space" else _choose_listed
+            name, chosen, positions = choose(axes, axis, token[1])
             if positions is not None:
                 plan = Gather(positions)
                 gathers.append((len(pairs), plan))
                 limits.append((axis, plan.highest + 1, False))
                 if name is not None:
                     picks[name] = positions
-            elif space is None:
+            elif axes.spaces[axis] is None:
                 limits.append((axis, len(token[1]), True))
             pairs.append((name, chosen))
         axis += 1
-    nothing = all(move == _ALL for move in moves)
-    return None if nothing else tuple(moves), tuple(gathers), tuple(limits), axes.carry(intern_pairs(pairs), picks)
+    index = tuple(moves) if set(moves) != {_ALL} else None
+    return index, tuple(gathers), tuple(limits), axes.carry(intern_pairs(pairs), picks)
+
+
+def _choose_listed(
+    axes: Axes, axis: int, positions: Sequence[int]
+) -> tuple[str | None, Space | None, Sequence[int] | None]:
+    """Return the name and Space of an axis indexed by a list of positions, and the positions counted from the start."""
+    name, space = axes.names[axis], axes.spaces[axis]
+    if space is None:
+        return name, None, positions
+    return name, _pick_labels(space, positions, axes.describe(axis)), [at % len(space) for at in positions]
 
 
 def _pick_labels(space: Space, positions: Sequence[int], called: str) -> Space | None:
@@ -212,8 +229,8 @@ def _pick_labels(space: Space, positions: Sequence[int], called: str) -> Space |
     return as_pair(space[list(positions)])[1]
 
 
-def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[str | None, Space | None, list[int] | None]:
-    """The name and the Space of an axis indexed by a Space, and the positions to take; None for all as they are."""
+def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[str | None, Space | None, Sequence[int] | None]:
+    """Return the name and Space of an axis indexed by a Space, and the positions to take; None for all in order."""
     name, space = axes.names[axis], axes.spaces[axis]
     refusal = f"{axes.describe(axis)}, {space or 'positional'!r}, can't be indexed by {wanted!r}"
     if None not in (wanted.name, name) and wanted.name != name:
@@ -225,8 +242,8 @@ def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[str | None,
         if space is not None and len(wanted) != len(space):
             raise UnknownLabelError(f"{refusal}: it has {len(space)} labels")
         return name, space, None
-    known = Space(sys.maxsize) if space is None else space
-    positions = known.locate(wanted)
+    own = Space(sys.maxsize) if space is None else space
+    positions = own.locate(wanted)
     if positions.min(initial=0) < 0:
         raise UnknownLabelError(f"{refusal}: it has no label {wanted[int(positions.argmin())]!r}")
     same = space is not None and len(positions) == len(space) and bool((positions == np.arange(len(space))).all())
@@ -244,16 +261,16 @@ def _pick_axes(axes: Axes, at: int, positions: tuple[int, ...]) -> Axes:
 
 
 def _index_by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> tuple[torch.Tensor, Axes]:
-    """A plain vector of positions, or a mask, along one axis: the labels are picked as the entries are."""
+    """Index one axis by a plain vector of positions, or by a mask; labels are selected like entries."""
     result = data[(slice(None),) * at + (index,)]
-    if axes.spaces[at] is None and (axes.told is None or not axes.told.entries):
+    if axes.spaces[at] is None and (axes.coordinates is None or not axes.coordinates.entries):
         return result, axes
     positions = index.nonzero().flatten() if index.dtype is torch.bool else index
     return result, _pick_axes(axes, at, tuple(positions.tolist()))
 
 
 def _index_together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -> tuple[torch.Tensor, Axes]:
-    """Several index tensors, or one with axes of its own: they are paired, and their axes replace those indexed."""
+    """Index by several index tensors, or by one that is labelled: they are paired, and their axes replace the indexed ones."""
     indices: list[torch.Tensor] = []
     index_axes: list[Axes] = []
     places: list[int] = []
@@ -279,7 +296,7 @@ def _index_together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
             indices.append(raw)
             index_axes.append(index._axes if labelled else make_unnamed(raw.ndim))
             places.append(at)
-    # A position that is missing can't be filled with a number, whatever the join policy says.
+    # Positions are always paired exactly, because a missing position can't be filled with a number.
     plan = pair(index_axes[0], tuple(index_axes[1:]), "exact", 0.0)
     indices = align_all(plan, indices)
     key: list[Any] = [slice(None)] * data.ndim
@@ -291,7 +308,7 @@ def _index_together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
 @cache_by_axes
 def _replace_axes(axes: Axes, places: tuple[int, ...], new: Axes) -> Axes:
     adjacent = places == tuple(range(places[0], places[0] + len(places)))
-    kept = [pair for i, pair in enumerate(axes.pairs()) if i not in places]
+    pairs = [pair for i, pair in enumerate(axes.pairs()) if i not in places]
     front = places[0] if adjacent else 0
-    kept[front:front] = new.pairs()
-    return intern_pairs(kept)
+    pairs[front:front] = new.pairs()
+    return intern_pairs(pairs)

@@ -1,8 +1,8 @@
-"""Instants: dates and durations in one form, whatever type or unit they came in.
+"""Instants: dates and durations in canonical form, whatever their original type and unit.
 
-A date is held as `numpy.datetime64`, a duration as `numpy.timedelta64`. Python's `datetime`, `date` and `timedelta` and those
-of pandas become the same labels. The unit is the coarsest of days, seconds, milliseconds and so on that holds the values
-exactly: it follows from the values alone, so that equal instants are equal labels, and equal axes are one object.
+A date is stored as `numpy.datetime64`, a duration as `numpy.timedelta64`; Python's `datetime`, `date` and `timedelta` and those
+of pandas are converted to these. The unit is the coarsest of days, seconds, milliseconds and so on that holds the values
+exactly. It follows from the values alone, so that equal instants are equal labels, and equal axes are one object.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FACTORS: Final = (86400, 1000, 1000, 1000, 1000, 1000, 1000)
 
 
 _BASES: Final = {"M": {"Y": "D", "M": "D", "W": "D", "h": "s", "m": "s"}, "m": {"Y": "M", "W": "D", "h": "s", "m": "s"}}
-"""The unit that holds each other one exactly; months have no fixed number of days, so that durations of them stay."""
+"""The unit that each other unit is converted to exactly; durations in months stay, because months differ in length."""
 MOST: Final = 2**63 - 1
 _TYPES: Final = (np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
 
 
 def get_dates(space: Space) -> DateArray | None:
-    """The labels of a Space as an array of dates or durations; None if they are something else."""
+    """Return the labels of a Space as an array of dates or durations; None if they are something else."""
     values: DateArray | None = getattr(space._labels, "values", None)
     return values if values is not None and values.dtype.kind in "mM" else None
 
@@ -44,7 +44,7 @@ def is_instant_type(kind: type) -> bool:
 
 
 def as_instant(label: object) -> np.datetime64 | np.timedelta64 | None:
-    """A date or duration of any type in NumPy's form; None for everything else, and for NaT.
+    """Return a date or duration of any type in NumPy's form; None for other values, and for NaT.
 
     Raises:
         TypeError: If the date has a time zone.
@@ -66,7 +66,7 @@ def as_instant(label: object) -> np.datetime64 | np.timedelta64 | None:
 
 
 def canonical_dates(dates: DateArray) -> DateArray:
-    """Dates or durations in the coarsest unit that holds all of them exactly.
+    """Return dates or durations in the coarsest unit that holds all of them exactly.
 
     Raises:
         TypeError: If durations have no unit.
@@ -85,7 +85,7 @@ def canonical_dates(dates: DateArray) -> DateArray:
         factor = math.prod(FACTORS[coarser:at])
         if factor > MOST:
             continue
-        # The first few tell mostly; a product is quicker than a remainder.
+        # The first few values mostly decide; a product is faster than a remainder.
         for part in (counts[:8], counts):
             whole = part // factor
             if not np.array_equal(whole * factor, part):
@@ -107,7 +107,7 @@ def _cast(dates: DateArray, dtype: str) -> DateArray:
 
 
 def rescale(dates: DateArray, dtype: np.dtype[Any]) -> tuple[DateArray, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Dates or durations in another unit, and which of them that unit holds exactly; the others are anything."""
+    """Return dates or durations in another unit, and a mask of those that it holds exactly; the others are undefined."""
     return rescale_canonical(canonical_dates(dates), dtype)
 
 
@@ -129,24 +129,24 @@ def rescale_canonical(dates: DateArray, dtype: np.dtype[Any]) -> tuple[DateArray
 
 
 def mixed_label(label: Any) -> Any:
-    """A label among others of any kind, with the dates in it, also those in tuples, in their one form.
+    """Return a label with the dates in it, also those in tuples, in canonical form.
 
     A duration is Python's, unless it has nanoseconds: NumPy's is equal to an integer.
     """
     if type(label) is tuple:
         return tuple(map(mixed_label, label)) if any(map(_may_hold_instant, label)) else label
-    known = canonical_label(label)
-    if isinstance(known, np.timedelta64) and np.datetime_data(known.dtype)[0] in _PYTHON_HAS:
+    own = canonical_label(label)
+    if isinstance(own, np.timedelta64) and np.datetime_data(own.dtype)[0] in _PYTHON_HAS:
         with contextlib.suppress(OverflowError):
-            return datetime.timedelta(**{_PYTHON_HAS[np.datetime_data(known.dtype)[0]]: int(known.astype(np.int64))})
-    return known
+            return datetime.timedelta(**{_PYTHON_HAS[np.datetime_data(own.dtype)[0]]: int(own.astype(np.int64))})
+    return own
 
 
 _PYTHON_HAS: Final = {"D": "days", "s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 
 
 def canonical_label(label: Any) -> Any:
-    """A date or duration in its one form; every other label as it is."""
+    """Return a date or duration in canonical form; other labels unmodified."""
     instant = as_instant(label)
     return label if instant is None else canonical_dates(np.array([instant]))[0]
 
@@ -156,7 +156,7 @@ def _may_hold_instant(label: object) -> bool:
 
 
 def list_instants(dates: DateArray) -> list[np.datetime64 | np.timedelta64]:
-    """The entries of an array, each in its own one form, which is coarser than that of all where it is a whole day."""
+    """Return the entries of an array, each in its canonical form, which may be coarser than that of the array."""
     unit = np.datetime_data(dates.dtype)[0]
     if unit in ("D", "M"):
         return list(dates)
@@ -172,7 +172,7 @@ def list_instants(dates: DateArray) -> list[np.datetime64 | np.timedelta64]:
 
 
 def join_instants(labels: Sequence[Any]) -> DateArray | None:
-    """Dates, or durations, of any types as one array; None where both occur."""
+    """Return dates, or durations, of any types as one array; None if both occur."""
     kinds = set(map(type, labels))
     if kinds == {datetime.date}:
         return np.array(labels, "M8[D]")
@@ -181,8 +181,13 @@ def join_instants(labels: Sequence[Any]) -> DateArray | None:
             if label.tzinfo is not None:
                 raise refuse_zone(label)
         return np.array(labels, "M8[us]")
+    return _join_mixed(labels)
+
+
+def _join_mixed(labels: Sequence[Any]) -> DateArray | None:
+    """Return dates, or durations, of different types and units as one array in the finest of their units."""
     instants = [as_instant(label) for label in labels]
-    # A date that is missing is refused with the array that it is in.
+    # A missing date becomes NaT, which raises when the whole array is checked.
     missing = np.datetime64("NaT", "D")
     parts = [canonical_dates(np.array([missing if instant is None else instant])) for instant in instants]
     dtypes = {part.dtype for part in parts}
@@ -207,7 +212,7 @@ def refuse_missing(dates: DateArray) -> None:
 
 
 def refuse_zone(label: object) -> TypeError:
-    """The error for a date with a time zone: which instant it is depends on rules that labels do not have."""
+    """Return the error for a date with a time zone, whose instant depends on rules that labels do not have."""
     return TypeError(
         f"{label!r} has a time zone, and labels are dates without one; convert it to UTC and drop the zone first, as in "
         "when.astimezone(datetime.UTC).replace(tzinfo=None), or index.tz_convert(None) in pandas"

@@ -1,7 +1,7 @@
 """The labels of an axis as one of three sequences: a range, an array of one kind of values, or a tuple of anything.
 
-Equal labels in equal order always have one form, whatever they were given as. So Spaces are compared and hashed without a
-Python loop over their labels: an axis of a million numbers or dates costs an array, and no dictionary.
+Equal labels in equal order always have the same canonical form. So Spaces are compared and hashed without a Python loop over
+their labels: an axis of a million numbers or dates takes an array, and no dictionary.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ArrayLabels(Sequence[Hashable]):
         return self.values.dtype.kind
 
     def as_tuple(self) -> tuple[Hashable, ...]:
-        """All labels, made once."""
+        """Return all labels as a tuple, which is cached."""
         if self._listed is None:
             self._listed = tuple(list_instants(self.values) if self.kind in "mM" else self.values.tolist())
         return self._listed
@@ -85,21 +85,21 @@ class ArrayLabels(Sequence[Hashable]):
         return self._hash
 
     def find(self, label: object) -> int:
-        """The position of one label, -1 if it is not there."""
+        """Return the position of one label, -1 if it is absent."""
         value = self._convert(label)
         if value is None:
             return -1
         return int(self._find_all(np.array([value], self.values.dtype))[0])
 
     def find_all(self, labels: Array) -> Array:
-        """The positions of labels of the same kind in an array, -1 where one is not there."""
+        """Return the positions of labels of the same kind in an array, -1 for absent ones."""
         if self.kind not in "mM":
             return self._find_all(labels)
         converted, exact = rescale(labels, self.values.dtype)
         return np.where(exact, self._find_all(converted), -1)
 
     def order(self) -> tuple[Array, Array | None]:
-        """The values in ascending order, and their positions; None where they are in that order."""
+        """Return the values in ascending order, and their positions; None if they are in that order already."""
         if self._sorted is None:
             values = _as_numbers(self.values)
             if len(values) < 2 or bool((values[1:] > values[:-1]).all()):
@@ -118,7 +118,7 @@ class ArrayLabels(Sequence[Hashable]):
         return np.where(present, at if places is None else places[at], -1)
 
     def _convert(self, label: object) -> Any:
-        """A label as a value of the array that equals it; None if there is none."""
+        """Return the value of the array's dtype that equals a label; None if there is none."""
         if self.kind in "mM":
             instant = as_instant(label)
             if instant is None or instant.dtype.kind != self.kind:
@@ -138,12 +138,12 @@ class ArrayLabels(Sequence[Hashable]):
 
 
 def take_labels(labels: Sequence[Hashable], at: slice) -> Sequence[Hashable]:
-    """A slice of labels; of a range or an array in the one form that they have."""
+    """Return a slice of labels in canonical form."""
     return _hold(labels.values[at]) if isinstance(labels, ArrayLabels) else labels[at]
 
 
 def collect_labels(labels: Iterable[Hashable]) -> tuple[Sequence[Hashable], dict[Hashable, int] | None]:
-    """Distinct labels in the one form that they have, and their positions where a dictionary was made on the way.
+    """Return distinct labels in canonical form, and their positions if a dictionary was needed.
 
     Raises:
         TypeError: If a label can't be hashed, or is a date with a time zone.
@@ -154,19 +154,19 @@ def collect_labels(labels: Iterable[Hashable]) -> tuple[Sequence[Hashable], dict
     array = _read_array(labels)
     if array is None:
         tolist = getattr(labels, "tolist", None)
-        if tolist is not None:  # NumPy arrays and tensors: their own scalars would make slow and odd labels
+        if tolist is not None:  # NumPy arrays and tensors, whose scalars would be slow labels
             labels = tolist()
-        known = tuple(labels)
-        kinds = set(map(type, known))
+        listed = tuple(labels)
+        kinds = set(map(type, listed))
         if any(kind.__module__ == "numpy" and not issubclass(kind, _DATES) for kind in kinds):
-            known = tuple(
+            listed = tuple(
                 label.item() if isinstance(label, np.generic) and not isinstance(label, _DATES) else label
-                for label in known
+                for label in listed
             )
-            kinds = set(map(type, known))
-        array = _as_array(known, kinds)
+            kinds = set(map(type, listed))
+        array = _as_array(listed, kinds)
         if array is None:
-            return _collect_any(known, kinds)
+            return _collect_any(listed, kinds)
     if array.dtype.kind in "mM":
         refuse_missing(array)
         array = canonical_dates(array)
@@ -178,7 +178,7 @@ _DATES: Final = (np.datetime64, np.timedelta64)
 
 
 def _read_array(labels: object) -> Array | None:
-    """A copy of an array of numbers or dates, NumPy's or what offers itself as one; None for everything else."""
+    """Return a copy of an array of numbers or dates, NumPy's or of its interface; None for other values."""
     dtype = getattr(labels, "dtype", None)
     if not isinstance(dtype, np.dtype) or getattr(labels, "ndim", None) != 1:
         return None
@@ -186,12 +186,12 @@ def _read_array(labels: object) -> Array | None:
         return np.array(labels)
     if dtype.kind == "i" or (dtype.kind == "u" and dtype.itemsize < 8):
         return np.array(labels, np.int64)
-    # Not that of long doubles, which Python's float does not hold.
+    # Long doubles are excluded, because Python's float can't represent them.
     return np.array(labels, np.float64) if dtype.kind == "f" and dtype.itemsize <= 8 else None
 
 
 def _as_array(labels: tuple[Any, ...], kinds: set[type]) -> Array | None:
-    """Labels of one kind as an array; None where they are of several, or of no kind that arrays have."""
+    """Return labels of one type as an array; None if types differ, or arrays do not have the type."""
     if kinds == {int}:
         try:
             return np.array(labels, np.int64)
@@ -204,22 +204,22 @@ def _as_array(labels: tuple[Any, ...], kinds: set[type]) -> Array | None:
     return None
 
 
-def _collect_any(known: tuple[Any, ...], kinds: set[type]) -> tuple[Sequence[Hashable], dict[Hashable, int] | None]:
-    inner = set(map(type, itertools.chain.from_iterable(label for label in known if type(label) is tuple)))
+def _collect_any(labels: tuple[Any, ...], kinds: set[type]) -> tuple[Sequence[Hashable], dict[Hashable, int] | None]:
+    inner = set(map(type, itertools.chain.from_iterable(label for label in labels if type(label) is tuple)))
     if tuple in inner or any(map(is_instant_type, kinds | inner)):
-        known = tuple(map(mixed_label, known))
+        labels = tuple(map(mixed_label, labels))
     try:
-        # Looking a label up takes this table anyway, and it tells whether one occurs twice.
-        index = dict(zip(known, range(len(known)), strict=True))
+        # Look-ups need this table anyway, and its size shows whether a label occurs twice.
+        index = dict(zip(labels, range(len(labels)), strict=True))
     except TypeError as error:
-        raise TypeError(f"labels must be hashable, unlike some of {show_labels(known)}: {error}") from None
-    if len(index) != len(known):
+        raise TypeError(f"labels must be hashable, unlike some of {show_labels(labels)}: {error}") from None
+    if len(index) != len(labels):
         seen: set[Hashable] = set()
-        twice = next(label for label in known if label in seen or seen.add(label))  # type: ignore[func-returns-value]
+        twice = next(label for label in labels if label in seen or seen.add(label))  # type: ignore[func-returns-value]
         raise _describe_repetition(twice)
-    if not kinds <= _EQUAL_TO_THEMSELVES and any(map(operator.ne, known, known)):
-        raise _describe_unequal(next(label for label in known if label != label))
-    return (known, index) if known else (range(0), None)
+    if not kinds <= _EQUAL_TO_THEMSELVES and any(map(operator.ne, labels, labels)):
+        raise _describe_unequal(next(label for label in labels if label != label))
+    return (labels, index) if labels else (range(0), None)
 
 
 _EQUAL_TO_THEMSELVES: Final = frozenset({str, int, bool, bytes, type(None)})
@@ -242,7 +242,7 @@ def _refuse_repetition(values: Array) -> None:
 
 
 def _as_numbers(values: Array) -> Array:
-    """Dates as their integers, which NumPy sorts several times as fast; NaT, which sorts last, is not among them."""
+    """Return dates as their integers, which NumPy sorts several times as fast; there is no NaT among them."""
     return values.view(np.int64) if values.dtype.kind in "mM" else values
 
 
@@ -255,11 +255,11 @@ def _describe_unequal(label: Hashable) -> ValueError:
 
 
 def _hold(values: Array, canonical: bool = False) -> range | ArrayLabels:
-    """Distinct values in the one form that they have: integers at equal steps are a range, so that it stays small."""
+    """Return distinct values in canonical form: integers with equal steps as a range, which takes constant memory."""
     if not len(values):
         return range(0)
     if values.dtype.kind == "f":
-        values = values + 0.0  # of the two zeros, which are equal, the positive one
+        values = values + 0.0  # turns -0.0 into 0.0, which is equal
     elif values.dtype.kind in "mM":
         values = values if canonical else canonical_dates(values)
     else:
@@ -271,7 +271,7 @@ def _hold(values: Array, canonical: bool = False) -> range | ArrayLabels:
 
 
 def locate_alike(known: range | ArrayLabels, wanted: range | ArrayLabels) -> Array | None:
-    """The positions of labels of the same kind; None where kinds differ, so that each has to be compared by itself."""
+    """Return the positions of labels of the same kind; None if kinds differ, so that labels are compared one by one."""
     if isinstance(wanted, range):
         if not _fits_int64(wanted):
             return None
@@ -282,7 +282,7 @@ def locate_alike(known: range | ArrayLabels, wanted: range | ArrayLabels) -> Arr
 
 
 def _find_in_range(known: range, labels: Array) -> Array | None:
-    """The positions of integers in a range, -1 where one is not there; None for a range beyond 64 bits."""
+    """Return the positions of integers in a range, -1 for absent ones; None for a range beyond 64 bits."""
     if not _fits_int64(known):
         return None
     if not len(known):
@@ -294,12 +294,12 @@ def _find_in_range(known: range, labels: Array) -> Array | None:
 
 
 def _fits_int64(labels: range) -> bool:
-    # Half of it, so that differences do not overflow.
+    # Half of the range, so that differences do not overflow.
     return all(abs(end) < 2**62 for end in (labels.start, labels.stop))
 
 
 def as_integer(label: object) -> int | None:
-    """The integer that a label equals, if it equals one. A duration equals none, though NumPy has it for an integer."""
+    """Return the integer that equals a label, or None; durations have none, though NumPy compares them with integers."""
     if isinstance(label, np.timedelta64) or not isinstance(label, numbers.Complex):
         return None
     try:
@@ -310,7 +310,7 @@ def as_integer(label: object) -> int | None:
 
 
 def show_labels(labels: Sequence[Hashable], most: int = 8) -> str:
-    """Labels for a message: all of a few, or the ends of many."""
+    """Return labels for a message: all of a few, or the ends of many."""
     if len(labels) <= most:
         return "[" + ", ".join(map(show_label, labels)) + "]"
     head, tail = labels[: most // 2], labels[-2:]
@@ -318,5 +318,5 @@ def show_labels(labels: Sequence[Hashable], most: int = 8) -> str:
 
 
 def show_label(label: Hashable) -> str:
-    """One label for a message: a date or duration as its text, everything else as Python shows it."""
+    """Return one label for a message: a date or duration as text, other labels as `repr`."""
     return str(label) if isinstance(label, _DATES) else repr(label)

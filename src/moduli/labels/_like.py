@@ -1,4 +1,4 @@
-"""Making labelled tensors with a structure: the identity by label, a range of numbers, the axes of another tensor."""
+"""Factories of structured tensors: the identity by label, a range of numbers, tensors with the axes of another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ._axes import SCALAR, Axes, axes_of, cache_by_axes
 from ._factories import Dim, Dtype, Like, Place, Randomness, _freeze, _layout, _place
-from ._pairing import Gather, gather
+from ._gather import Gather, gather
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, wrap
 
@@ -17,7 +17,7 @@ from ._tensor import RULES, Tensor, as_tensor, finish, wrap
 def eye(
     space: Dim, other: Dim | None = None, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
-    """The identity: one where the label of the row is the label of the column, zero elsewhere.
+    """Return the identity matrix: one where the label of the row equals that of the column, zero elsewhere.
 
     Positional axes go by position. Two labelled axes may have different labels: what has no partner is a row or column
     of zeros, so that ``eye(a, b)`` picks the labels of ``a`` out of ``b``.
@@ -43,15 +43,15 @@ def eye(
         [[0.0, 1.0], [1.0, 0.0]]
     """
     axes, rows, columns, plan = _identity(SCALAR, _freeze(space), _freeze(space if other is None else other))
-    made = torch.eye(rows if plan is None else columns, columns, dtype=dtype, device=_place(device))
+    data = torch.eye(rows if plan is None else columns, columns, dtype=dtype, device=_place(device))
     if plan is not None:
-        made = gather(made, 0, plan, 0.0)
-    return wrap(made.requires_grad_() if requires_grad else made, axes)
+        data = gather(data, 0, plan, 0.0)
+    return wrap(data.requires_grad_() if requires_grad else data, axes)
 
 
 @cache_by_axes
 def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, Gather | None]:
-    """The axes, the sizes, and for each row where its column is, or None if it is its own."""
+    """Return the axes, the sizes, and the positions of the rows' labels among the columns; None if they are in order."""
     row, column = Space(space), Space(other)
     axes = axes_of([row, column])
     axes.refuse_broadcast((0, 1), "", ", which stands for any size, so it can't be a row or column of an identity")
@@ -69,7 +69,7 @@ def arange(
     device: Place = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """The numbers from ``start`` up to, not including, ``stop``, on one positional axis.
+    """Return the numbers from ``start`` up to, not including, ``stop``, on one positional axis.
 
     Args:
         start: The first number; with a single argument, where to stop, starting from 0.
@@ -94,15 +94,15 @@ def arange(
     """
     if stop is None:
         start, stop = 0, start
-    made = torch.arange(start, stop, step, dtype=dtype, device=_place(device), requires_grad=requires_grad)
-    return wrap(made, _layout(SCALAR, (name,), None)[0])
+    data = torch.arange(start, stop, step, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return wrap(data, _layout(SCALAR, (name,), None)[0])
 
 
 # -- like another ------------------------------------------------------------------------------------------------------
 
 
 def zeros_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False) -> Tensor:
-    """Zeros with the axes of another tensor.
+    """Return zeros with the axes of another tensor.
 
     Args:
         t: The tensor to be like.
@@ -123,7 +123,7 @@ def zeros_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_g
 
 
 def ones_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False) -> Tensor:
-    """Ones with the axes of another tensor.
+    """Return ones with the axes of another tensor.
 
     Args:
         t: The tensor to be like.
@@ -146,7 +146,7 @@ def ones_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_gr
 def full_like(
     t: Like, fill_value: complex, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
-    """One number everywhere, with the axes of another tensor.
+    """Return a tensor of one number with the axes of another tensor.
 
     Args:
         t: The tensor to be like.
@@ -164,12 +164,12 @@ def full_like(
         Tensor(x: a=7., b=7.)
     """
     t = as_tensor(t)
-    made = torch.full_like(t._data, fill_value, dtype=dtype, device=_place(device), requires_grad=requires_grad)
-    return finish(made, t._axes)
+    data = torch.full_like(t._data, fill_value, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return finish(data, t._axes)
 
 
 def empty_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False) -> Tensor:
-    """A tensor with the axes of another, whose values are whatever the memory holds.
+    """Return a tensor with the axes of another and uninitialised values.
 
     Args:
         t: The tensor to be like.
@@ -192,7 +192,7 @@ def empty_like(t: Like, *, dtype: Dtype = None, device: Place = None, requires_g
 def rand_like(
     t: Like, *, generator: Randomness = None, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
-    """Numbers drawn uniformly from [0, 1), with the axes of another tensor.
+    """Return numbers drawn uniformly from [0, 1), with the axes of another tensor.
 
     Args:
         t: The tensor to be like.
@@ -215,7 +215,7 @@ def rand_like(
 def randn_like(
     t: Like, *, generator: Randomness = None, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
-    """Numbers drawn from the normal distribution of mean 0 and variance 1, with the axes of another tensor.
+    """Return numbers drawn from the normal distribution of mean 0 and variance 1, with the axes of another tensor.
 
     Args:
         t: The tensor to be like.
@@ -240,12 +240,12 @@ def _draw_like(
 ) -> Tensor:
     t = as_tensor(t)
     dtype, place = dtype or t._data.dtype, _place(device) or t._data.device
-    made = draw(t._data.shape, generator=generator, dtype=dtype, device=place, requires_grad=requires_grad)
-    return finish(made, t._axes)
+    data = draw(t._data.shape, generator=generator, dtype=dtype, device=place, requires_grad=requires_grad)
+    return finish(data, t._axes)
 
 
 def _like_rule(function: Callable[..., torch.Tensor]) -> Callable[..., Tensor]:
-    """The axes stay; everything else is torch's business."""
+    """Return the rule of a function whose result has the axes of its argument."""
 
     def rule(input: Tensor, *args: Any, **options: Any) -> Tensor:
         if "device" in options:

@@ -90,7 +90,7 @@ class QR(NamedTuple):
 
 @method
 def eigh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Eigen:
-    """Eigenvalues and orthonormal eigenvectors of Hermitian matrices: ``t v = λ v``, λ real and ascending.
+    """Return the eigenvalues and orthonormal eigenvectors of Hermitian matrices: ``t v = λ v``, λ real and ascending.
 
     Args:
         t: Hermitian matrices on the last two axes, whose column labels are the row labels, in any order.
@@ -116,7 +116,7 @@ def eigh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Eigen:
 
 @method
 def eigvalsh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor:
-    """The eigenvalues of Hermitian matrices, ascending.
+    """Return the eigenvalues of Hermitian matrices, ascending.
 
     Args:
         t: Hermitian matrices on the last two axes, whose column labels are the row labels, in any order.
@@ -139,7 +139,7 @@ def eigvalsh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor:
 
 @method
 def eig(t: Tensor) -> Eigen:
-    """Eigenvalues and eigenvectors of square matrices: ``t v = λ v``, λ complex, ordered by (real, imaginary) part.
+    """Return the eigenvalues and eigenvectors of square matrices: ``t v = λ v``, λ complex, ordered by (real, imaginary) part.
 
     Args:
         t: Square matrices on the last two axes, whose column labels are the row labels, in any order.
@@ -160,7 +160,7 @@ def eig(t: Tensor) -> Eigen:
 
 @method
 def eigvals(t: Tensor) -> Tensor:
-    """The eigenvalues of square matrices, complex, ordered by (real, imaginary) part.
+    """Return the eigenvalues of square matrices, complex, ordered by (real, imaginary) part.
 
     Args:
         t: Square matrices on the last two axes, whose column labels are the row labels, in any order.
@@ -191,14 +191,14 @@ def _sort_eigenvalues(data: torch.Tensor) -> torch.Tensor:
 
 
 def _sort_by_parts(values: torch.Tensor) -> torch.Tensor:
-    """The order by real part, ties by imaginary part: a stable sort by the lesser key, then by the greater."""
+    """Return the order by real part, ties by imaginary part: a stable sort by the imaginary, then by the real part."""
     by_imaginary = torch.argsort(values.imag, dim=-1, stable=True)
     return by_imaginary.gather(-1, torch.argsort(values.real.gather(-1, by_imaginary), dim=-1, stable=True))
 
 
 @method
 def svd(t: Tensor, full_matrices: bool = False) -> SVD:
-    """The singular value decomposition ``t = U diag(S) Vh`` of each matrix on the last two axes.
+    """Return the singular value decomposition ``t = U diag(S) Vh`` of each matrix on the last two axes.
 
     Args:
         t: Matrices on the last two axes; rows and columns may be any spaces.
@@ -223,7 +223,7 @@ def svd(t: Tensor, full_matrices: bool = False) -> SVD:
 
 @method
 def svdvals(t: Tensor) -> Tensor:
-    """The singular values of each matrix on the last two axes, largest first.
+    """Return the singular values of each matrix on the last two axes, largest first.
 
     Args:
         t: Matrices on the last two axes; rows and columns may be any spaces.
@@ -244,7 +244,7 @@ def svdvals(t: Tensor) -> Tensor:
 
 @method
 def qr(t: Tensor) -> QR:
-    """The reduced decomposition ``t = Q R`` into orthonormal columns and an upper triangle.
+    """Return the reduced decomposition ``t = Q R`` into orthonormal columns and an upper triangle.
 
     The triangle refers to the order in which the columns are listed. The new axis between Q and R has no name.
 
@@ -268,7 +268,7 @@ def qr(t: Tensor) -> QR:
 
 @method
 def cholesky(t: Tensor, *, upper: bool = False) -> Tensor:
-    """The lower triangular L with ``t = L Lh`` of each Hermitian positive definite matrix.
+    """Return the lower triangular L with ``t = L Lh`` of each Hermitian positive definite matrix.
 
     The triangle refers to the order in which the rows are listed.
 

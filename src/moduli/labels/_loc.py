@@ -51,7 +51,7 @@ def _choose(t: Tensor, key: Any) -> Tensor:
         key = _spell_out(t, key if isinstance(key, tuple) else (key,))
     by_label = {t._axes.axis(axis): label for axis, label in key.items()}
     masks = {axis: label for axis, label in by_label.items() if _is_mask(label)}
-    # Positions of axes change where a label takes one away: masks, which keep theirs, go first.
+    # Masks are applied first, because a single label drops its axis, which moves the positions of others.
     t = isel(t, masks) if masks else t
     return sel(t, {axis: label for axis, label in by_label.items() if axis not in masks})
 
@@ -74,7 +74,7 @@ def _is_mask(key: Any) -> bool:
 
 
 def loc(t: Tensor) -> Loc:
-    """The entries by label, to be read and written in brackets: see `Loc`.
+    """The entries by label, which are read and written in brackets: see `Loc`.
 
     Example:
         >>> import moduli as mo

@@ -1,11 +1,11 @@
-"""Where labels are on an axis: one, several, all between two, or the nearest; dates by text and by any type of date."""
+"""Look-up of labels on an axis: one, several, all between two, or the nearest; dates by text and by any type of date."""
 
 from __future__ import annotations
 
 import bisect
 import sys
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,27 +20,30 @@ from ._tensor import Tensor
 
 
 def freeze_labels(given: Any, *lists: type[Iterable[Any]]) -> tuple[bool, Any]:
-    """Whether several labels are given, and what is given, in a form that can be remembered."""
-    if isinstance(given, Tensor):
-        given = given._data
-    if isinstance(given, torch.Tensor):
-        given = given.tolist()
-    elif isinstance(getattr(given, "dtype", None), np.dtype) and getattr(given, "ndim", 0) == 1:
-        return True, Space(given)  # an array, or what offers itself as one
-    if isinstance(given, lists):
-        return True, tuple(map(freeze_label, given))
-    return isinstance(given, Space), freeze_label(given)
+    """Return whether several labels are given, and the labels in a hashable form."""
+    if isinstance(getattr(given, "dtype", None), np.dtype) and getattr(given, "ndim", 0) == 1:
+        return True, Space(given)  # an array, or an object with the interface of arrays
+    labels = given.tolist() if isinstance(given, (Tensor, torch.Tensor)) else given
+    if isinstance(labels, lists):
+        return True, tuple(map(freeze_label, labels))
+    return isinstance(labels, Space), freeze_label(labels)
 
 
 def freeze_label(label: Any) -> Any:
-    """One label in the form that labels have: Python's numbers and NumPy's dates; an array of no axes is its entry."""
+    """Return one label in the form of labels of a Space: Python's numbers and NumPy's dates."""
     if isinstance(label, (np.ndarray, np.generic)):
         label = np.asarray(label)[()] if label.dtype.kind in "mM" else label.tolist()
     return mixed_label(label)
 
 
 def convert_labels(axes: Axes, axis: int, labels: Iterable[Any]) -> list[Any]:
-    """Labels as those of an axis: of dates, text is the start of the period that it names; of durations, one of them."""
+    """Convert text to labels of an axis: on dates the start of the named period, on durations the named duration.
+
+    Args:
+        axes: The axes of a tensor.
+        axis: The position of one of them.
+        labels: Labels and text; other labels are unmodified.
+    """
     kind = _find_kind(axes.spaces[axis])
     if kind == "m":
         return [_read_duration(axes, axis, label) for label in labels]
@@ -56,8 +59,15 @@ def _find_kind(space: Space | None) -> str | None:
 
 
 def locate_labels(axes: Axes, axis: int, several: bool, labels: Any) -> int | slice | Space:
-    """The position of a label, or the Space of several; of text that names a period of several dates, their slice."""
-    # Durations of months equal integers for NumPy, and what is remembered is found by equality.
+    """Return the position of a label, the Space of several, or the slice of a period of several dates.
+
+    Args:
+        axes: The axes of a tensor.
+        axis: The position of one of them.
+        several: Whether several labels are given.
+        labels: The label or labels, from `freeze_labels`.
+    """
+    # NumPy compares durations of months equal to integers, so the cache needs to distinguish them.
     each = labels if type(labels) is tuple else (labels,)
     return _locate(axes, axis, several, labels, any(isinstance(label, np.timedelta64) for label in each))
 
@@ -67,19 +77,19 @@ def _locate(axes: Axes, axis: int, several: bool, labels: Any, lasting: bool) ->
     """Locate labels; `lasting` says whether there are durations among them."""
     if several:
         return labels if isinstance(labels, Space) else Space(convert_labels(axes, axis, labels))
-    # How many positions there are is the data's business; here it only matters that they are positions.
-    known = axes.spaces[axis] or Space(sys.maxsize)
+    # The size of a positional axis is checked by the caller.
+    space = axes.spaces[axis] or Space(sys.maxsize)
     labels = _read_duration(axes, axis, labels)
     if isinstance(labels, str):
-        dates = get_dates(known)
+        dates = get_dates(space)
         if dates is not None:
             period = _read_period(axes, axis, labels)
             if not has_resolution_of(dates, period):
-                return _locate_period(axes, axis, known, period, labels)
+                return _locate_period(axes, axis, space, period, labels)
             labels = period.start
-    if labels not in known:
+    if labels not in space:
         raise _describe_unknown(axes, axis, labels)
-    return known.index(labels)
+    return space.index(labels)
 
 
 def _describe_unknown(axes: Axes, axis: int, label: Any) -> UnknownLabelError:
@@ -96,7 +106,7 @@ def _read_period(axes: Axes, axis: int, text: str) -> Period:
 
 
 def _read_duration(axes: Axes, axis: int, label: Any) -> Any:
-    """Return the duration that text names on an axis of durations; every other label as it is."""
+    """Return the duration that text names on an axis of durations; other labels unmodified."""
     if not isinstance(label, str) or _find_kind(axes.spaces[axis]) != "m":
         return label
     try:
@@ -121,7 +131,13 @@ def _locate_period(axes: Axes, axis: int, space: Space, period: Period, text: st
 
 @cache_by_axes
 def sort_labels(axes: Axes, axis: int, what: str) -> tuple[Sequence[Any], Sequence[int]]:
-    """The labels of an axis in ascending order, and their positions."""
+    """Return the labels of an axis in ascending order, and their positions.
+
+    Args:
+        axes: The axes of a tensor.
+        axis: The position of one of them.
+        what: The name of the operation in errors.
+    """
     space = require_labels(axes, axis, what)
     labels: Sequence[Any] = space._labels
     if isinstance(labels, ArrayLabels):
@@ -135,7 +151,13 @@ def sort_labels(axes: Axes, axis: int, what: str) -> tuple[Sequence[Any], Sequen
 
 
 def require_labels(axes: Axes, axis: int, what: str) -> Space:
-    """The Space of an axis; raise TypeError if it is positional."""
+    """Return the Space of an axis; raise TypeError if it is positional.
+
+    Args:
+        axes: The axes of a tensor.
+        axis: The position of one of them.
+        what: The name of the operation in errors.
+    """
     space = axes.spaces[axis]
     if space is None or not space.labelled:
         raise TypeError(f"{what} goes by label, and {axes.describe(axis)} is positional; use isel with positions")
@@ -151,7 +173,7 @@ def _direction(places: Sequence[int]) -> int:
 
 
 def _find_place(axes: Axes, axis: int, label: Any) -> int:
-    """The number of labels of an axis that are less than a label."""
+    """Return the number of labels of an axis that are less than a label."""
     labels, _ = sort_labels(axes, axis, "an order of labels")
     try:
         if isinstance(labels, ArrayLabels) and labels.kind in "mM":
@@ -168,7 +190,17 @@ def _find_place(axes: Axes, axis: int, label: Any) -> int:
 
 @cache_by_axes
 def locate_slice(axes: Axes, axis: int, start: Hashable, stop: Hashable, step: int | None) -> slice:
-    """Both ends belong to a slice of labels; between labels that are in order, an end need not be one of them."""
+    """Return the slice of positions from one label up to and including another.
+
+    Between labels that are in order, an end need not be one of them.
+
+    Args:
+        axes: The axes of a tensor.
+        axis: The position of one of them.
+        start: The first label; None for the start of the axis.
+        stop: The last label; None for the end of the axis.
+        step: The step in positions.
+    """
     space = require_labels(axes, axis, "a slice of labels")
     if step is not None and (not isinstance(step, int) or step < 1):
         raise ValueError(f"the step of a slice of labels is a positive number of positions, not {step!r}")
@@ -180,9 +212,9 @@ def locate_slice(axes: Axes, axis: int, start: Hashable, stop: Hashable, step: i
 def _locate_end(axes: Axes, axis: int, space: Space, label: Any, last: bool) -> int:
     label = _read_duration(axes, axis, label)
     period = _read_period(axes, axis, label) if isinstance(label, str) and get_dates(space) is not None else None
-    known = label if period is None else period.start
-    if known in space and (period is None or len(space) < 2 or not _direction(sort_labels(axes, axis, "a slice")[1])):
-        return space.index(known) + last
+    end = label if period is None else period.start
+    if end in space and (period is None or len(space) < 2 or not _direction(sort_labels(axes, axis, "a slice")[1])):
+        return space.index(end) + last
     _, order = sort_labels(axes, axis, "a slice that ends between labels")
     direction = _direction(order)
     if not direction:
@@ -190,47 +222,63 @@ def _locate_end(axes: Axes, axis: int, space: Space, label: Any, last: bool) -> 
             f"{axes.describe(axis)} has no label {show_label(label)} for a slice to end at, and its labels are not in order, so "
             f"that it has no place between them; they are {show_labels(space._labels)}"
         )
-    if period is not None:  # of which all dates belong to the slice
-        known = period.end if last == (direction > 0) else period.start
-    # The label itself is not there, or it is the end of a period, which is not in it.
-    at = _find_place(axes, axis, known)
+    if period is not None:  # all dates of the period belong to the slice
+        end = period.end if last == (direction > 0) else period.start
+    # The label is absent, or the end of a period, which is not in the period.
+    at = _find_place(axes, axis, end)
     return at if direction > 0 else len(space) - at
 
 
 @cache_by_axes
 def locate_neighbours(axes: Axes, axis: int, several: bool, wanted: Any, method: str, tolerance: Any) -> int | Space:
-    """The position, or the Space of several, of labels that stand for those wanted, which need not be labels themselves."""
-    method = {"ffill": "pad", "bfill": "backfill"}.get(method, method)
-    if method not in ("nearest", "pad", "backfill"):
-        raise ValueError(f"the method of sel is 'nearest', 'pad' or 'backfill', not {method!r}")
-    known, places = sort_labels(axes, axis, f"sel with method={method!r}")
-    positions = []
-    for label in convert_labels(axes, axis, wanted if several else (wanted,)):
-        at = find_neighbour(axes, axis, known, label, method, tolerance)
-        if at < 0:
-            within = "" if tolerance is None else f" within {show_label(tolerance)}"
-            raise UnknownLabelError(
-                f"{axes.describe(axis)} has no label for {show_label(label)} by method {method!r}{within}; its labels are "
-                f"{show_labels(known)}"
-            )
-        positions.append(places[at])
+    """Return the position of the neighbour of a label that need not exist, or the Space of the neighbours of several.
+
+    Args:
+        axes: The axes of a tensor.
+        axis: The position of one of them.
+        several: Whether several labels are given.
+        wanted: The label or labels, from `freeze_labels`.
+        method: Which neighbour, as in `find_neighbours`.
+        tolerance: The largest distance; None for any.
+    """
+    labels = convert_labels(axes, axis, wanted if several else (wanted,))
+    positions = find_neighbours(axes, axis, labels, method, tolerance, "sel")
+    if -1 in positions:
+        label, within = labels[positions.index(-1)], "" if tolerance is None else f" within {show_label(tolerance)}"
+        raise UnknownLabelError(
+            f"{axes.describe(axis)} has no label for {show_label(label)} by method {_METHODS.get(method, method)!r}{within}; "
+            f"its labels are {show_labels(sort_labels(axes, axis, 'sel')[0])}"
+        )
     if not several:
         return positions[0]
     chosen: Space = require_labels(axes, axis, "sel")[positions]
     return chosen
 
 
-def find_neighbour(axes: Axes, axis: int, known: Sequence[Any], label: Any, method: str, tolerance: Any) -> int:
-    """The place of the neighbour of a label among sorted ones; -1 if there is none within the tolerance.
+_METHODS: Final = {"ffill": "pad", "bfill": "backfill"}
+
+
+def find_neighbours(axes: Axes, axis: int, labels: Iterable[Any], method: str, tolerance: Any, what: str) -> list[int]:
+    """Return the positions of the neighbours of labels; -1 if there is none within the tolerance.
 
     Args:
         axes: The axes of a tensor.
         axis: The position of one of them.
-        known: Its labels in ascending order.
-        label: The label.
+        labels: The labels.
         method: Which neighbour: "nearest" (of two as near the one above), "pad" or "backfill".
-        tolerance: How far it may be; None for any distance.
+        tolerance: The largest distance; None for any.
+        what: The name of the operation in errors.
     """
+    method = _METHODS.get(method, method)
+    if method not in ("nearest", "pad", "backfill"):
+        raise ValueError(f"the method of {what} is 'nearest', 'pad' or 'backfill', not {method!r}")
+    ordered, places = sort_labels(axes, axis, f"{what} with method={method!r}")
+    near = [_find_neighbour(axes, axis, ordered, label, method, tolerance) for label in labels]
+    return [-1 if at < 0 else places[at] for at in near]
+
+
+def _find_neighbour(axes: Axes, axis: int, known: Sequence[Any], label: Any, method: str, tolerance: Any) -> int:
+    """Return the position of the neighbour of a label among sorted ones; -1 if there is none within the tolerance."""
     at = _find_place(axes, axis, label)
     if at < len(known) and known[at] == label:
         return at
@@ -243,5 +291,5 @@ def find_neighbour(axes: Axes, axis: int, known: Sequence[Any], label: Any, meth
 
 
 def _measure(one: Any, other: Any) -> Any:
-    """The distance of two labels; that of dates is exact, in attoseconds."""
+    """Return the distance of two labels; that of dates is exact, in attoseconds."""
     return abs(count_attoseconds(one) - count_attoseconds(other))

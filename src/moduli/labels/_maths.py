@@ -80,12 +80,12 @@ def _binary(name: str, what: str) -> Binary:
 
 
 _ARITHMETIC: Final = ("add", "sub", "mul", "div", "pow", "remainder")
-"""Functions that take Python numbers as they are, without rounding them to the precision of a tensor first."""
+"""Functions that take Python numbers unmodified, without rounding them to the precision of a tensor first."""
 
 
 def _operand(value: Any, other: Any) -> Any:
-    # A function such as torch.maximum takes tensors only; numbers become ones without axes. Beside a tensor a number
-    # counts as torch counts it: it has that tensor's precision, and never changes it.
+    # Functions such as torch.maximum take tensors only, so numbers become tensors without axes. As in torch, a number has the
+    # precision of the tensor beside it.
     if any_axes(value):
         return value
     number = as_number(value)
@@ -152,7 +152,7 @@ logical_or: Final = _binary("logical_or", "Whether one is true")
 
 
 def real(t: Tensor) -> Tensor:
-    """The real part; of a real tensor, itself.
+    """Return the real part; of a real tensor, the tensor itself.
 
     Args:
         t: The tensor.
@@ -167,7 +167,7 @@ def real(t: Tensor) -> Tensor:
 
 
 def imag(t: Tensor) -> Tensor:
-    """The imaginary part; zeros for a real tensor.
+    """Return the imaginary part; zeros for a real tensor.
 
     Args:
         t: The tensor.
@@ -186,7 +186,7 @@ Tensor.imag = property(imag, doc=imag.__doc__)  # type: ignore[attr-defined,meth
 
 
 def where(t: Any, a: Any, b: Any) -> Tensor:
-    """Elements of ``a`` where the condition holds, of ``b`` elsewhere, all three paired by axis and label.
+    """Return elements of ``a`` where the condition holds, of ``b`` elsewhere, all three paired by axis and label.
 
     Args:
         t: The condition, of booleans.
@@ -204,7 +204,7 @@ def where(t: Any, a: Any, b: Any) -> Tensor:
 
 @method
 def clamp(t: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """Elements held between two bounds.
+    """Return elements clamped to two bounds.
 
     Args:
         t: The tensor.
@@ -232,14 +232,14 @@ def clamp(t: Tensor, min: Any = None, max: Any = None) -> Tensor:
 
 def any_axes(value: Any) -> bool:
     """Whether an argument is a tensor of any kind."""
-    if isinstance(value, np.generic):  # NumPy's numbers are numbers
+    if isinstance(value, np.generic):  # a NumPy scalar
         return False
     return isinstance(value, (Tensor, torch.Tensor)) or hasattr(value, "__array__")
 
 
 @method
 def lerp(t: Tensor, end: Any, weight: Any) -> Tensor:
-    """T + weight * (end - t), all paired by axis and label.
+    """Return t + weight * (end - t), all paired by axis and label.
 
     Args:
         t: The start.
@@ -322,7 +322,7 @@ def _agree(a: Any, b: Any, compare: Callable[[Tensor, Any], Tensor]) -> bool:
     a = as_tensor(a)
     if any_axes(b):
         b = as_tensor(b)
-        # Tensors that would only agree after stretching one of them are not equal, from either side.
+        # Tensors that agree only after broadcasting one of them are not equal.
         if a._data.numel() != b._data.numel() or a._axes.ndim != b._axes.ndim:
             return False
     try:
@@ -332,7 +332,7 @@ def _agree(a: Any, b: Any, compare: Callable[[Tensor, Any], Tensor]) -> bool:
         raise
     except ValueError:
         return False
-    # A name that only one of them has would make the result larger: different axes, whatever the elements are.
+    # If only one of them has an axis of some name, the axes differ, whatever the elements are.
     return same.shape.numel() == a._data.numel() and same.ndim == a._data.ndim and bool(same.all())
 
 

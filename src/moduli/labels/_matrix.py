@@ -1,8 +1,8 @@
-"""What the last two axes of a tensor say when they are a matrix: the label logic that linear algebra rests on.
+"""The label logic of linear algebra, for tensors whose last two axes are matrices.
 
-A matrix that acts on one space (an operator) has the same labels on its rows and on its columns; only then do its
-eigenvalues, its determinant or its exponential mean anything. Their *order* may differ, so the columns are brought to
-the order of the rows first. Only labels count here: the names of the two axes are different by necessity.
+An operator, a matrix from a space to the same space, has the same labels on its rows and on its columns; only operators have
+eigenvalues, determinants or exponentials. The order of labels may differ, so columns are permuted to the order of the rows
+first. Only labels are compared: the names of two axes of a tensor always differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 
 from .._torch import has_dispatch_mode, in_transform
 from ._axes import Axes, Pair, cache_by_axes, intern_pairs
-from ._pairing import Gather, describe_difference, index_of
+from ._gather import Gather, index_of
+from ._pairing import describe_difference
 from ._tensor import Tensor, as_tensor, finish
 
 NEVER = ", which stands for any size and is never expanded into rows or columns"
@@ -22,10 +23,10 @@ _LOW = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.compl
 
 
 class MatrixAxes(NamedTuple):
-    """What becomes of the axes of a matrix; k is a new positional axis."""
+    """The axes of a matrix and of results of its decompositions; k is a new positional axis."""
 
     order: Gather | None
-    """What brings the columns of an operator to the order of its rows."""
+    """The permutation of the columns of an operator to the order of its rows."""
     aligned: Axes
     """(..., row, column), the columns of an operator in the order of its rows."""
     exchanged: Axes
@@ -42,7 +43,17 @@ class MatrixAxes(NamedTuple):
 
 @cache_by_axes
 def plan_matrix(axes: Axes, what: str, operator: bool, name: str | None) -> MatrixAxes:
-    """The plan for a matrix, or an error that says why it is none, or not that of an operator."""
+    """Return the axes of a matrix and of results of its decompositions.
+
+    Args:
+        axes: The axes of the tensor.
+        what: The name of the function in errors.
+        operator: Whether rows and columns must have the same labels.
+        name: The name of the axis k.
+
+    Raises:
+        ValueError: If it is not a matrix, or not an operator.
+    """
     check_matrix(axes, what)
     *lead, row, column = axes.pairs()
     order, aligned = None, column
@@ -56,13 +67,20 @@ def plan_matrix(axes: Axes, what: str, operator: bool, name: str | None) -> Matr
 
 
 def check_matrix(axes: Axes, what: str) -> None:
-    """Refuse what has fewer than two axes."""
+    """Raise ValueError if there are fewer than two axes."""
     if axes.ndim < 2:
         raise ValueError(f"{what} works on the last two axes, but the tensor has {axes.ndim}: {axes.listing()}")
 
 
 def order_of(axes: Axes, at0: int, at1: int, what: str) -> Gather | None:
-    """How the labels of the second of two axes get the order of the first; None if they have it."""
+    """Return the permutation of the second axis to the order of labels of the first; None if they have the same order.
+
+    Args:
+        axes: The axes of a tensor.
+        at0: The first axis.
+        at1: The second axis.
+        what: The start of the error if labels differ.
+    """
     left, right = axes.spaces[at0], axes.spaces[at1]
     if left is None or right is None or left._labels == right._labels:
         return None
@@ -76,7 +94,13 @@ def order_of(axes: Axes, at0: int, at1: int, what: str) -> Gather | None:
 
 
 def check_square(data: torch.Tensor, axes: Axes, what: str) -> None:
-    """Refuse a matrix that is not square, where the labels could not tell."""
+    """Raise ValueError if a matrix is not square.
+
+    Args:
+        data: The matrix.
+        axes: Its axes.
+        what: The name of the function in the error.
+    """
     if data.shape[-2] != data.shape[-1]:
         row, column = axes.dims(data.shape)[-2:]
         raise ValueError(
@@ -86,7 +110,7 @@ def check_square(data: torch.Tensor, axes: Axes, what: str) -> None:
 
 
 def _check_hermitian(data: torch.Tensor, axes: Axes, what: str) -> None:
-    """Refuse a matrix that differs from its adjoint beyond rounding, where its numbers can be looked at."""
+    """Raise ValueError if a matrix differs from its adjoint beyond rounding; skipped if values can't be read."""
     if torch.compiler.is_compiling() or not data.is_cpu or in_transform() or has_dispatch_mode() or not data.numel():
         return
     with torch.no_grad():
@@ -116,9 +140,20 @@ def decompose(
     name: str | None = "spectrum",
     **options: Any,
 ) -> list[Tensor]:
-    """The results of a function of torch.linalg, each with the axes of its role in `MatrixAxes`.
+    """Return the results of a function of torch.linalg, each with the axes of its role in `MatrixAxes`.
 
     The matrix of an operator is square, and has its columns in the order of its rows unless ``align`` is False.
+
+    Args:
+        t: The tensor.
+        what: The name of the function in torch.linalg, and in errors.
+        roles: The field of `MatrixAxes` for each result.
+        function: Another function of the data.
+        operator: Whether rows and columns must have the same labels.
+        align: Whether to permute the columns to the order of the rows.
+        check: Whether to raise for matrices that are not Hermitian.
+        name: The name of the axis k.
+        options: Keyword arguments of the function.
     """
     t = as_tensor(t)
     data, plan = t._data, plan_matrix(t._axes, what, operator, name)
@@ -128,20 +163,20 @@ def decompose(
         data = data.index_select(-1, index_of(plan.order, data))
     if check:
         _check_hermitian(data, t._axes, what)
-    found = (function or getattr(torch.linalg, what))(as_floating(data), **options)
-    parts = [found] if isinstance(found, torch.Tensor) else found
+    results = (function or getattr(torch.linalg, what))(as_floating(data), **options)
+    parts = [results] if isinstance(results, torch.Tensor) else results
     return [finish(round_to(part, data.dtype), getattr(plan, role)) for part, role in zip(parts, roles, strict=True)]
 
 
 def as_floating(data: torch.Tensor) -> torch.Tensor:
-    """The data in a dtype that decompositions exist for: at least single precision, and no integers."""
+    """Return the data in a dtype that decompositions exist for: at least single precision, and no integers."""
     if data.dtype in _LOW:
         return data.to(_LOW[data.dtype])
     return data if data.is_floating_point() or data.is_complex() else data.to(torch.get_default_dtype())
 
 
 def round_to(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A result that was computed for low precision data, in that precision again."""
+    """Return a result of low-precision data in that precision again."""
     if dtype not in _LOW:
         return result
     if result.is_complex():

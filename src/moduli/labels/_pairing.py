@@ -1,40 +1,36 @@
-"""Pairing: which axis of one operand meets which axis of another, and which label which label.
+"""Pairing of the axes of operands by name or position, and of their entries by label.
 
-The result is a plan, worked out once for each combination of Axes and join policy and then only applied: permute, insert
-axes of size one, rearrange labels. Nothing here looks at a value.
+The result is a plan, which is computed once for each combination of Axes and join policy, and then applied: permute, insert axes
+of size one, rearrange labels. Plans do not depend on values.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, final
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from .._torch import mark_constant, run_outside
 from ._axes import Axes, Pair, cache_by_axes, intern_pairs
-from ._constant import constant
 from ._coords import AxisCoordinates, merge
 from ._errors import OwnTransposeError, UnknownLabelError
+from ._gather import Gather, gather, index_of
 from ._join import policy
 from ._label_sequences import show_labels
 from ._space import Space
 
 Moves = tuple[tuple[int, "Gather"], ...]
-"""How labels are rearranged along axes of one operand."""
+"""The rearrangements of labels along axes of one operand."""
 
 Step = tuple[Moves, tuple[int, ...] | None, tuple[int, ...]]
-"""What one operand goes through: rearrange labels, permute, insert axes of size one at these places."""
+"""The operations on one operand: rearrange labels, permute, insert axes of size one at these positions."""
 
 Check = tuple[str | None, tuple[tuple[int, int], ...]]
 """The name of an axis of the result, and the axes that meet in it, as (operand, axis), whose sizes must agree."""
 
 Meeting = tuple[str | None, list[tuple[int, int]]]
-"""The same before it is known whether there is anything to check."""
+"""The name of an axis of the result, and all axes that meet in it, as (operand, axis)."""
 
 
 class PairingPlan(NamedTuple):
@@ -45,18 +41,25 @@ class PairingPlan(NamedTuple):
     checks: tuple[Check, ...]
     fill: complex | None
     transposes: bool
-    """Whether two axes that have the same labels come in another order in one operand than in another."""
+    """Whether two axes with the same labels have another order in one operand than in another."""
     reorder: tuple[int, Gather] | None
-    """Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan."""
+    """The axis and permutation if the plan only reorders one axis of the second of two operands, the most common plan."""
 
 
 def current_plan(axes: Axes, others: tuple[Axes, ...]) -> PairingPlan:
-    """The plan for these operands under the join policy in force."""
+    """Return the plan for these operands under the current join policy."""
     return pair(axes, others, policy.how, policy.fill)
 
 
 def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[Axes, torch.Tensor, torch.Tensor]:
-    """Bring two operands together: the axes of the result, and both aligned."""
+    """Return the axes of a result of two operands, and both operands aligned to them.
+
+    Args:
+        first: The axes of the first operand.
+        second: The axes of the second operand.
+        x: The data of the first operand.
+        y: The data of the second operand.
+    """
     exact = policy.how == "exact"
     plan = first.run_pair(_pair_exactly, second) if exact else current_plan(first, (second,))
     reorder = plan.reorder
@@ -76,7 +79,14 @@ def _pair_exactly(axes: Axes, other: Axes) -> PairingPlan:
 
 @cache_by_axes
 def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex | None) -> PairingPlan:
-    """Pair the axes of several operands, then the labels of each axis."""
+    """Return the plan that pairs the axes of several operands, and the labels of each axis.
+
+    Args:
+        axes: The axes of the first operand.
+        others: The axes of the others.
+        how: The join policy: "exact", "inner", "outer" or "left".
+        fill: The value of missing entries; None for NaN.
+    """
     operands = (axes, *others)
     meetings = pair_axes(operands)
     pairs, moves, checks = pair_labels(operands, meetings, how)
@@ -86,24 +96,27 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex | None) -
         ((axis, plan), *more) = steps[1][0]
         if not more and not plan.missing and axes.ndim == others[0].ndim:
             reorder = (axis, plan)
-    made = intern_pairs(pairs)
-    made = made.mark(merge([kept for each in operands if (kept := _keep_coordinates(each, made)) is not None]))
+    result = intern_pairs(pairs)
+    coordinates = (_keep_coordinates(each, result) for each in operands)
+    result = result.mark(merge([each for each in coordinates if each is not None]))
     transposes = any(step is not None and step[1] is not None for step in steps) and _transposes(operands, meetings)
-    return PairingPlan(made, steps, checks, fill, transposes, reorder)
+    return PairingPlan(result, steps, checks, fill, transposes, reorder)
 
 
-def _keep_coordinates(operand: Axes, made: Axes) -> AxisCoordinates | None:
-    """The further coordinates of an operand that hold of the result: those along axes that have the same labels there."""
-    told = operand.told
-    if told is None or (operand.names, operand.spaces) == (made.names, made.spaces):
-        return told
-    spaces = dict(made.pairs())
+def _keep_coordinates(operand: Axes, result: Axes) -> AxisCoordinates | None:
+    """Return the further coordinates of an operand that are valid for the result: those along axes with equal labels."""
+    coordinates = operand.coordinates
+    if coordinates is None or (operand.names, operand.spaces) == (result.names, result.spaces):
+        return coordinates
+    spaces = dict(result.pairs())
     names = [name for name in operand.names if name in spaces]
-    return told.keep(names, [name for name, space in operand.pairs() if name in spaces and spaces[name] != space])
+    return coordinates.keep(
+        names, [name for name, space in operand.pairs() if name in spaces and spaces[name] != space]
+    )
 
 
 def _transposes(operands: Sequence[Axes], meetings: Sequence[Meeting]) -> bool:
-    """Whether two axes that have the same labels come in another order in one operand than in another."""
+    """Whether two axes with the same labels have another order in one operand than in another."""
     for (_, first), (_, second) in itertools.combinations(meetings, 2):
         places, others = dict(first), dict(second)
         common = places.keys() & others.keys()
@@ -114,7 +127,7 @@ def _transposes(operands: Sequence[Axes], meetings: Sequence[Meeting]) -> bool:
 
 
 def _is_square(axes: Axes, first: int, second: int) -> bool:
-    """Whether two axes have the same labels, more than one; positional axes have nothing in common but their sizes."""
+    """Whether two labelled axes have the same labels, and more than one."""
     row, column = axes.spaces[first], axes.spaces[second]
     if row is None or column is None or not (row.labelled and column.labelled) or len(row) < 2:
         return False
@@ -122,7 +135,7 @@ def _is_square(axes: Axes, first: int, second: int) -> bool:
 
 
 def pair_axes(operands: Sequence[Axes]) -> list[Meeting]:
-    """Which axes meet: by name where every axis has one, otherwise by position from the right."""
+    """Return the axes that meet: by name if every axis has one, otherwise by position from the right."""
     if all(each.named for each in operands):
         by_name: dict[str | None, list[tuple[int, int]]] = {}
         for i, operand in enumerate(operands):
@@ -150,7 +163,13 @@ def pair_axes(operands: Sequence[Axes]) -> list[Meeting]:
 def pair_labels(
     operands: Sequence[Axes], meetings: Sequence[Meeting], how: str
 ) -> tuple[list[Pair], list[Moves], tuple[Check, ...]]:
-    """The axes of the result, how each operand gets to their labels, and the sizes that must agree."""
+    """Return the axes of the result, the moves of each operand to their labels, and the sizes that must agree.
+
+    Args:
+        operands: The axes of each operand.
+        meetings: The axes that meet, from `pair_axes`.
+        how: The join policy.
+    """
     pairs: list[Pair] = []
     checks: list[Check] = []
     moves: list[list[tuple[int, Gather]]] = [[] for _ in operands]
@@ -168,10 +187,10 @@ def pair_labels(
 
 
 def _step(number: int, operand: Axes, meetings: Sequence[Meeting], moves: Moves) -> Step | None:
-    """How one operand gets the axes of the result: rearrange labels, reorder its own, insert the absent ones."""
+    """Return the step that gives one operand the axes of the result; None if it has them."""
     where = {axis: at for at, (_, parts) in enumerate(meetings) for i, axis in parts if i == number}
     order = tuple(sorted(range(operand.ndim), key=where.__getitem__))
-    # Leading axes are added by torch itself.
+    # torch adds leading axes when it broadcasts.
     first = min(where.values(), default=len(meetings))
     insert = tuple(at - first for at in range(first, len(meetings)) if at not in where.values())
     permute = None if order == tuple(range(operand.ndim)) else order
@@ -181,36 +200,50 @@ def _step(number: int, operand: Axes, meetings: Sequence[Meeting], moves: Moves)
 def _pair_spaces(
     spaces: Sequence[Space | None], how: str, name: str | None, at: int
 ) -> tuple[Space | None, list[Gather | None]]:
-    """The labels of one result axis, and for each operand how to get there."""
+    """Return the labels of one axis of the result, and for each operand how to get there."""
     firm = [space for space in spaces if space is None or not space.broadcast]
     labelled = [space for space in firm if space is not None]
     if not labelled:
         return (None if firm else spaces[-1]), [None] * len(spaces)
     called = f"axis {at}" if name is None else f"axis {name!r}"
-    result = labelled[0]
-    for space in labelled[1:] if how in ("inner", "outer") else ():
-        left, right = result.rename(None), space.rename(None)
-        if left._labels != right._labels:
-            result = left & right if how == "inner" and not left.has_labels_of(right) else left | right
+    result = _join_labels(labelled, how)
     if how != "exact" and None in firm and any(len(space) != len(result) for space in labelled):
         raise ValueError(
             f"{called} is positional in one operand, and the {how} join of the others changes its size: "
             "positions have no labels to join by; give the axis labels first"
         )
-    plans: list[Gather | None] = []
-    for each in spaces:
-        plan = None
-        if each is not None and not each.broadcast and each._labels != result._labels:
-            plan = Gather(each.locate(result))
-            if how == "exact" and (plan.missing or len(each) != len(result)):
-                policies = ", or choose a policy: with mo.join('inner'), mo.join('left') or mo.join('outer', fill=0.0)"
-                raise ValueError(describe_difference(result, each, f"the labels of {called} differ:") + policies)
-        plans.append(plan)
-    return result.rename(name), plans
+    return result.rename(name), [_find_move(space, result, how, called) for space in spaces]
+
+
+def _join_labels(spaces: Sequence[Space], how: str) -> Space:
+    """Return the labels of the result of a join: those of the first operand unless it is inner or outer."""
+    result = spaces[0]
+    for space in spaces[1:] if how in ("inner", "outer") else ():
+        left, right = result.rename(None), space.rename(None)
+        if left._labels != right._labels:
+            result = left & right if how == "inner" and not left.has_labels_of(right) else left | right
+    return result
+
+
+def _find_move(space: Space | None, result: Space, how: str, called: str) -> Gather | None:
+    """Return the rearrangement of an axis to the labels of the result; None if it is positional, BROADCAST or equal."""
+    if space is None or space.broadcast or space._labels == result._labels:
+        return None
+    move = Gather(space.locate(result))
+    if how == "exact" and (move.missing or len(space) != len(result)):
+        policies = ", or choose a policy: with mo.join('inner'), mo.join('left') or mo.join('outer', fill=0.0)"
+        raise ValueError(describe_difference(result, space, f"the labels of {called} differ:") + policies)
+    return move
 
 
 def describe_difference(left: Space, right: Space, what: str) -> str:
-    """The sentence for two axes whose labels differ."""
+    """Return the message for two axes whose labels differ.
+
+    Args:
+        left: The labels of the first axis.
+        right: The labels of the second axis.
+        what: The start of the message.
+    """
     only_left = [label for label in left if label not in right]
     only_right = [label for label in right if label not in left]
     return (
@@ -223,7 +256,7 @@ def describe_difference(left: Space, right: Space, what: str) -> str:
 
 
 def check_sizes(checks: Sequence[Check], operands: Sequence[torch.Tensor]) -> None:
-    """Refuse sizes that disagree, also 1 against n, which torch would stretch."""
+    """Raise ValueError if the sizes of paired axes differ, also 1 against n, which torch would stretch."""
     for name, parts in checks:
         sizes = [operands[operand].shape[axis] for operand, axis in parts]
         for (_, axis), size in zip(parts, sizes, strict=True):
@@ -238,7 +271,7 @@ def check_sizes(checks: Sequence[Check], operands: Sequence[torch.Tensor]) -> No
 
 
 def align_all(plan: PairingPlan, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """All operands, aligned; axes of theirs beyond those that were paired stay last."""
+    """Return all operands aligned; further axes of an operand stay last."""
     if plan.checks:
         check_sizes(plan.checks, operands)
     return [
@@ -248,7 +281,15 @@ def align_all(plan: PairingPlan, operands: Sequence[torch.Tensor]) -> list[torch
 
 
 def align_to_fixed(axes: Axes, its: Axes, value: torch.Tensor, what: str, like: torch.Tensor | None) -> torch.Tensor:
-    """A value aligned to axes that stay as they are, and to the sizes of the tensor that has them, if it is given."""
+    """Return a value aligned to the axes of a tensor, which are not changed.
+
+    Args:
+        axes: The axes of the tensor.
+        its: The axes of the value.
+        value: The value.
+        what: The name of the value in errors.
+        like: The data of the tensor, whose sizes are checked; None to skip this.
+    """
     plan = current_plan(axes, (its,))
     if plan.axes.ndim != axes.ndim or plan.steps[0] is not None:
         raise UnknownLabelError(f"{what} with {its!r} does not fit {axes!r}")
@@ -259,7 +300,13 @@ def align_to_fixed(axes: Axes, its: Axes, value: torch.Tensor, what: str, like: 
 
 
 def apply_step(data: torch.Tensor, step: Step, fill: complex | None) -> torch.Tensor:
-    """Bring one operand to the axes of the result."""
+    """Return one operand with the axes of the result.
+
+    Args:
+        data: The operand.
+        step: The step of the plan.
+        fill: The value of missing entries; None for NaN.
+    """
     moves, permute, insert = step
     for axis, plan in moves:
         data = gather(data, axis, plan, fill)
@@ -271,7 +318,7 @@ def apply_step(data: torch.Tensor, step: Step, fill: complex | None) -> torch.Te
 
 
 def refuse_transpose(plan: PairingPlan) -> None:
-    """Raise OwnTransposeError for operands whose axes of the same labels come in another order.
+    """Raise OwnTransposeError for operands whose axes with the same labels have different orders.
 
     ``h + h.T`` is a symmetrisation to all who write it, but as a sum of named tensors it is ``2 * h``. Only the axes decide:
     a copy of the transpose, and the transpose of another operator, are refused as well.
@@ -282,115 +329,3 @@ def refuse_transpose(plan: PairingPlan) -> None:
         "told from axes in another order. For entry (a, b) to meet entry (b, a) write t.mH, or t.mT without conjugation, as in "
         "(t + t.mH) / 2; to pair by name write t.align_to(other.dims) first"
     )
-
-
-# -- entries of an axis, rearranged to other labels --------------------------------------------------------------------
-
-
-@final
-@constant()
-class Gather:
-    """For each wanted label its position in the source, or -1 where the source has none."""
-
-    __slots__ = ("__weakref__", "_cpu", "_made", "_positions", "_readers", "highest", "missing")
-
-    def __init__(self, positions: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self._positions: Final = np.asarray(positions, np.int64)
-        self.missing: Final = bool((self._positions < 0).any())
-        self.highest: Final = int(self._positions.max(initial=-1))
-        self._cpu: torch.Tensor | None = None
-        self._readers: dict[str, Callable[[torch.device], torch.Tensor]] = {}
-        self._made: dict[tuple[torch.device, str], torch.Tensor] = {}
-
-    # A plan is what it is: compared by identity, said here because the compiler asks for it.
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
-
-    def __reduce__(self) -> tuple[type[Gather], tuple[Any]]:
-        return Gather, (self._positions,)
-
-    @property
-    def size(self) -> int:
-        """The number of wanted labels."""
-        return len(self._positions)
-
-    @property
-    def positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The positions, not to be written to."""
-        return self._positions
-
-    def reader(self, what: str) -> Callable[[torch.device], torch.Tensor]:
-        """The function that compiled code calls, while it is traced, for the index or the mask.
-
-        What a function marked like this returns is a constant of the graph, and goes by the name of the function: so
-        every Gather has functions, and names, of its own.
-        """
-        found = self._readers.get(what)
-        if found is None:
-
-            def found(device: torch.device) -> torch.Tensor:
-                return self.build(device, what)
-
-            found.__code__ = found.__code__.replace(co_name=f"moduli_{what}_{next(_numbers)}")
-            self._readers[what] = mark_constant(found)
-        return found
-
-    def build(self, device: torch.device, what: str) -> torch.Tensor:
-        """The places as an index on a device, or as a mask: True where the source has the label."""
-        found = self._made.get((device, what))
-        if found is None:
-            values = self._positions.clip(0) if what == "index" else self._positions >= 0
-            # It outlives the call: it must not belong to a function transform, a tracer or inference mode that is active.
-            found = self._made[device, what] = run_outside(torch.tensor, values, device=device)
-            found._moduli_constant = True  # type: ignore[attr-defined]  # what is computed with it depends on nothing more
-        return found
-
-
-_numbers: Final = itertools.count()
-
-
-def index_of(gather: Gather, data: torch.Tensor) -> torch.Tensor:
-    """The index of a Gather, where the data is."""
-    if is_dynamo_compiling():
-        return gather.reader("index")(data.device)
-    if data.is_cpu:
-        found = gather._cpu
-        if found is None:
-            found = gather._cpu = gather.build(data.device, "index")
-        return found
-    return gather.build(data.device, "index")
-
-
-def gather(data: torch.Tensor, axis: int, plan: Gather, fill: complex | None) -> torch.Tensor:
-    """The data with one axis rearranged; what is missing becomes `fill`, or NaN if that is None."""
-    if not plan.missing:
-        return data.index_select(axis, index_of(plan, data))
-    if fill is None:
-        fill = _default_fill(data)
-    mask = plan.reader("mask")(data.device) if is_dynamo_compiling() else plan.build(data.device, "mask")
-    mask = lay_along(mask, axis, data.ndim)
-    # 0.0 in integers is 0: a float that is a whole number must not turn integers into floats and round them.
-    if not (data.is_floating_point() or data.is_complex() or isinstance(fill, complex)) and fill % 1 == 0:
-        fill = bool(fill) if data.dtype is torch.bool and fill in (0, 1) else int(fill)
-    if data.shape[axis] == 0:
-        wanted = list(data.shape)
-        wanted[axis] = plan.size
-        return torch.where(mask, data.new_zeros(wanted), fill)
-    return torch.where(mask, data.index_select(axis, index_of(plan, data)), fill)
-
-
-def _default_fill(data: torch.Tensor) -> float:
-    """NaN, or a refusal where there is none."""
-    if data.is_floating_point() or data.is_complex():
-        return math.nan
-    raise TypeError(
-        f"labels are missing in a tensor of {data.dtype}, which has no NaN to put there: say what to take, as in "
-        "mo.join('outer', fill=0), or convert it first with t.float()"
-    )
-
-
-def lay_along(vector: torch.Tensor, axis: int, ndim: int) -> torch.Tensor:
-    """A vector as a tensor of more axes, all of size one but one."""
-    return vector.reshape([-1 if at == axis else 1 for at in range(ndim)])

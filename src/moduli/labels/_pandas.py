@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @method
 def to_pandas(t: Tensor, name: str | None = None) -> Any:
-    """The tensor as a `pandas.Series` (one axis) or a `pandas.DataFrame` (two), with its own copy of the values.
+    """Convert the tensor to a `pandas.Series` (one axis) or a `pandas.DataFrame` (two), with a copy of the values.
 
     Labels become an index of the name of the axis; a positional axis has a RangeIndex.
 
@@ -59,7 +59,7 @@ def to_pandas(t: Tensor, name: str | None = None) -> Any:
 
 @method
 def to_dataframe(t: Tensor, name: str | None = None) -> pd.DataFrame:
-    """The tensor as a `pandas.DataFrame` with one row per entry, indexed by the labels of all axes.
+    """Convert the tensor to a `pandas.DataFrame` with one row per entry, indexed by the labels of all axes.
 
     Further coordinates along axes are columns of their own.
 
@@ -85,7 +85,7 @@ def to_dataframe(t: Tensor, name: str | None = None) -> pd.DataFrame:
     indices = [_index(pandas, space) for space in t.dims]
     index = indices[0] if t.ndim == 1 else pandas.MultiIndex.from_product(indices, names=list(t.names))
     columns: dict[Any, Any] = {}
-    for further, entry in {} if t._axes.told is None else t._axes.told.entries.items():
+    for further, entry in {} if t._axes.coordinates is None else t._axes.coordinates.entries.items():
         if entry.values is not None:
             own = entry.values.transpose(sorted(range(len(entry.dims)), key=lambda at: t.names.index(entry.dims[at])))
             shape = [size if dim in entry.dims else 1 for dim, size in zip(t.names, t.shape, strict=True)]
@@ -96,7 +96,7 @@ def to_dataframe(t: Tensor, name: str | None = None) -> pd.DataFrame:
 
 
 def from_pandas(data: Any, fill: float | None = None) -> Tensor:
-    """A `pandas.Series` or `pandas.DataFrame` of numbers as a labelled tensor, with its own copy of the values.
+    """Convert a `pandas.Series` or `pandas.DataFrame` of numbers to a labelled tensor, with a copy of the values.
 
     The index becomes the first axis and the columns the second, by their names; the levels of a MultiIndex become one axis
     each. A RangeIndex from 0 in steps of 1, which pandas gives to rows without labels, is positional.
@@ -175,7 +175,7 @@ def _read_space(pandas: ModuleType, index: Any, called: str) -> Space:
     name = None if index.name is None else str(index.name)
     if isinstance(index, pandas.RangeIndex) and (index.start, index.step) == (0, 1):
         return Space(len(index), name)
-    # A date with a time zone comes as an object, which is refused with a sentence.
+    # A date with a time zone is an object, for which Space raises.
     labels = index if index.dtype.kind == "O" or getattr(index.dtype, "tz", None) is not None else index.to_numpy()
     try:
         return Space(labels.tolist() if labels is index else labels, name)

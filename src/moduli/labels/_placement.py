@@ -14,7 +14,7 @@ from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
 
 @method
 def to(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The tensor with another dtype or on another device, as torch's ``to``.
+    """Return the tensor with another dtype or on another device, as torch's ``to``.
 
     Args:
         t: The tensor.
@@ -40,7 +40,7 @@ def _unwrap(value: Any) -> Any:
 
 @method
 def detach(t: Tensor) -> Tensor:
-    """The same numbers without gradient history; they share memory.
+    """Return the same numbers without gradient history; they share memory.
 
     Args:
         t: The tensor.
@@ -55,7 +55,7 @@ def detach(t: Tensor) -> Tensor:
 
 @method
 def clone(t: Tensor) -> Tensor:
-    """A copy, through which gradients flow.
+    """Return a copy, through which gradients flow.
 
     Args:
         t: The tensor.
@@ -71,7 +71,7 @@ def clone(t: Tensor) -> Tensor:
 
 @method
 def attach(t: Tensor) -> Tensor:
-    """A fresh leaf: a copy of the numbers that records gradients from here on.
+    """Return a new leaf: a copy of the numbers that records gradients.
 
     Args:
         t: The tensor; its numbers are real or complex floating-point numbers.
@@ -92,7 +92,7 @@ def attach(t: Tensor) -> Tensor:
 
 @method
 def requires_grad_(t: Tensor, requires_grad: bool = True) -> Tensor:
-    """Record gradients for this very tensor from here on, or stop recording them.
+    """Start or stop recording gradients for this tensor, in place.
 
     Args:
         t: The tensor.
@@ -132,7 +132,7 @@ def backward(t: Tensor, gradient: Any = None, retain_graph: bool | None = None, 
 
 @method
 def item(t: Tensor) -> Any:
-    """The only element, as a Python number.
+    """Return the only element as a Python number.
 
     Args:
         t: A tensor with one element.
@@ -154,7 +154,7 @@ def item(t: Tensor) -> Any:
 
 @method
 def tolist(t: Tensor) -> Any:
-    """The elements as nested lists of Python numbers.
+    """Return the elements as nested lists of Python numbers.
 
     Args:
         t: The tensor.
@@ -169,7 +169,7 @@ def tolist(t: Tensor) -> Any:
 
 @method
 def numpy(t: Tensor) -> np.ndarray[Any, Any]:
-    """The elements as a NumPy array that shares memory, as torch's ``numpy``.
+    """Return the elements as a NumPy array that shares memory, as torch's ``numpy``.
 
     Args:
         t: The tensor, on the CPU and without gradients.
@@ -184,7 +184,7 @@ def numpy(t: Tensor) -> np.ndarray[Any, Any]:
 
 @method
 def numel(t: Tensor) -> int:
-    """The number of elements.
+    """Return the number of elements.
 
     Args:
         t: The tensor.
@@ -199,7 +199,7 @@ def numel(t: Tensor) -> int:
 
 @method
 def size(t: Tensor, dim: int | str | None = None) -> Any:
-    """The size of an axis, by name or position; the whole shape without an argument.
+    """Return the size of an axis, by name or position; the whole shape without an argument.
 
     Args:
         t: The tensor.

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import functools
 import string
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from ._axes import SCALAR, Axes, DimsLike, as_key, cache_by_axes, intern_pairs, split_names
+from ._equations import Index, parse_equation
+from ._gather import gather
 from ._join import policy
-from ._pairing import Check, Meeting, Moves, check_sizes, gather, pair_axes, pair_labels
+from ._pairing import Check, Meeting, Moves, check_sizes, pair_axes, pair_labels
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 _new: Final = object.__new__
 
-# What identifies an index of the contraction: a name, a letter, or a place within "...".
-_Index = Hashable
-
-
-# The equation for torch, what is rearranged in each operand (empty if nothing is), the sizes that must agree, the axes of
-# the result, and the operands that are transposed first (None for neither). In place of an equation, None is torch's matmul,
-# and "" its product of two matrices, which saves a fifth of a small one: matmul has to find out how many axes there are.
+# The equation for torch, the moves of each operand (empty if there are none), the sizes that must agree, the axes of the result,
+# and whether each operand is transposed first (None for neither). In place of an equation, None means torch.matmul, and ""
+# torch.mm, which saves a fifth of the time of a small product.
 _Contraction = tuple[str | None, list[Moves], tuple[Check, ...], Axes, tuple[bool, bool] | None]
 
 
@@ -54,13 +52,13 @@ def einsum(equation: str, *tensors: Tensor) -> Tensor:
     operands = [as_tensor(t) for t in tensors]
     if not operands:
         raise ValueError("einsum needs at least one tensor")
-    plan = _parse_equation(operands[0]._axes, tuple(t._axes for t in operands[1:]), equation, policy.how)
+    plan = _plan_equation(operands[0]._axes, tuple(t._axes for t in operands[1:]), equation, policy.how)
     return _contract(plan, [t._data for t in operands])
 
 
 @method
 def dot(a: Tensor, b: Tensor, over: DimsLike = None) -> Tensor:
-    """The product of two tensors summed over named axes.
+    """Return the product of two tensors summed over named axes.
 
     Axes that both have and that are not summed over are paired; the result has the left's axes, then the right's others.
 
@@ -92,7 +90,7 @@ def dot(a: Tensor, b: Tensor, over: DimsLike = None) -> Tensor:
 
 @method
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product, as torch's: the last axis of ``a`` with the second-last of ``b``.
+    """Return the matrix product, as torch's: the last axis of ``a`` with the second-last of ``b``.
 
     The labels of the contracted axes are aligned whichever side has them in another order; leading axes are paired as in
     arithmetic. Contracted axes have one name, or are the columns and the rows of an operator: a matrix with the same
@@ -119,16 +117,16 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     x, y = a._data, b._data
     equation, moves, checks, axes, _ = plan = a._axes.run(_plan_product, b._axes, policy.how)
     if not (equation or moves or checks) and x.dtype is y.dtype and axes is not SCALAR:
-        made = _new(Tensor)  # `wrap` without the call
-        made._data = torch.matmul(x, y) if equation is None else torch.mm(x, y)
-        made._axes = axes
-        return made
+        result = _new(Tensor)  # `wrap` without the call
+        result._data = torch.matmul(x, y) if equation is None else torch.mm(x, y)
+        result._axes = axes
+        return result
     return _contract(plan, [x, y])
 
 
 @method
 def outer(a: Tensor, b: Tensor) -> Tensor:
-    """All products of an entry of one vector with an entry of another.
+    """Return all products of an entry of one vector with an entry of another.
 
     Args:
         a: A tensor with one axis, the first of the result.
@@ -175,9 +173,10 @@ def _plan_product(axes: Axes, other: Axes, how: str) -> _Contraction:
     meetings = pair_axes([each.take(range(each.ndim - 2)) for each in (axes, other)])
     free = [(axes.names[-2], [(0, last - 1)])] if axes.ndim > 1 else []
     free += [(other.names[-1], [(1, row + 1)])] if other.ndim > 1 else []
-    kept = [*meetings, *free]
-    plan = _plan_contraction((axes, other), [*kept, (name or second, [(0, last), (1, row)])], len(kept), how)
-    # Leading axes that meet by position, or do not have to be moved, are what torch's matmul pairs itself.
+    outer_axes = [*meetings, *free]
+    summed: Meeting = (name or second, [(0, last), (1, row)])
+    plan = _plan_contraction((axes, other), [*outer_axes, summed], len(outer_axes), how)
+    # torch.matmul pairs leading axes that meet by position, or need not be moved.
     batch = len(meetings)
     plain = all(
         parts
@@ -192,7 +191,7 @@ def _plan_product(axes: Axes, other: Axes, how: str) -> _Contraction:
 def _meet(axes: Axes, other: Axes, row: int) -> bool:
     """Whether the contracted axes are the columns and the rows of one kind of operator, such as "bra" and "ket".
 
-    An operator has the same labels on both; with its names told apart, its columns meet what has the name of its rows.
+    An operator has the same labels on both; its columns meet the axis that has the name of its rows.
     """
     name, second = axes.names[-1], other.names[row]
     left = axes.ndim > 1 and axes.names[-2] == second and _is_operator(axes)
@@ -211,17 +210,8 @@ def _plan_dot(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction
             raise ValueError(f"dot needs the names of the axes to sum over; {axes.listing()} and {other.listing()}")
         return _as_matmul(_plan_terms((axes, other), [["sum"], ["sum"]], [], how), axes, other, 0, 0)
     shared = [name for name in axes.names if name is not None and name in other.names]
-    if isinstance(over, int):
-        raise TypeError(f"dot sums over axes by name, not by {over!r}")
-    names = shared if over is None else list(split_names(over) if isinstance(over, str) else over)
-    for name in names:
-        for each in (axes, other):
-            if not isinstance(name, str):
-                raise TypeError(f"dot sums over axes by name, not by {name!r}")
-            each.axis(name)
-    terms: list[list[_Index]] = [
-        [n if n is not None else (k, i) for i, n in enumerate(each.names)] for k, each in enumerate((axes, other))
-    ]
+    names = shared if over is None else _read_names(axes, other, over)
+    terms = [_list_indices(k, each) for k, each in enumerate((axes, other))]
     result = [index for index in dict.fromkeys([*terms[0], *terms[1]]) if index not in names]
     plan = _plan_terms((axes, other), terms, result, how)
     if names == shared and len(names) == 1 and max(axes.ndim, other.ndim) <= 2:
@@ -229,8 +219,26 @@ def _plan_dot(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction
     return plan
 
 
+def _list_indices(number: int, axes: Axes) -> list[Index]:
+    """Return the names of axes as indices, and (operand, axis) for axes without a name."""
+    return [(number, at) if name is None else name for at, name in enumerate(axes.names)]
+
+
+def _read_names(axes: Axes, other: Axes, over: Any) -> list[str]:
+    """Return the names of the axes to sum over; raise if one is not a name of an axis of both operands."""
+    if isinstance(over, int):
+        raise TypeError(f"dot sums over axes by name, not by {over!r}")
+    names = list(split_names(over) if isinstance(over, str) else over)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"dot sums over axes by name, not by {name!r}")
+        axes.axis(name)
+        other.axis(name)
+    return names
+
+
 def _as_matmul(plan: _Contraction, axes: Axes, other: Axes, left: int, right: int) -> _Contraction:
-    """The plan for vectors and matrices with one axis in common: torch's matmul takes a tenth of the time of its einsum."""
+    """Return the plan for vectors and matrices with one common axis: torch's matmul takes a tenth of the time of einsum."""
     if axes.stretches(left) != other.stretches(right):
         return plan
     turns = left < axes.ndim - 1, right > 0
@@ -242,95 +250,17 @@ def _find_product(axes: Axes, other: Axes) -> str | None:
 
 
 @cache_by_axes
-def _parse_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: str) -> _Contraction:
+def _plan_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: str) -> _Contraction:
     operands = (axes, *others)
-    left, arrow, right = equation.partition("->")
-    texts = left.split(",")
-    if len(texts) != len(operands):
-        raise ValueError(f"{equation!r} has {len(texts)} terms, but {len(operands)} tensors were given")
-    terms: list[list[_Index]] = []
-    letters = True
-    for number, (text, operand) in enumerate(zip(texts, operands, strict=True)):
-        term, spelled = _term(text, operand, number, equation)
-        terms.append(term)
-        letters = letters and spelled
-    _pair_dots(operands, terms)
-    known = dict.fromkeys(index for term in terms for index in term)
-    inner = [index for index in known if isinstance(index, tuple)]
-    # Places are counted from the right and listed from the left; names are in the order of their occurrence.
-    inner.sort(key=lambda index: index[1] if isinstance(index[1], int) else 0)
-    if not arrow:
-        if not letters:
-            raise ValueError(f"{equation!r} has no '->': with axis names, write the axes of the result after it")
-        once = [index for index in known if sum(term.count(index) for term in terms) == 1 and isinstance(index, str)]
-        return _plan_terms(operands, terms, [*inner, *sorted(once)], how)
-    tokens = right.split()
-    if len(tokens) == 1 and letters and tokens[0] not in known:
-        tokens = _spell(tokens[0])
-    result: list[_Index] = []
-    for token in tokens:
-        if token == "...":
-            result.extend(inner)
-        elif token not in known:
-            raise ValueError(f"{token!r} in the result of {equation!r} does not occur on the left")
-        else:
-            result.append(token)
-    if len(set(result)) != len(result):
-        raise ValueError(f"an axis occurs twice in the result of {equation!r}")
-    return _plan_terms(operands, terms, result, how)
-
-
-def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_Index], bool]:
-    """The indices of one operand's axes, and whether they were spelled as letters."""
-    tokens = text.split()
-    if len(tokens) == 1 and tokens[0] not in operand.names and ("..." in text or len(tokens[0]) == operand.ndim):
-        tokens = _spell(tokens[0])
-    dots = text.count("...")
-    if dots > 1:
-        raise ValueError(f"term {number + 1} of {equation!r} has more than one '...'")
-    named = [token for token in tokens if token != "..." and token in operand.names]
-    plain_tokens = [token for token in tokens if token != "..."]
-    if named and len(named) == len(plain_tokens) and len(set(named)) == len(named):
-        by_axis: list[_Index] = [name if name in named else ("...", i) for i, name in enumerate(operand.names)]
-        if not dots and any(isinstance(index, tuple) for index in by_axis):
-            raise ValueError(f"term {number + 1} of {equation!r} leaves out an axis: {operand.listing()}")
-        return by_axis, all(len(token) == 1 for token in plain_tokens)
-    if any(operand.names) and any(len(token) > 1 for token in plain_tokens):
-        unknown = next(token for token in plain_tokens if token not in operand.names)
-        operand.axis(unknown)
-    rest = operand.ndim - len(plain_tokens)
-    if rest < 0 or (rest and not dots):
-        raise ValueError(f"term {number + 1} of {equation!r} is for {len(plain_tokens)} axes, but {operand.listing()}")
-    at = tokens.index("...") if dots else 0
-    result: list[_Index] = [*tokens]
-    if dots:
-        result[at : at + 1] = [("...", at + i) for i in range(rest)]
-    return result, all(len(token) == 1 for token in plain_tokens)
-
-
-def _spell(word: str) -> list[str]:
-    head, dots, tail = word.partition("...")
-    return [*head, *([dots] if dots else []), *tail]
-
-
-def _pair_dots(operands: Sequence[Axes], terms: list[list[_Index]]) -> None:
-    """Give the axes that '...' stands for the same index where they meet: by name, or from the right."""
-    names = [
-        operands[k].names[i] for k, term in enumerate(terms) for i, index in enumerate(term) if isinstance(index, tuple)
-    ]
-    for operand, term in zip(operands, terms, strict=True):
-        places = [i for i, index in enumerate(term) if isinstance(index, tuple)]
-        for order, i in enumerate(places):
-            term[i] = ("...", order - len(places) if None in names else operand.names[i])
+    return _plan_terms(operands, *parse_equation(equation, operands), how)
 
 
 def _plan_terms(
-    operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result: list[_Index], how: str
+    operands: Sequence[Axes], terms: Sequence[Sequence[Index]], result: list[Index], how: str
 ) -> _Contraction:
-    """Pair the axes that have the same index in the terms."""
-    known = dict.fromkeys([*result, *(index for term in terms for index in term)])
+    """Return the plan that pairs the axes with the same index in the terms."""
     meetings: list[Meeting] = []
-    for index in known:
+    for index in dict.fromkeys([*result, *(index for term in terms for index in term)]):
         parts = [(k, i) for k, term in enumerate(terms) for i, each in enumerate(term) if each == index]
         own = [name for name in (operands[k].names[i] for k, i in parts) if name is not None]
         if isinstance(index, tuple) and len(set(own)) > 1:
@@ -338,14 +268,14 @@ def _plan_terms(
                 f"axes that meet by position within '...' have different names: {own}; rename one of them, "
                 "or name all axes so that they pair by name"
             )
-        # A letter may meet axes of different names: it says on purpose that they are the same index.
+        # A letter may pair axes with different names, because the equation declares them the same index.
         name = index if isinstance(index, str) and index in own else (own[0] if own else None)
         meetings.append((name, parts))
     return _plan_contraction(operands, meetings, len(result), how)
 
 
 def _plan_contraction(operands: Sequence[Axes], meetings: Sequence[Meeting], kept: int, how: str) -> _Contraction:
-    """Multiply what meets, and sum over all but the first so many."""
+    """Return the plan that multiplies along paired axes and sums over all but the first `kept`."""
     if len(meetings) > len(string.ascii_letters):
         raise ValueError(f"einsum can tell {len(string.ascii_letters)} axes apart, got {len(meetings)}")
     letters = {

@@ -1,4 +1,4 @@
-"""Along one axis: which element is largest, in what order they stand, how they add up, how they share one."""
+"""Operations along one axis that depend on order: argmax, sort, cumulative sums, softmax, flip, roll."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ranked(NamedTuple):
 
 @cache_by_axes
 def _rank_axes(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
-    """The axes after ranking along one of them: its entries now stand in different orders, so it has positions only."""
+    """Return an axis, and the axes after ranking along it: it has positions only, since lines are ordered differently."""
     at = axes.axis(dim)
     return at, axes.put(at, (axes.names[at], None))
 
@@ -47,7 +47,7 @@ def _reduce_one(axes: Axes, dim: DimLike, keepdim: bool) -> tuple[int, Axes]:
 
 @method
 def argmax(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, labels: bool = False) -> Any:
-    """Where the largest element is.
+    """Return the position or label of the largest element.
 
     Args:
         t: The tensor.
@@ -72,7 +72,7 @@ def argmax(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, labe
 
 @method
 def argmin(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, labels: bool = False) -> Any:
-    """Where the smallest element is.
+    """Return the position or label of the smallest element.
 
     Args:
         t: The tensor.
@@ -105,15 +105,15 @@ def _arg(function: Any, t: Tensor, dim: DimLike | None, keepdim: bool, labels: b
     space = t.dims[at]
     if not result.ndim:
         return space[int(result)]
-    found = np.empty(tuple(result.shape), dtype=object)
-    for at, place in enumerate(result.flatten().tolist()):  # one by one: NumPy would take tuples of labels apart
-        found.flat[at] = space[place]
-    return found
+    chosen = np.empty(tuple(result.shape), dtype=object)
+    for at, place in enumerate(result.flatten().tolist()):  # one by one, because NumPy would unpack tuples
+        chosen.flat[at] = space[place]
+    return chosen
 
 
 @method
 def max(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, skipna: bool = False) -> Any:
-    """The largest element, or along an axis the largest elements and their positions.
+    """Return the largest element, or along an axis the largest elements and their positions.
 
     Args:
         t: The tensor.
@@ -136,7 +136,7 @@ def max(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, skipna:
 
 @method
 def min(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, skipna: bool = False) -> Any:
-    """The smallest element, or along an axis the smallest elements and their positions.
+    """Return the smallest element, or along an axis the smallest elements and their positions.
 
     Args:
         t: The tensor.
@@ -174,7 +174,7 @@ def _extreme(function: Any, t: Tensor, dim: DimLike, keepdim: bool, skipna: bool
 
 @method
 def sort(t: Tensor, dim: DimLike = -1, descending: bool = False, *, stable: bool = False) -> Ranked:
-    """The elements in order along an axis, and the positions they came from.
+    """Return the elements in order along an axis, and the positions they came from.
 
     Every line of a tensor has an order of its own, so the sorted axis keeps its name but has positions instead of labels.
 
@@ -196,7 +196,7 @@ def sort(t: Tensor, dim: DimLike = -1, descending: bool = False, *, stable: bool
 
 @method
 def argsort(t: Tensor, dim: DimLike = -1, descending: bool = False, *, stable: bool = False) -> Tensor:
-    """The positions that sort the elements along an axis.
+    """Return the positions that sort the elements along an axis.
 
     Args:
         t: The tensor.
@@ -215,7 +215,7 @@ def argsort(t: Tensor, dim: DimLike = -1, descending: bool = False, *, stable: b
 
 @method
 def topk(t: Tensor, k: int, dim: DimLike = -1, largest: bool = True, sorted: bool = True) -> Ranked:
-    """The k largest (or smallest) elements along an axis, and their positions.
+    """Return the k largest (or smallest) elements along an axis, and their positions.
 
     Args:
         t: The tensor.
@@ -241,7 +241,7 @@ def topk(t: Tensor, k: int, dim: DimLike = -1, largest: bool = True, sorted: boo
 
 @method
 def cumsum(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The running sum along an axis.
+    """Return the running sum along an axis.
 
     Args:
         t: The tensor.
@@ -258,7 +258,7 @@ def cumsum(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tens
 
 @method
 def cumprod(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The running product along an axis.
+    """Return the running product along an axis.
 
     Args:
         t: The tensor.
@@ -275,7 +275,7 @@ def cumprod(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Ten
 
 @method
 def softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tensor:
-    """exp(x) divided by its sum along an axis.
+    """Return exp(x) divided by its sum along an axis.
 
     Args:
         t: The tensor.
@@ -292,7 +292,7 @@ def softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Ten
 
 @method
 def log_softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The logarithm of `softmax`, computed without overflow.
+    """Return the logarithm of `softmax`, computed without overflow.
 
     Args:
         t: The tensor.

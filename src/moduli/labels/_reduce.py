@@ -14,18 +14,33 @@ from ._tensor import Tensor, finish, method
 
 
 def reduce_axes(axes: Axes, dim: DimsLike, keepdim: bool) -> tuple[tuple[int, ...], Axes]:
-    """Which axes are reduced, and the axes of the result."""
+    """Return the positions of the reduced axes, and the axes of the result.
+
+    Args:
+        axes: The axes of the tensor.
+        dim: The axes to reduce.
+        keepdim: Whether to keep them as BROADCAST axes.
+    """
     gone = axes.axes(dim)
-    if keepdim:
-        made = intern(axes.names, [BROADCAST if i in gone else space for i, space in enumerate(axes.spaces)])
-        return gone, made if axes.told is None else made.mark(axes.told.keep(axes.drop(*gone).names))
-    return gone, axes.drop(*gone)
+    if not keepdim:
+        return gone, axes.drop(*gone)
+    result = intern(axes.names, [BROADCAST if i in gone else space for i, space in enumerate(axes.spaces)])
+    return gone, result if axes.coordinates is None else result.mark(axes.coordinates.keep(axes.drop(*gone).names))
 
 
 def fold_axes(
     function: Callable[..., torch.Tensor], t: Tensor, dim: DimsLike, keepdim: bool, *args: Any, **options: Any
 ) -> Tensor:
-    """Reduce along axes by a function of `_fold.py`."""
+    """Reduce along axes by a function of `_fold.py`.
+
+    Args:
+        function: The function.
+        t: The tensor.
+        dim: The axes.
+        keepdim: Whether to keep them as BROADCAST axes.
+        args: Further arguments of the function.
+        options: Its keyword arguments.
+    """
     gone, axes = t._axes.run(reduce_axes, as_key(dim), keepdim)
     result = function(fold.AxesFold(gone), t._data, *args, **options)
     return finish(result if keepdim else result.squeeze(gone), axes)
@@ -47,7 +62,7 @@ def _reduce_data(
 def sum(
     t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, skipna: bool = False
 ) -> Tensor:
-    """The sum over axes.
+    """Return the sum over axes.
 
     Args:
         t: The tensor.
@@ -74,7 +89,7 @@ def sum(
 def mean(
     t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, skipna: bool = False
 ) -> Tensor:
-    """The mean over axes.
+    """Return the mean over axes.
 
     Args:
         t: The tensor.
@@ -95,7 +110,7 @@ def mean(
 
 @method
 def prod(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The product over axes.
+    """Return the product over axes.
 
     Args:
         t: The tensor.
@@ -119,7 +134,7 @@ def prod(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
 def std(
     t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: float = 1, skipna: bool = False
 ) -> Tensor:
-    """The standard deviation over axes.
+    """Return the standard deviation over axes.
 
     Args:
         t: The tensor.
@@ -142,7 +157,7 @@ def std(
 def var(
     t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: float = 1, skipna: bool = False
 ) -> Tensor:
-    """The variance over axes.
+    """Return the variance over axes.
 
     Args:
         t: The tensor.
@@ -163,7 +178,7 @@ def var(
 
 @method
 def amin(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, skipna: bool = False) -> Tensor:
-    """The smallest element over axes.
+    """Return the smallest element over axes.
 
     Args:
         t: The tensor.
@@ -183,7 +198,7 @@ def amin(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, skipna: bool
 
 @method
 def amax(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, skipna: bool = False) -> Tensor:
-    """The largest element over axes.
+    """Return the largest element over axes.
 
     Args:
         t: The tensor.
@@ -237,7 +252,7 @@ def all(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
 
 @method
 def norm(t: Tensor, ord: float = 2.0, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
-    """The vector norm (sum of |x|^ord)^(1/ord) over axes.
+    """Return the vector norm (sum of |x|^ord)^(1/ord) over axes.
 
     Args:
         t: The tensor.
@@ -255,7 +270,7 @@ def norm(t: Tensor, ord: float = 2.0, dim: DimsLike = None, keepdim: bool = Fals
 
 @method
 def logsumexp(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
-    """The logarithm of the sum of exponentials over axes, computed without overflow.
+    """Return the logarithm of the sum of exponentials over axes, computed without overflow.
 
     Args:
         t: The tensor.
@@ -272,7 +287,7 @@ def logsumexp(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
 
 @method
 def nansum(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
-    """The sum over axes of the elements that are not NaN.
+    """Return the sum over axes of the elements that are not NaN.
 
     Args:
         t: The tensor.
@@ -289,7 +304,7 @@ def nansum(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
 
 @method
 def nanmean(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
-    """The mean over axes of the elements that are not NaN.
+    """Return the mean over axes of the elements that are not NaN.
 
     Args:
         t: The tensor.
@@ -306,7 +321,7 @@ def nanmean(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
 
 @method
 def count_nonzero(t: Tensor, dim: DimsLike = None) -> Tensor:
-    """The number of elements that are not zero, over axes.
+    """Return the number of elements that are not zero, over axes.
 
     Args:
         t: The tensor.

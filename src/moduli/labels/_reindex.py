@@ -1,4 +1,4 @@
-"""Tensors brought to other labels: reindex, align, and several axes as one with its labels."""
+"""Reindexing to other labels, alignment of tensors, and several axes as one: reindex, align, stack, unstack."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, split_names
 from ._concat import flatten
 from ._coords import AxisCoordinates, Coordinate, stack_dims
-from ._locate import convert_labels, find_neighbour, freeze_label, freeze_labels, require_labels, sort_labels
-from ._pairing import Gather, describe_difference, gather
+from ._gather import Gather, gather
+from ._locate import convert_labels, find_neighbours, freeze_label, freeze_labels, require_labels
+from ._pairing import describe_difference
 from ._shape import relabel
 from ._space import Space
 from ._tensor import Tensor, finish, method
@@ -67,25 +68,20 @@ def reindex(
 
 @cache_by_axes
 def _plan_reindex(axes: Axes, axis: int, wanted: Any, method: str | None, tolerance: Any) -> tuple[Gather, Axes]:
-    known = require_labels(axes, axis, "reindex")
+    own = require_labels(axes, axis, "reindex")
     if method is None and tolerance is not None:
         raise ValueError("a tolerance needs a method: 'nearest', 'pad' or 'backfill'")
     space = wanted if isinstance(wanted, Space) else Space(convert_labels(axes, axis, wanted))
     if not space.labelled:
         raise TypeError(f"reindex takes labels for {axes.describe(axis)}, not {space!r}")
     if method is None:
-        positions = known.locate(space)
+        positions = own.locate(space)
     else:
-        method = {"ffill": "pad", "bfill": "backfill"}.get(method, method)
-        if method not in ("nearest", "pad", "backfill"):
-            raise ValueError(f"the method of reindex is 'nearest', 'pad' or 'backfill', not {method!r}")
-        ordered, places = sort_labels(axes, axis, f"reindex with method={method!r}")
-        near = [find_neighbour(axes, axis, ordered, label, method, tolerance) for label in space]
-        positions = np.array([-1 if at < 0 else places[at] for at in near], np.int64)
+        positions = np.array(find_neighbours(axes, axis, space, method, tolerance, "reindex"), np.int64)
     plan, name = Gather(positions), axes.names[axis]
     # Labels without an entry have no value of further coordinates either.
-    made = axes.put_labels(axis, space.rename(name))
-    return plan, made if plan.missing else axes.carry(made, {} if name is None else {name: positions.tolist()})
+    result = axes.put_labels(axis, space.rename(name))
+    return plan, result if plan.missing else axes.carry(result, {} if name is None else {name: positions.tolist()})
 
 
 @method
@@ -157,7 +153,7 @@ _Places = tuple[tuple[int, int], ...]
 def _join_axes(
     axes: Axes, others: tuple[Axes, ...], join: str
 ) -> tuple[tuple[tuple[str, Space], ...], tuple[tuple[str, _Places], ...]]:
-    """The labels of axes that have to change, and those axes that are positional somewhere, as (tensor, axis) each."""
+    """Return the labels of axes that have to change, and the axes that are positional somewhere, as (tensor, axis)."""
     places: dict[str, list[tuple[int, int]]] = {}
     operands = (axes, *others)
     for number, each in enumerate(operands):
@@ -229,17 +225,17 @@ def stack_axes(t: Tensor, dims: Mapping[str, DimsLike] | None = None, /, **named
 def _mark_levels(axes: Axes, flat: Axes, chosen: tuple[int, ...], name: str) -> Axes:
     levels = [(axes.names[axis], axes.spaces[axis]) for axis in chosen]
     labels = list(itertools.product(*(space for _, space in levels if space is not None)))
-    told = axes.told or AxisCoordinates({})
+    coordinates = axes.coordinates or AxisCoordinates({})
     group = {level: len(space) for level, space in levels if level is not None and space is not None}
-    entries = {key: stack_dims(entry, group, name) for key, entry in told.entries.items() if key not in group}
+    entries = {key: stack_dims(entry, group, name) for key, entry in coordinates.entries.items() if key not in group}
     for at, (level, _) in enumerate(levels):
         if level is not None:
             entries[level] = Coordinate((name,), _box([label[at] for label in labels]), {})
-    return flat.mark(told.replace(entries))
+    return flat.mark(coordinates.replace(entries))
 
 
 def _box(values: Sequence[Hashable]) -> np.ndarray[Any, Any]:
-    """An array of objects: the very labels, not what NumPy would make of them."""
+    """Return an array of objects, which leaves tuples and other labels unmodified."""
     boxed: np.ndarray[Any, Any] = np.empty(len(values), object)
     boxed[:] = values
     return boxed
@@ -274,8 +270,8 @@ def unstack(
         b  nan  3.
     """
     axis = t._axes.axis(dim)
-    given = tuple(split_names(names)) if isinstance(names, str) else None if names is None else tuple(names)
-    plan, sizes, axes = _plan_unstack(t._axes, axis, given)
+    chosen = tuple(split_names(names)) if isinstance(names, str) else None if names is None else tuple(names)
+    plan, sizes, axes = _plan_unstack(t._axes, axis, chosen)
     data, value = choose_fill(t._data, fill, "t.unstack(..., fill=0)") if plan.missing else (t._data, fill)
     data = gather(data, axis, plan, value)
     return finish(data.unflatten(axis, sizes), axes)  # type: ignore[no-untyped-call]
@@ -303,11 +299,11 @@ def _plan_unstack(axes: Axes, axis: int, names: tuple[str, ...] | None) -> tuple
 
 
 def _find_levels(axes: Axes, axis: int, labels: Sequence[Any]) -> tuple[str, ...]:
-    """The names of the coordinates along an axis that are the parts of its labels."""
+    """Return the names of the coordinates along an axis whose values are the parts of its labels."""
     names = []
-    known = {name: axes.find_coordinate(name) for name in axes.coordinate_names()}
+    coordinates = {name: axes.find_coordinate(name) for name in axes.coordinate_names()}
     for part in zip(*labels, strict=True):
-        for name, coordinate in known.items():
+        for name, coordinate in coordinates.items():
             if coordinate is not None and coordinate[0] == axis and tuple(coordinate[1]) == part and name not in names:
                 names.append(name)
                 break

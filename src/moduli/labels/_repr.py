@@ -1,4 +1,4 @@
-"""How a labelled tensor shows itself: its axes, the labels at their ends, and values.
+"""The representation of labelled tensors: axes, the labels at their ends, and values.
 
 Showing must never fail, whatever is shown: inside a function transform or a tracer there are no values to look at, and
 only the axes are printed. It must not be slow either: of a long axis only the ends are ever touched.
@@ -29,7 +29,7 @@ _MOST: Final = 8
 
 
 def text(t: Tensor) -> str:
-    """The tensor as text, for ``repr``.
+    """Return the tensor as text, for ``repr``.
 
     Args:
         t: The tensor.
@@ -98,11 +98,11 @@ def _space(space: Space) -> str:
 
 
 def _label(label: Hashable, quoted: bool = False) -> str:
-    """A label, shortened; a string without its quotes where it can't be mistaken."""
+    """Return a label, shortened; a string without quotes if it is unambiguous."""
     if isinstance(label, str) and not quoted and label and not any(c.isspace() or c in "=,:[]()'\"" for c in label):
         words = label if label.isprintable() else repr(label)
     elif isinstance(label, (np.datetime64, np.timedelta64)):
-        return str(label)  # which has at most 38 characters, the last of them as telling as the first
+        return str(label)  # has at most 38 characters, none of which can be left out
     else:
         try:
             words = " ".join(repr(label).split())
@@ -112,14 +112,14 @@ def _label(label: Hashable, quoted: bool = False) -> str:
 
 
 def _words(space: Space | None, positions: Sequence[int | None]) -> list[str]:
-    """What stands beside the positions shown: the labels, or the positions themselves."""
+    """Return the labels at the printed positions, or the positions themselves."""
     if space is None or space.broadcast:
         return ["..." if at is None else str(at) for at in positions]
     return ["..." if at is None else _label(space.labels[at]) for at in positions]
 
 
 def _ends(size: int, most: int) -> tuple[int | None, ...]:
-    """All positions of a short axis, or those at the ends of a long one with None for the gap."""
+    """Return all positions of a short axis, or those at the ends of a long one with None for the gap."""
     if size <= most:
         return tuple(range(size))
     tail = most // 2
@@ -127,32 +127,32 @@ def _ends(size: int, most: int) -> tuple[int | None, ...]:
 
 
 def _extras(data: torch.Tensor) -> list[str]:
-    """What is not as usual, in torch's words."""
-    found = []
+    """Return the unusual properties of data as torch prints them: dtype, device, gradients."""
+    extras = []
     usual = torch.get_default_dtype()
     if data.dtype not in (usual, usual.to_complex(), torch.int64, torch.bool):
-        found.append(f"dtype={data.dtype}")
+        extras.append(f"dtype={data.dtype}")
     if data.device.type != "cpu":
-        found.append(f"device={str(data.device)!r}")
+        extras.append(f"device={str(data.device)!r}")
     try:
         if data.grad_fn is not None:
-            found.append(f"grad_fn=<{type(data.grad_fn).__name__}>")
+            extras.append(f"grad_fn=<{type(data.grad_fn).__name__}>")
         elif data.requires_grad:
-            found.append("requires_grad=True")
-    except RuntimeError:  # a view that was changed in place has no say about its history
+            extras.append("requires_grad=True")
+    except RuntimeError:  # a view that was changed in place raises when its history is read
         pass
-    return found
+    return extras
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
 def _cells(table: torch.Tensor, rows: Sequence[int | None], columns: Sequence[int | None]) -> list[list[str]] | None:
-    """The values at the ends of two axes as text, with dots for a gap, which is None; None for no values."""
+    """Return the values at the ends of two axes as text, with dots for a gap (None); None if values can't be read."""
     if type(table) is not torch.Tensor or table.is_meta or is_wrapped(table):
         return None
     try:
-        # What is looked at must not be recorded by a tracer that happens to be active.
+        # Reading values must not be recorded by an active tracer.
         values = run_outside(_values_at, table, *([at for at in each if at is not None] for each in (rows, columns)))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
@@ -166,7 +166,7 @@ def _values_at(table: torch.Tensor, rows: list[int], columns: list[int]) -> list
 
 
 def _line(data: torch.Tensor, axes: Axes) -> str | None:
-    """One axis on one line: label=value, or the values in brackets."""
+    """Return one axis on one line: label=value, or the values in brackets."""
     space, name = axes.spaces[0], axes.names[0]
     labelled = space is not None and not space.broadcast
     for most in (10, 6, 4):
@@ -189,7 +189,7 @@ def _line(data: torch.Tensor, axes: Axes) -> str | None:
 
 
 def _grid(data: torch.Tensor, axes: Axes, most: int) -> tuple[list[str], list[str], list[list[str]]] | None:
-    """The labels of the rows, of the columns, and the cells of a table; a vector is one row."""
+    """Return the labels of the rows, of the columns, and the cells of a table; a vector is one row."""
     table = data if data.ndim == 2 else data.unsqueeze(0)
     rows, columns = _ends(table.shape[0], _MOST), _ends(table.shape[1], most)
     cells = _cells(table, rows, columns)
@@ -217,18 +217,18 @@ def _table(data: torch.Tensor, axes: Axes) -> str | None:
 
 
 def _brackets(data: torch.Tensor) -> str | None:
-    """More than two axes: nested brackets as torch prints them."""
+    """Return more than two axes as nested brackets, as torch prints them."""
     if type(data) not in (torch.Tensor, torch.nn.Parameter) or data.is_meta or is_wrapped(data):
         return None
-    shown = run_outside(str, data.detach())
-    return shown[len("tensor(") : shown.rindex("]") + 1].replace("\n       ", "\n")
+    text = run_outside(str, data.detach())
+    return text[len("tensor(") : text.rindex("]") + 1].replace("\n       ", "\n")
 
 
 # -- HTML --------------------------------------------------------------------------------------------------------------
 
 
 def html(t: Tensor) -> str:
-    """The tensor as HTML, for notebooks: the axes in a header, and a table of values with their labels.
+    """Return the tensor as HTML, for notebooks: the axes in a header, and a table of values with their labels.
 
     Args:
         t: The tensor.
@@ -273,7 +273,7 @@ def _format_numbers(values: Sequence[Any]) -> list[str]:
 
 
 def _strip_zeros(word: str) -> str:
-    """One real number on its own, without the zeros that only align it with others."""
+    """Return one real number without the zeros that only align it with others."""
     return word.rstrip("0") if "." in word and "e" not in word and not word.endswith("j") else word
 
 
@@ -281,7 +281,7 @@ def _floats(values: list[float]) -> list[str]:
     finite = [abs(value) for value in values if math.isfinite(value) and value != 0]
     largest, smallest = max(finite, default=1.0), min(finite, default=1.0)
     integers = all(value == math.floor(value) for value in finite)
-    # largest > 1000 * smallest would overflow to the wrong side for the smallest numbers of all.
+    # Divided, because 1000 * smallest could overflow.
     if largest / 1000.0 > smallest or largest > 1.0e8 or (not integers and smallest < 1.0e-4):
         return [f"{value:.4e}" if math.isfinite(value) else str(value) for value in values]
     if integers:

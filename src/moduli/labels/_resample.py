@@ -79,19 +79,10 @@ def bin_dates(space: Space, rule: str) -> tuple[Sequence[int], Sequence[Hashable
         ValueError: If there is no such period, or there would be more than ten million.
     """
     dates = get_dates(space)
-    match = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", rule) if isinstance(rule, str) else None
-    if dates is None and not len(space):
-        dates = np.empty(0, "M8[D]")
-    if dates is None:
+    if dates is None and len(space):
         raise TypeError(f"resample goes by time, and the labels are no dates: {space!r}")
-    if match is None or match[1] == "0":
-        raise ValueError(f"{rule!r} is no period of time such as 'ME', 'YS', 'W', 'D' or '6h'")
-    count, unit, anchor = int(match[1] or 1), match[2], match[3]
-    anchors = _WEEKDAYS if unit == "W" else _MONTH_NAMES if unit in ("QE", "QS", "YE", "YS") else ()
-    if anchor is not None and anchor not in anchors:
-        what = f"the anchor of {unit!r} is one of {', '.join(anchors)}" if anchors else f"{unit!r} has no anchor"
-        raise ValueError(f"{rule!r} is no period of time: {what}")
-    if not len(dates):
+    count, unit, anchor = _parse_rule(rule)
+    if dates is None or not len(dates):
         return [], []
     if unit in _STEPS:
         members, labels = _bin_steps(dates, count, _STEPS[unit])
@@ -112,8 +103,21 @@ def bin_dates(space: Space, rule: str) -> tuple[Sequence[int], Sequence[Hashable
     return members.tolist(), labels  # type: ignore[return-value]
 
 
+def _parse_rule(rule: Any) -> tuple[int, str, str | None]:
+    """Return the count, unit and anchor of a period such as "6h" or "QS-DEC"."""
+    match = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", rule) if isinstance(rule, str) else None
+    if match is None or match[1] == "0":
+        raise ValueError(f"{rule!r} is no period of time such as 'ME', 'YS', 'W', 'D' or '6h'")
+    unit, anchor = match[2], match[3]
+    anchors = _WEEKDAYS if unit == "W" else _MONTH_NAMES if unit in ("QE", "QS", "YE", "YS") else ()
+    if anchor is not None and anchor not in anchors:
+        what = f"the anchor of {unit!r} is one of {', '.join(anchors)}" if anchors else f"{unit!r} has no anchor"
+        raise ValueError(f"{rule!r} is no period of time: {what}")
+    return int(match[1] or 1), unit, anchor
+
+
 def _number(periods: np.ndarray[Any, Any], count: int, ends: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Which of every so many periods each belongs to, and the period that gives each its label.
+    """Return the bin of each period, with `count` periods per bin, and the period that labels each bin.
 
     Periods that are labelled by their end are counted so that the first one ends a bin; others, so that it starts one.
     """
@@ -141,7 +145,7 @@ def _bin_weeks(dates: DateArray, count: int, end: int) -> Bins:
 
 
 def _bin_steps(dates: DateArray, count: int, unit: str) -> Bins:
-    """Bins of fixed length, counted from the midnight before the first date, or from the first duration."""
+    """Return bins of fixed length, counted from the midnight before the first date, or from the first duration."""
     kind = dates.dtype.kind
     step = np.timedelta64(count, unit)  # type: ignore[call-overload]
     first = dates.min()

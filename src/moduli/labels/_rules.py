@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from . import _assign, _concat, _maths, _shape, _solve
+from . import _adjoint, _assign, _concat, _maths, _shape
 from . import _rank as rank
 from . import _reduce as reduce
 from ._axes import SCALAR, Axes, DimLike, DimsLike, cache_by_axes
@@ -33,7 +33,7 @@ _OTHERWISE: tuple[tuple[Callable[..., Any], ...], ...] = (
     (_concat.cat, torch.concat, torch.concatenate),
     (_shape.transpose, torch.swapaxes),
     (_maths.clamp, torch.clip),
-    (_solve.adjoint, torch.adjoint),
+    (_adjoint.adjoint, torch.adjoint),
     (_assign.index_add, torch.index_add),
     (outer, torch.outer),
     (matmul, torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__),
@@ -120,7 +120,7 @@ RULES[F.linear] = _linear
 
 
 def _loss(name: str) -> None:
-    """A loss is elementwise, then reduced over all axes: mean, sum or none."""
+    """Register the rule of an elementwise loss, which is reduced over all axes: mean, sum or none."""
     function: Callable[..., torch.Tensor] = getattr(F, name)
 
     def rule(input: Any, target: Any, *, reduction: str = "mean", **given: Any) -> Tensor:
@@ -145,7 +145,7 @@ def _total(losses: Tensor, reduction: str) -> Tensor:
 def _compute_unreduced(
     function: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor:
-    # torch warns when it stretches a target; here it was BROADCAST that said so.
+    # torch warns when it broadcasts a target; here a BROADCAST axis requested it.
     x, y = torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
     return function(x, y, reduction="none", **options)
 
@@ -160,7 +160,7 @@ for _name in ("binary_cross_entropy", "binary_cross_entropy_with_logits"):
 
 
 def _cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean", **options: Any) -> Tensor:
-    """Classes along the second axis (the only one, if there is one), as in torch.
+    """Return the cross entropy over classes along the second axis (the only one, if there is one), as in torch.
 
     A target of integers gives the class of every other position; one of floats, paired with the input, probabilities. A
     weight is paired with the classes.
@@ -170,7 +170,7 @@ def _cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: st
     target = as_tensor(target)
     at, rest, classes = _classes(input._axes)
     logits, soft = input._data, target._data.is_floating_point()
-    # One class has the axes of a target of integers.
+    # The logits of one class have the axes of a target of integers.
     meets, whole = (input._axes, logits) if soft else (rest, logits.select(at, 0))
     axes, _, aim = align(meets, target._axes, whole, target._data)
     if axes.drop_marks() is not meets.drop_marks():
@@ -186,7 +186,7 @@ def _cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: st
 
 @cache_by_axes
 def _classes(axes: Axes) -> tuple[int, Axes, Axes]:
-    """Where the classes are, the axes of the positions, and the axis of the classes."""
+    """Return the axis of the classes, the other axes, and the axis of the classes as Axes."""
     if not axes.ndim:
         raise ValueError("cross_entropy needs logits with an axis of classes")
     at = 1 if axes.ndim > 1 else 0

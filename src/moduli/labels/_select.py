@@ -12,6 +12,7 @@ import torch
 from ._axes import Axes, cache_by_axes
 from ._dates import measure_dates
 from ._errors import UnknownLabelError
+from ._gather import Gather, index_of, lay_along
 from ._index import get
 from ._instants import get_dates
 from ._label_sequences import show_label
@@ -25,7 +26,6 @@ from ._locate import (
     require_labels,
     sort_labels,
 )
-from ._pairing import Gather, index_of, lay_along
 from ._space import Space
 from ._tensor import Tensor, finish, method
 
@@ -69,8 +69,8 @@ def sel(
     Args:
         t: The tensor.
         indexers: Axis (name or position) to labels, as a mapping.
-        method: What to take for a label that the axis does not have: its neighbour below (``"pad"``), above
-            (``"backfill"``) or the nearer one (``"nearest"``, the greater of two as near). None refuses it.
+        method: The replacement of a label that the axis does not have: its neighbour below (``"pad"``), above
+            (``"backfill"``) or the nearer one (``"nearest"``, the greater of two as near). None raises.
         tolerance: How far that neighbour may be.
         named: Axis name to a label (the axis disappears), to a list of labels or a Space (the axis is reordered), or to a
             slice of labels, both ends included. Dates are selected by `numpy.datetime64`, `datetime`, `date`, a Timestamp of
@@ -100,28 +100,33 @@ def sel(
         # One label is the common case: a look-up, and torch's own selection.
         ((which, labels),) = named.items()
         if type(labels) is str or type(labels) is int:
-            found = axes.run(_plan_label, which, labels)
-            if found is not None:
-                axis, position, rest = found
+            plan = axes.run(_plan_label, which, labels)
+            if plan is not None:
+                axis, position, rest = plan
                 return finish(t._data.select(axis, position), rest)
     key: list[Any] = [slice(None)] * t._data.ndim
     for which, labels in {**(indexers or {}), **named}.items():
         axis = axes.axis(which)
-        if isinstance(labels, slice):
-            key[axis] = locate_slice(axes, axis, labels.start, labels.stop, labels.step)
-            continue
-        several, wanted = freeze_labels(labels, list, range)  # a tuple is one label
-        if method is not None:
-            key[axis] = locate_neighbours(axes, axis, several, wanted, method, freeze_label(tolerance))
-            continue
-        key[axis] = place = locate_labels(axes, axis, several, wanted)
-        if axes.spaces[axis] is None and isinstance(place, int) and place >= t._data.shape[axis]:
-            raise UnknownLabelError(f"{axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}")
+        key[axis] = _locate(t, axis, labels, method, tolerance)
     return get(t, tuple(key))
 
 
+def _locate(t: Tensor, axis: int, labels: Any, method: str | None, tolerance: Any) -> Any:
+    """Return the index of labels along an axis: a position, a slice or a Space."""
+    axes = t._axes
+    if isinstance(labels, slice):
+        return locate_slice(axes, axis, labels.start, labels.stop, labels.step)
+    several, wanted = freeze_labels(labels, list, range)  # a tuple is one label
+    if method is not None:
+        return locate_neighbours(axes, axis, several, wanted, method, freeze_label(tolerance))
+    place = locate_labels(axes, axis, several, wanted)
+    if axes.spaces[axis] is None and isinstance(place, int) and place >= t._data.shape[axis]:
+        raise UnknownLabelError(f"{axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}")
+    return place
+
+
 def _plan_label(axes: Axes, which: str, label: Hashable) -> tuple[int, int, Axes] | None:
-    """The axis and the position of one label, and the axes that are left; None where it is a position, or several."""
+    """Return the axis and position of one label, and the remaining axes; None for a position, or several labels."""
     axis = axes.axis(which)
     position = None if axes.spaces[axis] is None else locate_labels(axes, axis, False, label)
     return (axis, position, axes.carry(axes.drop(axis))) if isinstance(position, int) else None
@@ -132,7 +137,7 @@ def _plan_label(axes: Axes, which: str, label: Hashable) -> tuple[int, int, Axes
 
 @method
 def interp(t: Tensor, points: Mapping[Any, Any] | None = None, /, fill: complex | None = None, **named: Any) -> Tensor:
-    """Values between the labels of axes, by linear interpolation; differentiable in the data.
+    """Interpolate linearly between the labels of axes; differentiable in the data.
 
     Along several axes it is multilinear: one axis after the other.
 
@@ -174,7 +179,7 @@ def interp(t: Tensor, points: Mapping[Any, Any] | None = None, /, fill: complex 
 def _plan_points(
     axes: Axes, axis: int, several: bool, wanted: Any, fills: bool
 ) -> tuple[Gather, Gather, tuple[float, ...], tuple[bool, ...], Axes]:
-    """The positions below and above each point, the weight of the one above, whether it is outside, and the axes left."""
+    """Return the positions below and above each point, the weight of the upper one, whether it is outside, and the axes."""
     wanted = tuple(wanted) if several else (wanted,)
     sorted_labels, order, labels, points = _measure_points(axes, axis, wanted)
     if not len(labels):
@@ -186,7 +191,7 @@ def _plan_points(
             f"{show_label(sorted_labels[0])} to {show_label(sorted_labels[-1])}; give fill= for such points"
         )
     below = np.clip(np.searchsorted(labels, points, side="right") - 1, 0, len(labels) - 1)
-    # On a label itself, its neighbour has no part in the value, not even as a NaN.
+    # At a label itself its neighbour is not used, so that a NaN there does not spread.
     above = np.where((labels[below] == points) | outside, below, np.minimum(below + 1, len(labels) - 1))
     width = labels[above] - labels[below]
     weights = np.where(width > 0, (points - labels[below]) / np.where(width > 0, width, 1.0), 0.0)
@@ -199,12 +204,12 @@ def _plan_points(
 def _measure_points(
     axes: Axes, axis: int, wanted: tuple[Any, ...]
 ) -> tuple[Sequence[Any], Sequence[int], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The labels of an axis in ascending order, their positions, and both labels and points as numbers."""
+    """Return the labels of an axis in ascending order, their positions, and labels and points as numbers."""
     sorted_labels, order = sort_labels(axes, axis, "interp")
     dates = get_dates(require_labels(axes, axis, "interp"))
     if dates is not None:
-        known, points = measure_dates(dates[list(order)], convert_labels(axes, axis, wanted))
-        return sorted_labels, order, known, points
+        ordered, points = measure_dates(dates[list(order)], convert_labels(axes, axis, wanted))
+        return sorted_labels, order, ordered, points
     if not all(isinstance(each, numbers.Real) for each in (*sorted_labels, *wanted)):
         raise TypeError(
             f"interp needs numbers or dates, unlike the labels of {axes.describe(axis)} or the points {list(wanted)}"

@@ -1,4 +1,4 @@
-"""Axes rearranged: renamed, relabelled, permuted, inserted, removed."""
+"""Operations on axes: rename, relabel, permute, insert, remove."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._tensor import Tensor, finish, method, wrap
 def rename(
     t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, /, **new: str | None
 ) -> Tensor:
-    """The same tensor with other axis names.
+    """Return the same tensor with other axis names.
 
     Args:
         t: The tensor.
@@ -53,20 +53,25 @@ def rename(
 def _rename_axes(axes: Axes, changes: tuple[tuple[DimLike, str | None], ...]) -> Axes:
     names, further = list(axes.names), {}
     for old, name in changes:
-        if isinstance(old, str) and old not in axes.names and axes.told is not None and old in axes.told.entries:
+        if (
+            isinstance(old, str)
+            and old not in axes.names
+            and axes.coordinates is not None
+            and old in axes.coordinates.entries
+        ):
             further[old] = name
         else:
             names[axes.axis(old)] = name
-    told = axes.told
-    if told is not None:
+    coordinates = axes.coordinates
+    if coordinates is not None:
         further |= {old: name for old, name in zip(axes.names, names, strict=True) if old is not None}
-        told = told.rename(further)
-    return intern(names, axes.spaces, told)
+        coordinates = coordinates.rename(further)
+    return intern(names, axes.spaces, coordinates)
 
 
 @method
 def relabel(t: Tensor, dim: DimLike | None = None, labels: Any = None, /, **new: Any) -> Tensor:
-    """The same numbers with other labels on some axes.
+    """Return the same numbers with other labels on some axes.
 
     Args:
         t: The tensor.
@@ -85,7 +90,7 @@ def relabel(t: Tensor, dim: DimLike | None = None, labels: Any = None, /, **new:
         >>> t.relabel(x=["a", "b"]).relabel("x", None).dims
         (Space(2, name='x'),)
     """
-    changes: list[tuple[DimLike, Any]] = [(name, freeze(given)) for name, given in new.items()]
+    changes: list[tuple[DimLike, Any]] = [(name, freeze(entries)) for name, entries in new.items()]
     if dim is not None:
         changes.append((dim, freeze(labels)))
     axes, sizes = _relabel_axes(t._axes, tuple(changes))
@@ -99,28 +104,32 @@ def relabel(t: Tensor, dim: DimLike | None = None, labels: Any = None, /, **new:
 def _relabel_axes(axes: Axes, changes: tuple[tuple[DimLike, Any], ...]) -> tuple[Axes, tuple[tuple[int, int], ...]]:
     pairs = axes.pairs()
     sizes = []
-    for which, given in changes:
+    for which, labels in changes:
         at = axes.axis(which)
         name, space = axes.names[at], None
-        if given is not None:
-            sizes.append((at, len(Space(given))))
-            own, space = as_pair(Space(given))
+        if labels is not None:
+            sizes.append((at, len(Space(labels))))
+            own, space = as_pair(Space(labels))
             name = name if own is None else own
         pairs[at] = (name, space)
-    made = intern_pairs(pairs)
-    if axes.told is None:
-        return made, tuple(sizes)
-    told = axes.told.rename({old: new for old, new in zip(axes.names, made.names, strict=True) if old is not None})
-    if told is not None:  # what was known of the labels that are gone
-        relabelled = {made.names[axes.axis(which)] for which, _ in changes}
-        entries = told.entries.items()
-        told = told.replace({k: entry for k, entry in entries if entry.values is not None or k not in relabelled})
-    return made.mark(told), tuple(sizes)
+    result = intern_pairs(pairs)
+    if axes.coordinates is None:
+        return result, tuple(sizes)
+    coordinates = axes.coordinates.rename(
+        {old: new for old, new in zip(axes.names, result.names, strict=True) if old is not None}
+    )
+    if coordinates is not None:  # drop the attributes of labels that are replaced
+        relabelled = {result.names[axes.axis(which)] for which, _ in changes}
+        entries = coordinates.entries.items()
+        coordinates = coordinates.replace(
+            {k: entry for k, entry in entries if entry.values is not None or k not in relabelled}
+        )
+    return result.mark(coordinates), tuple(sizes)
 
 
 @method
 def align_to(t: Tensor, dims: Iterable[Space]) -> Tensor:
-    """The tensor with its axes and labels in the order of the given Spaces.
+    """Return the tensor with its axes and labels in the order of the given Spaces.
 
     If all axes on both sides have names, axes are matched by name, otherwise by position. Labels must be the same, in any
     order; a positional axis takes the labels of a Space of its size, and BROADCAST stretches.
@@ -149,7 +158,7 @@ def align_to(t: Tensor, dims: Iterable[Space]) -> Tensor:
 def _alignment(
     axes: Axes, dims: tuple[Space, ...], shape: tuple[int, ...]
 ) -> tuple[PairingPlan, tuple[int, ...] | None]:
-    """How an operand comes to these Spaces, and the sizes to stretch it to, if it is to be stretched."""
+    """Return the plan that aligns an operand to Spaces, and the sizes to expand it to, or None."""
     target = axes_of(dims)
     if target.ndim != axes.ndim:
         raise ValueError(f"can't align {axes.ndim} axes to {target.ndim} spaces; {axes.listing()}, to be {dims}")
@@ -158,20 +167,20 @@ def _alignment(
         raise ValueError(f"can't align axes {list(axes.names)} to axes {list(target.names)}: the names differ")
     order = [axes.names.index(name) for name in target.names] if by_name else range(axes.ndim)
     for source, wanted in zip(order, dims, strict=True):
-        space, called = axes.spaces[source], axes.describe(source)
-        if axes.stretches(source):
-            continue
-        if wanted.broadcast:
-            raise ValueError(
-                f"{called} can't be aligned to {wanted!r}: it is not BROADCAST, and must not start to stretch"
-            )
-        if shape[source] != len(wanted) and not (space is not None and wanted.labelled):
-            raise ValueError(
-                f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}"
-            )
+        if not axes.stretches(source):
+            _check_target(axes, source, shape[source], wanted)
     sizes = tuple(len(space) for space in dims)
     stretches = sizes != tuple(shape[source] for source in order)
     return pair(target, (axes,), "exact", 0.0), sizes if stretches else None
+
+
+def _check_target(axes: Axes, source: int, size: int, wanted: Space) -> None:
+    """Raise ValueError if an axis that is not BROADCAST can't get the labels of a Space."""
+    called = axes.describe(source)
+    if wanted.broadcast:
+        raise ValueError(f"{called} can't be aligned to {wanted!r}: it is not BROADCAST, and must not start to stretch")
+    if size != len(wanted) and not (axes.spaces[source] is not None and wanted.labelled):
+        raise ValueError(f"{called} has size {size}, but it is to have the {len(wanted)} labels of {wanted!r}")
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
@@ -179,7 +188,7 @@ def _alignment(
 
 @method
 def permute(t: Tensor, *dims: DimsLike) -> Tensor:
-    """The axes in another order.
+    """Permute the axes.
 
     Args:
         t: The tensor.
@@ -207,7 +216,7 @@ def _order(axes: Axes, dims: Any) -> tuple[tuple[int, ...], Axes]:
 
 @method
 def transpose(t: Tensor, dim0: DimLike, dim1: DimLike) -> Tensor:
-    """Two axes exchanged.
+    """Exchange two axes.
 
     Args:
         t: The tensor.
@@ -227,7 +236,7 @@ def transpose(t: Tensor, dim0: DimLike, dim1: DimLike) -> Tensor:
 
 @method
 def h(t: Tensor, dim0: DimLike = -2, dim1: DimLike = -1) -> Tensor:
-    """The conjugate transpose: two axes exchanged, and every element conjugated.
+    """Return the conjugate transpose: two axes exchanged, and every element conjugated.
 
     Args:
         t: The tensor.
@@ -245,7 +254,7 @@ def h(t: Tensor, dim0: DimLike = -2, dim1: DimLike = -1) -> Tensor:
 
 @method
 def movedim(t: Tensor, source: DimLike, destination: int) -> Tensor:
-    """One axis moved to another position; the others keep their order.
+    """Move one axis to another position; the others keep their order.
 
     Args:
         t: The tensor.

@@ -1,4 +1,4 @@
-"""Linear systems and the functions of a matrix that have one value: solve, inverses, determinants, trace, the adjoint."""
+"""Linear systems and functions of matrices: solve, inverses, determinants, trace, orthonormal columns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 
 from ._assign import diagonal
 from ._axes import Axes, cache_by_axes, intern_pairs
+from ._gather import gather, index_of
 from ._join import policy
 from ._matrix import NEVER, as_floating, check_matrix, check_square, decompose, plan_matrix, round_to
-from ._pairing import Check, Moves, PairingPlan, align_all, check_sizes, gather, index_of, pair, pair_labels
+from ._pairing import Check, Moves, PairingPlan, align_all, check_sizes, pair, pair_labels
 from ._tensor import Tensor, _in_transform, as_tensor, finish, method, wrap
 
 
@@ -31,7 +32,7 @@ class Slogdet(NamedTuple):
 
 @method
 def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
-    """The solution x of a x = b.
+    """Return the solution x of a x = b.
 
     ``sum_c a[r, c] x[c] = b[r]`` for every row label r: the rows of b are brought to the order of the rows of a by
     label, and x lives on the *columns* of a. Rows and columns of a need not have the same labels: a may be a map from
@@ -67,16 +68,16 @@ def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
     if vector:
         y = y.unsqueeze(-1)
     x, y = align_all(batch, (as_floating(x.to(dtype)), as_floating(y.to(dtype))))
-    # torch takes b for a vector where its shape happens to be that of a without the last axis: full rank rules it out.
-    found = torch.linalg.solve(x, y.expand(*(1,) * (x.ndim - y.ndim), *y.shape))
-    return finish(round_to(found.squeeze(-1) if vector else found, dtype), axes)
+    # With fewer axes than a, torch could take b for a batch of vectors, so it is expanded to the same number of axes.
+    solution = torch.linalg.solve(x, y.expand(*(1,) * (x.ndim - y.ndim), *y.shape))
+    return finish(round_to(solution.squeeze(-1) if vector else solution, dtype), axes)
 
 
 @cache_by_axes
 def _plan_solution(
     axes: Axes, other: Axes, vector: bool, how: str, fill: complex | None
 ) -> tuple[Moves, tuple[Check, ...], PairingPlan, Axes]:
-    """How the rows of b get to those of a, sizes that must agree, how batch axes are paired, and the axes of x."""
+    """Return the moves of the rows of b to those of a, sizes to check, the pairing of batch axes, and the axes of x."""
     check_matrix(axes, "solve")
     row, b_row = axes.ndim - 2, other.ndim - (1 if vector else 2)
     if b_row < 0:
@@ -99,7 +100,7 @@ def _plan_solution(
 
 @method
 def inv(t: Tensor) -> Tensor:
-    """The inverse of each matrix on the last two axes.
+    """Return the inverse of each matrix on the last two axes.
 
     ``sum_c t[r, c] inv(t)[c, s] = (1 if r is s)``, so the axes are exchanged: (..., row, column) becomes
     (..., column, row), each with its own labels in its own order.
@@ -121,13 +122,13 @@ def inv(t: Tensor) -> Tensor:
         >>> mo.inv(t).names, mo.inv(t).data.tolist()
         (('column', 'row'), [[0.5, 0.0], [0.0, 0.25]])
     """
-    # A permutation of columns in is one of rows out, which the labels of the result record: nothing to align.
+    # A permutation of the columns permutes the rows of the inverse, which the labels of the result show: no alignment.
     return decompose(t, "inv", "exchanged", align=False)[0]
 
 
 @method
 def pinv(t: Tensor, *, atol: float | None = None, rtol: float | None = None) -> Tensor:
-    """The Moore-Penrose pseudo-inverse of each matrix on the last two axes.
+    """Return the Moore-Penrose pseudo-inverse of each matrix on the last two axes.
 
     With the singular value decomposition ``t = U S Vh`` it is ``V S⁺ Uh``, where S⁺ inverts the singular values above
     ``max(atol, rtol * largest)`` and drops the others. The axes are exchanged, as by `inv`; rows and columns may be any
@@ -155,7 +156,7 @@ def pinv(t: Tensor, *, atol: float | None = None, rtol: float | None = None) -> 
 
 @method
 def det(t: Tensor) -> Tensor:
-    """The determinant of each matrix on the last two axes.
+    """Return the determinant of each matrix on the last two axes.
 
     Columns are brought to the order of the rows first, without which the sign would depend on how labels are listed.
 
@@ -178,7 +179,7 @@ def det(t: Tensor) -> Tensor:
 
 @method
 def slogdet(t: Tensor) -> Slogdet:
-    """The sign and the logarithm of the absolute value of each determinant: ``det = sign * exp(logabsdet)``.
+    """Return the sign and the logarithm of the absolute value of each determinant: ``det = sign * exp(logabsdet)``.
 
     Args:
         t: Square matrices whose column labels are the row labels, in any order.
@@ -200,7 +201,7 @@ def slogdet(t: Tensor) -> Slogdet:
 
 @method
 def matrix_exp(t: Tensor) -> Tensor:
-    """The exponential of each matrix on the last two axes, ``1 + t + t t / 2 + t t t / 6 + ...``.
+    """Return the exponential of each matrix on the last two axes, ``1 + t + t t / 2 + t t t / 6 + ...``.
 
     Args:
         t: Square matrices whose column labels are the row labels, in any order.
@@ -222,7 +223,7 @@ def matrix_exp(t: Tensor) -> Tensor:
 
 @method
 def trace(t: Tensor) -> Tensor:
-    """The sum of the entries of each matrix whose row and column have the same label.
+    """Return the sum of the entries of each matrix whose row and column have the same label.
 
     Args:
         t: Square matrices on the last two axes whose column labels are the row labels, in any order.
@@ -246,7 +247,7 @@ def trace(t: Tensor) -> Tensor:
 
 @method
 def add_identity(t: Tensor, c: Any) -> Tensor:
-    """A multiple of the identity added on the last two axes: ``t + c 1``.
+    """Add a multiple of the identity on the last two axes: ``t + c 1``.
 
     The identity is one where the label of the row *is* the label of the column (positional axes go by position),
     however the two axes list them. A number that is added with ``+`` is added to every element instead.
@@ -282,63 +283,6 @@ def add_identity(t: Tensor, c: Any) -> Tensor:
     return wrap(torch.where(diagonal, data + amount, data), t._axes)
 
 
-# -- the adjoint ---------------------------------------------------------------------------------------------------------
-
-
-@method
-def adjoint(t: Tensor) -> Tensor:
-    """The adjoint operator, also ``t.mH``: rows and columns exchanged under their names, every element conjugated.
-
-    Where `h` moves the names along with the axes, so that the result pairs with ``t`` entry by entry, here the names
-    stay: entry (a, b) is the conjugate of entry (b, a). That needs rows and columns with the same labels, in any order.
-    Without names it is the conjugate transpose of any matrix.
-
-    Args:
-        t: Matrices on the last two axes.
-
-    Raises:
-        ValueError: If named rows and columns have different labels or sizes.
-
-    Example:
-        >>> import moduli as mo
-        >>> hop = mo.tensor([[0.0, 1.0], [3.0, 0.0]], orb=["a", "b"], bra=["a", "b"])
-        >>> ((hop + hop.mH) / 2).data.tolist()
-        [[0.0, 2.0], [2.0, 0.0]]
-    """
-    exchanged = transpose_labels(t)
-    return wrap(exchanged._data.conj(), exchanged._axes)
-
-
-def transpose_labels(t: Tensor) -> Tensor:
-    """`adjoint` without the conjugation, which is ``t.mT``."""
-    axes, data = _adjoin_axes(t._axes), t._data
-    if data.shape[-1] != data.shape[-2] and axes.names[-2:] != (None, None):
-        raise ValueError(_rectangular(t._axes, f"sizes {data.shape[-2]} and {data.shape[-1]}"))
-    return wrap(data.transpose(-2, -1), axes)
-
-
-@cache_by_axes
-def _adjoin_axes(axes: Axes) -> Axes:
-    check_matrix(axes, "adjoint")
-    *lead, (row_name, row), (column_name, column) = axes.pairs()
-    if row_name is None and column_name is None:
-        return intern_pairs([*lead, (None, column), (None, row)])
-    if row is not None and column is not None and not row.has_labels_of(column):
-        raise ValueError(_rectangular(axes, f"the labels {row!r} and {column!r}"))
-    return intern_pairs([*lead, (row_name, column), (column_name, row)])
-
-
-def _rectangular(axes: Axes, what: str) -> str:
-    return (
-        f"the adjoint swaps the labels of {axes.describe(axes.ndim - 2)} and {axes.describe(axes.ndim - 1)} and keeps their "
-        f"names, but they have {what}; to exchange the axes with their names, use t.h() or t.T"
-    )
-
-
-Tensor.mH = property(adjoint)  # type: ignore[assignment, method-assign]
-Tensor.mT = property(transpose_labels)  # type: ignore[assignment, method-assign]
-
-
 # -- orthonormal columns -----------------------------------------------------------------------------------------------
 
 
@@ -372,13 +316,13 @@ def lowdin(t: Tensor, tolerance: float | None = None) -> Tensor:
     check_matrix(t._axes, "lowdin")
     data = as_floating(t._data)
     U, S, Vh = torch.linalg.svd(data.detach(), full_matrices=False)
-    found = U @ Vh
+    result = U @ Vh
     if S.shape[-1]:
         if tolerance is None:
             tolerance = max(data.shape[-2:]) * torch.finfo(S.dtype).eps
         deficient = S[..., -1] <= tolerance * S[..., 0]
         if torch.compiler.is_compiling() or _in_transform() or data.is_meta:
-            found = torch.where(deficient[..., None, None], torch.nan, found)
+            result = torch.where(deficient[..., None, None], torch.nan, result)
         elif bool(deficient.any()):
             ratio = float((S[..., -1] / S[..., 0]).nan_to_num().min())
             raise RuntimeError(
@@ -388,12 +332,12 @@ def lowdin(t: Tensor, tolerance: float | None = None) -> Tensor:
     if data.requires_grad or _in_transform():
         tall = data.shape[-2] >= data.shape[-1]
         moved = _polar(data, S, Vh) if tall else _polar(data.mH, S, U.mH).mH
-        found = found + (moved - moved.detach())
-    return wrap(round_to(found, t._data.dtype), t._axes)
+        result = result + (moved - moved.detach())
+    return wrap(round_to(result, t._data.dtype), t._axes)
 
 
 def _polar(a: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> torch.Tensor:
-    """The product a P^-1 with P = (ah a)^(1/2), differentiable without the gaps between singular values.
+    """Return a P^-1 with P = (ah a)^(1/2), differentiable without the gaps between singular values.
 
     The derivative of the svd divides by differences of singular values, which vanish for the very matrices that are
     orthonormal already. Instead P solves P P = G = ah a by Newton's method from the known root P0 = V S Vh, whose
@@ -404,5 +348,5 @@ def _polar(a: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> torch.Tensor:
     sums = S.unsqueeze(-1) + S.unsqueeze(-2)
     for _ in range(3):
         P = P + Vh.mH @ ((Vh @ (G - P @ P) @ Vh.mH) / sums) @ Vh
-    found: torch.Tensor = torch.linalg.solve(P, a, left=False)
-    return found
+    product: torch.Tensor = torch.linalg.solve(P, a, left=False)
+    return product

@@ -1,4 +1,4 @@
-"""Space: the ordered labels of one axis."""
+"""Space: the ordered labels of one axis. Above 400 lines, because the methods of one class carry their examples."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Space:
             return _make(_POSITIONAL, range(size), name)
         return _make_labelled(labels, name)  # type: ignore[arg-type]
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str | None:
@@ -135,7 +135,7 @@ class Space:
 
     @property
     def labelled(self) -> bool:
-        """Whether the space has labels of its own.
+        """Whether the space has labels.
 
         Example:
             >>> Space(2).labelled, Space(range(2)).labelled
@@ -220,7 +220,7 @@ class Space:
     # -- looking up ------------------------------------------------------------------------------------------------
 
     def index(self, label: object) -> int:
-        """The position of a label.
+        """Return the position of a label.
 
         Args:
             label: One of the labels.
@@ -245,7 +245,7 @@ class Space:
         raise UnknownLabelError(f"{self!r} has no label {show_label(label)}; its labels are {show_labels(labels)}")
 
     def locate(self, labels: Sequence[Hashable] | Space) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The positions of many labels at once, -1 where the space does not have one.
+        """Return the positions of many labels at once, -1 for absent ones.
 
         Args:
             labels: Hashable labels.
@@ -255,18 +255,18 @@ class Space:
             array([ 2, -1,  0])
         """
         wanted = labels._labels if isinstance(labels, Space) else labels
-        known = self._labels
-        if isinstance(wanted, (ArrayLabels, range)) and isinstance(known, (ArrayLabels, range)):
-            found = locate_alike(known, wanted)
-            if found is not None:
-                return found
-        if isinstance(known, range):
+        own = self._labels
+        if isinstance(wanted, (ArrayLabels, range)) and isinstance(own, (ArrayLabels, range)):
+            located = locate_alike(own, wanted)
+            if located is not None:
+                return located
+        if isinstance(own, range):
             positions = map(self._position, wanted)
-        elif isinstance(known, ArrayLabels) and (known.kind in "mM" or getattr(wanted, "kind", None) == "m"):
-            positions = map(known.find, wanted)
-        elif isinstance(known, tuple) and not (isinstance(labels, Space) and isinstance(wanted, tuple)):
+        elif isinstance(own, ArrayLabels) and (own.kind in "mM" or getattr(wanted, "kind", None) == "m"):
+            positions = map(own.find, wanted)
+        elif isinstance(own, tuple) and not (isinstance(labels, Space) and isinstance(wanted, tuple)):
             positions = map(self._look_up, wanted)
-        else:  # in the form that labels have
+        else:  # labels in canonical form
             positions = map(self._table().get, wanted, itertools.repeat(-1))
         return np.fromiter(positions, np.int64, len(wanted))
 
@@ -289,13 +289,13 @@ class Space:
         return self._labels.index(number) if number is not None and number in self._labels else -1
 
     def _look_up(self, label: Any) -> int:
-        known = mixed_label(label)
+        canonical = mixed_label(label)
         try:
-            position = self._table().get(known, -1)
+            position = self._table().get(canonical, -1)
         except TypeError:  # it can't be hashed, so it is no label
             return -1
-        # A duration of months is equal to an integer for NumPy.
-        alike = isinstance(known, np.timedelta64) is isinstance(self._labels[position], np.timedelta64)
+        # NumPy compares durations of months equal to integers.
+        alike = isinstance(canonical, np.timedelta64) is isinstance(self._labels[position], np.timedelta64)
         return position if alike else -1
 
     def _table(self) -> dict[Hashable, int]:
@@ -309,18 +309,14 @@ class Space:
             if self._kind == _LABELLED and not isinstance(labels, tuple):  # distinct, as all of them are
                 return _make(_LABELLED, labels, self._name)
         elif hasattr(at, "__index__") and not getattr(at, "ndim", 0):
-            position = operator.index(at)
-            try:
-                return self._labels[position]
-            except IndexError:
-                raise IndexError(f"position {position} is out of range for {self!r} of size {len(self)}") from None
+            return self._label_at(operator.index(at))
         elif isinstance(at, str) or not hasattr(at, "__iter__"):
             raise TypeError(
                 f"a Space is indexed by a position, a slice or a list of positions, not by {at!r}; "
                 "to look up a label use space.index(label)"
             )
         elif isinstance(self._labels, ArrayLabels) and isinstance(at, (list, np.ndarray)) and len(at) > 64:
-            # The loop below takes a microsecond for each, and so do a few in an array.
+            # Faster than the loop below, which takes a microsecond for each label.
             return _make_labelled(self._labels.values[np.array(at, np.int64)], self._name)
         else:
             labels = [self[operator.index(i)] for i in at]
@@ -329,6 +325,12 @@ class Space:
         if self._kind == _BROADCAST:
             return self if len(labels) == 1 else _make(_POSITIONAL, range(len(labels)), self._name)
         return _make_labelled(labels, self._name)
+
+    def _label_at(self, position: int) -> Hashable:
+        try:
+            return self._labels[position]
+        except IndexError:
+            raise IndexError(f"position {position} is out of range for {self!r} of size {len(self)}") from None
 
     # -- algebra ---------------------------------------------------------------------------------------------------
 
@@ -346,19 +348,19 @@ class Space:
         return _make_labelled(labels, name)
 
     def __or__(self, other: Space) -> Space:
-        """The labels of both: the left's in order, then the right's new ones."""
+        """Return the labels of both: the left's in order, then the right's new ones."""
         return self._algebra(other, lambda a, b: [*a, *_pick(b, a.locate(b) < 0)])  # type: ignore[no-any-return]
 
     def __and__(self, other: Space) -> Space:
-        """The common labels, in the left's order."""
+        """Return the common labels, in the left's order."""
         return self._algebra(other, lambda a, b: _pick(a, b.locate(a) >= 0))  # type: ignore[no-any-return]
 
     def __sub__(self, other: Space) -> Space:
-        """The labels of the left that the right does not have, in order."""
+        """Return the labels of the left that the right does not have, in order."""
         return self._algebra(other, lambda a, b: _pick(a, b.locate(a) < 0))  # type: ignore[no-any-return]
 
     def rename(self, name: str | None) -> Space:
-        """The same labels under another name (or none).
+        """Return the same labels under another name (or none).
 
         Args:
             name: The new name of the axis, or None to have no name.
@@ -375,7 +377,7 @@ class Space:
         return _make(self._kind, self._labels, name, self._index)
 
     def map(self, function: Callable[[Any], Hashable]) -> Space:
-        """The space whose labels are ``function(label)``; two labels must not become one.
+        """Return the space with the labels ``function(label)``, which have to be distinct.
 
         Args:
             function: Called with each label, returns the new one.
@@ -417,7 +419,7 @@ def _restore_dates(dtype: str, counts: Sequence[int], name: str | None) -> Space
 
 
 def check_name(name: object) -> None:
-    """Refuse what can't be the name of an axis: names are listed with spaces between them."""
+    """Raise if a value can't be the name of an axis: names are listed with spaces between them."""
     if name is None:
         return
     if not isinstance(name, str):
@@ -427,25 +429,24 @@ def check_name(name: object) -> None:
 
 
 def _make_labelled(labels: Iterable[Hashable], name: str | None) -> Space:
-    """The Space of distinct labels; refuse what can't tell positions apart."""
-    known, index = collect_labels(labels)
-    return _make(_LABELLED, known, name, index)
+    """Return the Space of distinct labels; raise if they are not distinct."""
+    collected, index = collect_labels(labels)
+    return _make(_LABELLED, collected, name, index)
 
 
 def freeze(given: Any) -> Any:
-    """Labels as an argument of label logic, which must be hashable."""
+    """Return labels as a hashable argument of a cached function."""
     if given is None or isinstance(given, (Space, int, range, str, bytes, set, frozenset)):
-        return given  # what has no order or is one word is refused by Space
+        return given  # `Space` raises for sets, strings and bytes
     if is_instant_type(type(given)):
         return given  # likewise
     if isinstance(given, (tuple, list)) and any(map(is_instant_type, set(map(type, given)))):
-        return Space(given)  # a tuple of durations would be equal to one of integers
+        return Space(given)  # a tuple of durations could be equal to one of integers
     if getattr(given, "ndim", 0) == 1 and isinstance(getattr(given, "dtype", None), np.dtype):
-        return Space(given)  # an array, of dates perhaps, which its list would make integers of
+        return Space(given)  # `tolist` would convert an array of dates to integers
     tolist = getattr(given, "tolist", None)
-    if tolist is not None:  # NumPy arrays and tensors: their own scalars are no labels
-        given = tolist()
-    return tuple(given) if hasattr(given, "__iter__") else given
+    labels = given if tolist is None else tolist()  # scalars of NumPy arrays and tensors are no labels
+    return tuple(labels) if hasattr(labels, "__iter__") else labels
 
 
 BROADCAST: Final = _make(_BROADCAST, range(1), None)

@@ -1,8 +1,7 @@
-"""Tensor: torch data plus one Space per axis.
+"""Tensor: torch data plus one Space per axis. Above 400 lines, because the properties of one class carry their examples.
 
-This file holds what a Tensor *is*: its two slots, how it is made, what it reports of itself, and how Python, NumPy, copy
-and pickle see it. What can be *done* with it lives in the files beside this one, one idea each; a function marked with
-`method` there becomes a method here.
+This file has the two slots of a Tensor, its construction, its properties, and the protocols of Python, NumPy, copy and pickle.
+Operations are in the files beside this one, one idea each; a function marked with `method` there becomes a method here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 else:
 
     class Methods:
-        """Where the functions marked with `method` are declared for type checkers."""
+        """The base class in which type checkers find the functions marked with `method`."""
 
         __slots__ = ()
 
@@ -78,7 +77,7 @@ class Tensor(Methods):
     _data: torch.Tensor
     _axes: Axes
 
-    # NumPy's operators stand back, so that `array * tensor` reaches our reflected operator.
+    # Makes NumPy's operators return NotImplemented, so that `array * tensor` calls the reflected operator of Tensor.
     __array_ufunc__: None = None
     __hash__ = object.__hash__
 
@@ -88,11 +87,11 @@ class Tensor(Methods):
         if not isinstance(data, torch.Tensor):
             data = torch.as_tensor(data)
         spaces = (dims,) if isinstance(dims, Space) else tuple(dims)
-        # Anything may be remembered on some Axes; those of a scalar always exist.
+        # Cached on SCALAR, because there are no other axes yet.
         self._axes = _fit_axes(SCALAR, spaces, tuple(data.shape))
         self._data = data
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------------
 
     @property
     def data(self) -> torch.Tensor:
@@ -162,7 +161,7 @@ class Tensor(Methods):
 
     @property
     def device(self) -> Device:
-        """Where the data lives, as a `Device`; it equals the `torch.device` it stands for.
+        """The device of the data, as a `Device`, which is equal to the corresponding `torch.device`.
 
         Example:
             >>> import moduli as mo
@@ -243,7 +242,7 @@ class Tensor(Methods):
         """
         return self._data.is_leaf
 
-    # -- Python's view ---------------------------------------------------------------------------------------------
+    # -- Python's protocols ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         if not self._data.ndim:
@@ -302,7 +301,7 @@ class Tensor(Methods):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         data = self._data if self._data.device.type == "cpu" else self._data.cpu()
-        # A conjugate or negative view has to be computed for NumPy; gradients are refused by torch in its own words.
+        # NumPy has no conjugate or negative views; torch raises if gradients are recorded.
         array = data.resolve_conj().resolve_neg().numpy()
         # "Only if needed" is `copy=None` since NumPy 2, and `asarray` in all of them.
         return np.asarray(array, dtype=dtype) if copy is None else np.array(array, dtype=dtype, copy=copy)
@@ -322,7 +321,7 @@ class Tensor(Methods):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if len(types) > 1 and not all(issubclass(kind, (Tensor, torch.Tensor)) for kind in types):
-            return NotImplemented  # another kind of tensor may know what to do with ours
+            return NotImplemented  # another subclass of tensors may implement the function for both
         rule = None if is_dynamo_compiling() else RULES.get(func)
         if rule is None:
             rule = SCALAR.run(_find_rule, func)
@@ -333,7 +332,7 @@ class Tensor(Methods):
         return rule(*_normalize_arguments(args, options), **options)
 
     def to_device(self, device: DeviceLike) -> Tensor:
-        """A copy on another device.
+        """Return a copy on another device.
 
         Args:
             device: Where to.
@@ -346,7 +345,7 @@ class Tensor(Methods):
         return wrap(self._data.to(Device.new(device).torch_device(), copy=True), self._axes)
 
     def cpu(self) -> Tensor:
-        """A copy on the CPU.
+        """Return a copy on the CPU.
 
         Example:
             >>> import moduli as mo
@@ -356,7 +355,7 @@ class Tensor(Methods):
         return self.to_device(Device("cpu"))
 
     def gpu(self, index: int | None = None) -> Tensor:
-        """A copy on a gpu.
+        """Return a copy on a gpu.
 
         Args:
             index: Which gpu; None is the one torch currently uses.
@@ -378,11 +377,11 @@ class Tensor(Methods):
 DeviceBounded.register(Tensor)
 
 RULES: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}
-"""What each torch function does to a labelled tensor; filled by the files that know."""
+"""The rule of each torch function for labelled tensors; the other files register them."""
 
 
 def _normalize_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-    """The arguments in one spelling: torch lets the first be named, and an axis be called dim or axis."""
+    """Return the arguments in one spelling: torch accepts the first by name, and an axis as dim or axis."""
     if "axis" in kwargs:
         kwargs["dim"] = kwargs.pop("axis")
     if not args and "input" in kwargs:
@@ -391,7 +390,7 @@ def _normalize_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequenc
 
 
 def refuse_out(function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Labelled results are made, not written into storage that has no labels."""
+    """Raise TypeError for `out=`: results are labelled, and cannot be written into plain storage."""
     if options.pop("out", None) is not None:
         raise TypeError(
             f"{getattr(function, '__name__', function)} of labelled tensors takes no out=; write into t.data"
@@ -399,7 +398,7 @@ def refuse_out(function: Callable[..., Any], options: dict[str, Any]) -> None:
 
 
 def _find_rule(anchor: Axes, func: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of a torch function; found at trace time by compiled code, so that it does not guard the whole table."""
+    """Return the rule of a torch function; compiled code calls this during tracing, so that it does not guard the whole table."""
     from torch.overrides import resolve_name
 
     from ._elementwise import derive_rule
@@ -422,45 +421,50 @@ def method(function: F) -> F:
 
 
 def wrap(data: torch.Tensor, axes: Axes, cls: type[Tensor] = Tensor) -> Tensor:
-    """A Tensor, perhaps of a user's class, from parts that are known to fit. Nothing is checked, no `__init__` is run."""
-    made = _new(cls)
-    made._data = data
-    made._axes = axes
-    return made
+    """Return a Tensor, perhaps of a subclass, from data and axes that fit; nothing is checked and `__init__` is not called."""
+    result = _new(cls)
+    result._data = data
+    result._axes = axes
+    return result
 
 
 def wrap_like(t: Tensor, data: torch.Tensor, axes: Axes) -> Tensor:
-    """`wrap` with the class of another Tensor, and what its instances hold besides data and axes."""
-    made = wrap(data, axes, type(t))
+    """Return data and axes as a Tensor of the class of `t`, with its other attributes.
+
+    Args:
+        t: The tensor.
+        data: The data of the result.
+        axes: The axes of the result.
+    """
+    result = wrap(data, axes, type(t))
     if hasattr(t, "__dict__"):
-        made.__dict__.update(t.__dict__)
-    return made
+        result.__dict__.update(t.__dict__)
+    return result
 
 
 def finish(data: torch.Tensor, axes: Axes) -> Tensor:
-    """`wrap` for results that may have no axes.
+    """Return `wrap` for results that may have no axes.
 
-    Function transforms (`torch.func.grad`) insist on a plain scalar, and a tensor without axes has no labels to lose:
-    inside one, such a result is given as torch's own tensor.
+    Function transforms (`torch.func.grad`) require a plain scalar, so inside one a result without axes is a plain tensor.
     """
     if axes is SCALAR and _in_transform():
         return data  # type: ignore[return-value]
-    made = _new(Tensor)
-    made._data = data
-    made._axes = axes
-    return made
+    result = _new(Tensor)
+    result._data = data
+    result._axes = axes
+    return result
 
 
 def _in_transform() -> bool:
     return in_transform()
 
 
-# The transform is known at trace time, and torch.compile can't look into the interpreter stack itself.
+# The transform is known at trace time, but torch.compile can't trace the look at the interpreter stack.
 mark_constant(_in_transform)
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A Tensor as it is; anything else with positional, unnamed axes."""
+    """Return a Tensor unmodified; label other values with positional, unnamed axes."""
     if isinstance(value, Tensor):
         return value
     data = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
@@ -474,7 +478,7 @@ def _dims(axes: Axes, shape: tuple[int, ...]) -> tuple[Space, ...]:
 
 @cache_by_axes
 def _fit_axes(anchor: Axes, spaces: tuple[Space, ...], shape: tuple[int, ...]) -> Axes:
-    """The Axes of Spaces whose number and sizes are those of the data; refuse others."""
+    """Return the Axes of Spaces; raise if their number or sizes do not fit the data."""
     if len(shape) != len(spaces):
         raise ValueError(
             f"data of shape {tuple(shape)} has {len(shape)} axes, but {len(spaces)} spaces were given: {spaces}"

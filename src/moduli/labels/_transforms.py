@@ -1,8 +1,8 @@
-"""Labelled tensors where torch looks for tensors: as pytrees, under vmap over a named axis, in the samples of a batch.
+"""Labelled tensors as pytrees, under vmap over a named axis, and in the samples of a batch.
 
-Transforms take tensors apart into leaves and put other leaves back, which may have another rank: one axis fewer inside
-`torch.vmap`, one more in its result, or not be tensors at all. So nothing is checked when leaves are put back. Where it is
-certain which axis was taken, the labels of the others stay; otherwise the axes become unfit, and refuse to be used.
+Transforms flatten tensors to leaves and unflatten other leaves, which may have another rank (one axis fewer inside of
+`torch.vmap`, one more in its result) or may not be tensors. So unflattening checks nothing. If it is certain which axis was
+mapped, the labels of the others stay; otherwise the axes become `UnfitAxes`, which raise at every use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from .._torch import batch_axis, mark_constant, pytree, register_collate, transform_level
 from ._axes import Axes, UnfitAxes, cache_by_axes, intern_pairs, make_unnamed
 from ._concat import stack
-from ._pairing import Check, Moves, check_sizes, gather, pair_labels
+from ._gather import gather
+from ._pairing import Check, Moves, check_sizes, pair_labels
 from ._space import Space
 from ._tensor import Tensor, as_tensor, wrap
 
@@ -44,7 +45,7 @@ def _unflatten(leaves: Iterable[Any], context: _Context) -> Any:
     if isinstance(leaf, Tensor):
         return _derivative(leaf, axes)
     if isinstance(leaf, (dict, list, tuple)):
-        # The derivatives by all inputs, put back where the one output was: one for each input.
+        # A Jacobian: the derivatives by all inputs, in place of the output.
         return pytree.tree_map(lambda each: _derivative(each, axes), leaf, is_leaf=_is_labelled)
     if not isinstance(leaf, torch.Tensor):
         return wrap(leaf, axes)
@@ -52,9 +53,9 @@ def _unflatten(leaves: Iterable[Any], context: _Context) -> Any:
 
 
 def _fit_leaf_axes(leaf: torch.Tensor, axes: Axes, shape: tuple[int, ...], level: int) -> Axes:
-    """The axes of a leaf that was put back."""
+    """Return the axes of a leaf after unflattening."""
     if leaf.ndim == axes.ndim and all(
-        known is None or known == size for known, size in zip(_sizes(axes), leaf.shape, strict=True)
+        own is None or own == size for own, size in zip(_sizes(axes), leaf.shape, strict=True)
     ):
         return axes
     if leaf.ndim == axes.ndim - 1:
@@ -65,16 +66,16 @@ def _fit_leaf_axes(leaf: torch.Tensor, axes: Axes, shape: tuple[int, ...], level
 
 
 def _find_taken_axis(leaf: torch.Tensor, shape: tuple[int, ...], level: int) -> int | None:
-    """Which axis vmap took, if it is certain."""
-    if torch.compiler.is_compiling():  # which can't ask the tensor: the sizes must tell
+    """Return the axis that vmap took, or None if that is not certain."""
+    if torch.compiler.is_compiling():  # compiled code can't read the batch level, so only sizes can decide
         fits = [i for i in range(len(shape)) if tuple(leaf.shape) == shape[:i] + shape[i + 1 :]]
         return fits[0] if len(fits) == 1 else None
-    # A batch level that did not exist when the tensor was taken apart: vmap itself took this axis.
+    # A batch level that did not exist at flattening is that of the vmap that mapped this axis.
     return batch_axis(leaf, level)
 
 
 def _derivative(inner: Any, outer: Axes) -> Any:
-    """A Jacobian: leaves with the axes of the input, put back where the output was. It has the axes of both."""
+    """Return a Jacobian, unflattened with the axes of both the output and the input."""
     if not isinstance(inner, Tensor):
         if not isinstance(inner, torch.Tensor) or inner.ndim < outer.ndim:
             return inner
@@ -92,7 +93,7 @@ def _sizes(axes: Axes) -> tuple[int | None, ...]:
 
 @cache_by_axes
 def _join_axes(axes: Axes, other: Axes) -> Axes:
-    """Two sets of axes; a name that occurs in both stays with the first, because names are distinct."""
+    """Return two sets of axes; a name of both stays with the first, because names are distinct."""
     return intern_pairs([*axes.pairs(), *((None if n in axes.names else n, s) for n, s in other.pairs())])
 
 
@@ -146,13 +147,9 @@ def vmap(
         if not places:
             raise ValueError(f"no argument has an axis named {over!r} to map over")
         space, checks, plans = _map_labels(leaves[places[0]]._axes, tuple(leaves[i]._axes for i in places[1:]), over)
-        data: list[torch.Tensor] = [leaves[i]._data for i in places]
+        data = [leaves[i]._data for i in places]
         check_sizes(checks, data)
-        for number, (at, _, moves, stretches) in enumerate(plans):
-            for axis, move in moves:
-                data[number] = gather(data[number], axis, move, 0.0)
-            if stretches:
-                data[number] = data[number].squeeze(at)
+        data = [_apply_plan(each, plan) for each, plan in zip(data, plans, strict=True)]
         returned: list[tuple[Any, list[Axes]]] = []
 
         def one(*slices: torch.Tensor) -> list[Any]:
@@ -178,6 +175,14 @@ def vmap(
     return call_mapped
 
 
+def _apply_plan(data: torch.Tensor, plan: tuple[int, Axes, Moves, bool]) -> torch.Tensor:
+    """Return an operand with its labels rearranged, and without the mapped axis if it is shared."""
+    at, _, moves, shared = plan
+    for axis, move in moves:
+        data = gather(data, axis, move, 0.0)
+    return data.squeeze(at) if shared else data
+
+
 def _is_labelled(value: Any) -> bool:
     return isinstance(value, Tensor)
 
@@ -186,9 +191,9 @@ def _is_labelled(value: Any) -> bool:
 def _map_labels(
     axes: Axes, others: tuple[Axes, ...], over: str
 ) -> tuple[Space | None, tuple[Check, ...], tuple[tuple[int, Axes, Moves, bool], ...]]:
-    """The labels of the mapped axis, and for each operand its place, the axes left, and how to get there.
+    """Return the labels of the mapped axis, and for each operand its position, the remaining axes, and the moves.
 
-    What is BROADCAST is the same for all, unless everything is.
+    Operands that are BROADCAST along the axis are shared, unless all are.
     """
     operands = (axes, *others)
     places = [each.axis(over) for each in operands]
@@ -204,8 +209,8 @@ def _map_labels(
 # -- where torch looks for tensors ---------------------------------------------------------------------------------------
 
 
-# DistributedDataParallel and both kinds of FSDP look for tensors in lists, dictionaries and dataclasses, to be told when a
-# backward pass begins. A labelled tensor shows itself to them as a dataclass of what it is made of.
+# DistributedDataParallel and both kinds of FSDP search lists, dictionaries and dataclasses for tensors, to register hooks for
+# the backward pass. So a labelled tensor has the fields of a dataclass.
 @dataclasses.dataclass(init=False, repr=False, eq=False)
 class _Parts:
     data: Any
@@ -217,7 +222,7 @@ for _name in ("__dataclass_fields__", "__dataclass_params__"):
 
 
 def collate(batch: list[Tensor], *, collate_fn_map: Any = None) -> Tensor:
-    """The samples of a batch side by side, with a new axis in front, as `default_collate` does with plain tensors."""
+    """Stack the samples of a batch along a new first axis, as `default_collate` does with plain tensors."""
     return stack(batch)
 
 

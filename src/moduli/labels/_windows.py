@@ -1,4 +1,4 @@
-"""Neighbours along an axis: differences, shifts, and windows that roll over it."""
+"""Operations on neighbours along an axis: differences, shifts, rolling windows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._tensor import RULES, Tensor, finish, method
 
 @method
 def diff(t: Tensor, dim: DimLike, n: int = 1, *, label: str = "upper") -> Tensor:
-    """The differences of neighbours along an axis, as torch's ``diff``.
+    """Return the differences of neighbours along an axis, as torch's ``diff``.
 
     Args:
         t: The tensor.
@@ -48,14 +48,14 @@ def _cut_axis(axes: Axes, dim: DimLike, n: int, label: str) -> tuple[int, Axes]:
     name, space = axes.names[axis], axes.spaces[axis]
     if space is None:
         return axis, axes
-    kept = slice(n, None) if label == "upper" else slice(0, max(len(space) - n, 0))
-    made = axes.put(axis, (name, space[kept]))
-    return axis, axes.carry(made, {} if name is None else {name: kept})
+    part = slice(n, None) if label == "upper" else slice(0, max(len(space) - n, 0))
+    shorter = axes.put(axis, (name, space[part]))
+    return axis, axes.carry(shorter, {} if name is None else {name: part})
 
 
 @method
 def shift(t: Tensor, shifts: Mapping[Any, int] | None = None, /, fill: complex | None = None, **named: int) -> Tensor:
-    """Move the entries along axes by so many places; labels stay where they are.
+    """Shift the entries along axes by a number of positions; labels stay.
 
     Args:
         t: The tensor.
@@ -85,7 +85,7 @@ def shift(t: Tensor, shifts: Mapping[Any, int] | None = None, /, fill: complex |
 
 
 def choose_fill(data: torch.Tensor, fill: complex | None, how: str) -> tuple[torch.Tensor, complex]:
-    """The number for missing entries, NaN by default, and the data in a dtype that holds it.
+    """Return the data in a dtype that holds the fill of missing entries, and the fill: NaN by default.
 
     Args:
         data: The data.
@@ -123,7 +123,7 @@ def rolling(
     min_periods: int | None = None,
     **named: int,
 ) -> Rolling:
-    """Windows of so many entries that roll over axes, to take means and the like of.
+    """Return windows that roll over axes, of which means and other statistics can be taken.
 
     Args:
         t: The tensor. Integers become the default dtype.
@@ -173,7 +173,7 @@ class Rolling:
         self._data: Final = data if fold.has_nan(data) else data.to(torch.get_default_dtype())
 
     def construct(self, *names: str | None, fill: complex | None = None) -> Tensor:
-        """The windows themselves along new last axes, with NaN, or ``fill``, beyond the ends.
+        """Return the windows along new last axes, with NaN, or ``fill``, beyond the ends.
 
         Args:
             names: The names of the new axes, one per axis that the windows roll over; none by default.
@@ -190,7 +190,7 @@ class Rolling:
         return finish(self._unfold(math.nan if fill is None else fill), axes)
 
     def sum(self) -> Tensor:
-        """The sum of each window.
+        """Return the sum of each window.
 
         Example:
             >>> import moduli as mo
@@ -200,7 +200,7 @@ class Rolling:
         return self._reduce(lambda over, data: fold.add(over, data, True))
 
     def mean(self) -> Tensor:
-        """The mean of each window.
+        """Return the mean of each window.
 
         Example:
             >>> import moduli as mo
@@ -210,7 +210,7 @@ class Rolling:
         return self._reduce(lambda over, data: fold.mean(over, data, True))
 
     def min(self) -> Tensor:
-        """The smallest entry of each window.
+        """Return the smallest entry of each window.
 
         Example:
             >>> import moduli as mo
@@ -220,7 +220,7 @@ class Rolling:
         return self._reduce(lambda over, data: fold.extreme(over, data, "amin", True))
 
     def max(self) -> Tensor:
-        """The largest entry of each window.
+        """Return the largest entry of each window.
 
         Example:
             >>> import moduli as mo
@@ -230,7 +230,7 @@ class Rolling:
         return self._reduce(lambda over, data: fold.extreme(over, data, "amax", True))
 
     def var(self, *, correction: float = 1) -> Tensor:
-        """The variance of each window.
+        """Return the variance of each window.
 
         Example:
             >>> import moduli as mo
@@ -240,7 +240,7 @@ class Rolling:
         return self._reduce(lambda over, data: fold.var(over, data, True, correction))
 
     def std(self, *, correction: float = 1) -> Tensor:
-        """The standard deviation of each window.
+        """Return the standard deviation of each window.
 
         Example:
             >>> import moduli as mo
@@ -250,7 +250,7 @@ class Rolling:
         return self._reduce(lambda over, data: fold.std(over, data, True, correction))
 
     def count(self) -> Tensor:
-        """The number of entries of each window that are there and not NaN.
+        """Return the number of entries of each window that exist and are not NaN.
 
         Example:
             >>> import moduli as mo
@@ -275,7 +275,7 @@ class Rolling:
             before = size // 2 if self._center else size - 1
             pad = [0, 0] * (data.ndim - 1 - axis) + [before, size - 1 - before]
             empty = not data.shape[axis]
-            # A window does not fit into an axis without entries: one more is made and taken away again.
+            # A window does not fit into an axis without entries, so one is added and dropped again.
             data = F.pad(data, [*pad[:-1], pad[-1] + empty], value=fill).unfold(axis, size, 1)  # type: ignore[arg-type]
             data = data.narrow(axis, 0, 0) if empty else data
         return data
@@ -283,10 +283,10 @@ class Rolling:
 
 @cache_by_axes
 def _append_axes(axes: Axes, names: tuple[str | None, ...]) -> Axes:
-    made = axes
+    result = axes
     for name in names:
-        made = made.insert(made.ndim, (name, None))[1]
-    return axes.carry(made)
+        result = result.insert(result.ndim, (name, None))[1]
+    return axes.carry(result)
 
 
 def _diff_rule(input: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Tensor:

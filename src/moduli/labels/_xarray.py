@@ -1,8 +1,8 @@
 """To and from xarray: labels become index coordinates, and index coordinates labels.
 
 xarray is an optional dependency, imported when it is used. Coordinates that are no index follow their axes; the name and the
-attributes of an array follow the tensor, and go back. What xarray can't say is kept in the attribute ``moduli_broadcast`` of the
-array: the names of the axes that are BROADCAST.
+attributes of an array are stored with the tensor and restored. The names of BROADCAST axes, which xarray does not have, are stored
+in the attribute ``moduli_broadcast`` of the array.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BROADCAST: Final = "moduli_broadcast"
 
 
 class _ArrayCoordinates:
-    """The coordinates of an array; hashable, and equal where xarray says so."""
+    """The coordinates of an array; hashable, and equal if xarray's `identical` says so."""
 
     def __init__(self, array: xarray.DataArray) -> None:
         self.coords = array.coords.to_dataset()
@@ -46,7 +46,7 @@ class _ArrayCoordinates:
 
 @method
 def to_xarray(t: Any, name: str | None = None) -> Any:
-    """The tensor as an `xarray.DataArray`, with its own copy of the values; several tensors as a `Dataset`.
+    """Convert the tensor to an `xarray.DataArray` with a copy of the values, or several tensors to a `Dataset`.
 
     Labels become the index coordinate of their axis; positional axes have none. An axis without a name is called
     ``axis_0``, ``axis_1`` and so on by its position (with underscores appended if that name is taken), as xarray has no
@@ -86,34 +86,43 @@ def _array(t: Tensor, name: str | None, prefix: str) -> xarray.DataArray:
     if t._data.requires_grad:
         raise RuntimeError("an xarray can't carry gradients, and this tensor records them; use t.detach().to_xarray()")
     data = t._data.detach().cpu().resolve_conj().resolve_neg().numpy().copy()
-    told = t._axes.told
-    about = About() if told is None or told.about is None else told.about
+    coordinates = t._axes.coordinates
+    about = About() if coordinates is None or coordinates.about is None else coordinates.about
     name = name if name is not None else about.name  # type: ignore[assignment]
     attrs = {key: value for key, value in copy.deepcopy(dict(about.attrs)).items() if key != _BROADCAST}
     stretched = [axis for axis, space in enumerate(t.dims) if space.broadcast]
-    if told is not None and isinstance(told.origin, _ArrayCoordinates):
-        if stretched:
-            attrs[_BROADCAST] = [t.names[axis] for axis in stretched]
-        made: xarray.DataArray = module.DataArray(data, told.origin.coords.coords, t.names, name, attrs)
-        return made
-    taken = {known for known in t.names if known is not None}
+    dims = _name_dims(t.names, prefix)
+    if stretched:
+        attrs[_BROADCAST] = [dims[axis] for axis in stretched]
+    origin = None if coordinates is None else coordinates.origin
+    coords = origin.coords.coords if isinstance(origin, _ArrayCoordinates) else _list_coords(t, dims)
+    return module.DataArray(data, coords, dims, name, attrs)  # type: ignore[no-any-return]
+
+
+def _name_dims(names: Sequence[str | None], prefix: str) -> list[str]:
+    """Return a distinct name for each axis: its own, or the prefix and its position."""
+    taken = {name for name in names if name is not None}
     dims: list[str] = []
-    for axis, known in enumerate(t.names):
-        called = known if known is not None else f"{prefix}{axis}"
-        while known is None and called in taken:
+    for axis, name in enumerate(names):
+        called = f"{prefix}{axis}" if name is None else name
+        while name is None and called in taken:
             called += "_"
         taken.add(called)
         dims.append(called)
+    return dims
+
+
+def _list_coords(t: Tensor, dims: list[str]) -> dict[str, Any]:
+    """Return the labels of axes and the further coordinates of a tensor, as xarray takes them."""
     coords: dict[str, Any] = {
         d: (d, as_coordinate(space)) for d, space in zip(dims, t.dims, strict=True) if space.labelled
     }
-    for further, entry in {} if told is None else told.entries.items():
-        if entry.values is not None or further in coords:
-            values = coords[further][1] if entry.values is None else entry.values
-            coords[further] = (entry.dims, values, dict(entry.attrs))
-    if stretched:
-        attrs[_BROADCAST] = [dims[axis] for axis in stretched]
-    return module.DataArray(data, dims=dims, coords=coords, name=name, attrs=attrs)  # type: ignore[no-any-return]
+    entries = {} if t._axes.coordinates is None else t._axes.coordinates.entries
+    for name, entry in entries.items():
+        if entry.values is not None or name in coords:
+            values = coords[name][1] if entry.values is None else entry.values
+            coords[name] = (entry.dims, values, dict(entry.attrs))
+    return coords
 
 
 def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
@@ -122,16 +131,16 @@ def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
         if not isinstance(t, Tensor):
             raise TypeError(f"a dataset is made of labelled tensors, but {variable!r} is a {type(t).__name__}")
     arrays = [_array(t, variable, f"{variable}_axis_") for variable, t in tensors.items()]
-    told = [None if (about := _about(t)) is None else about.dataset for t in tensors.values()]
-    attrs = told[0] if told and all(each == told[0] for each in told) else None
-    # Labels that differ are refused; joined, the rest would be NaN.
-    made: xarray.Dataset = module.merge(arrays, join="exact", compat="broadcast_equals")
-    made.attrs = copy.deepcopy(attrs or {})
-    return made
+    datasets = [None if (about := _about(t)) is None else about.dataset for t in tensors.values()]
+    attrs = datasets[0] if datasets and all(each == datasets[0] for each in datasets) else None
+    # Different labels raise; another join would fill with NaN.
+    dataset: xarray.Dataset = module.merge(arrays, join="exact", compat="broadcast_equals")
+    dataset.attrs = copy.deepcopy(attrs or {})
+    return dataset
 
 
 def from_xarray(array: Any) -> Any:
-    """An `xarray.DataArray` as a labelled tensor, with its own copy of the values; a `Dataset` as a dict of tensors.
+    """Convert an `xarray.DataArray` to a labelled tensor with a copy of the values, or a `Dataset` to a dict of tensors.
 
     Dimensions become names, and the index coordinate of a dimension its labels; a dimension without one is positional.
     The name, the attributes and the other coordinates stay with the tensor, also through selections and reductions (all but
@@ -167,7 +176,7 @@ def from_xarray(array: Any) -> Any:
 
 
 def open_dataset(*args: Any, **options: Any) -> Any:
-    """Refuse: files are read by xarray, which knows their formats; `from_xarray` makes tensors of what it reads.
+    """Raise TypeError, since files are read by xarray, and `from_xarray` converts the result.
 
     Args:
         args: Those of `xarray.open_dataset`.
@@ -193,21 +202,9 @@ def open_dataset(*args: Any, **options: Any) -> Any:
 def _tensor(array: xarray.DataArray, dataset: dict[Hashable, Any] | None) -> Tensor:
     listed = array.attrs.get(_BROADCAST, ())
     stretched = {listed} if isinstance(listed, str) else set(listed)
-    spaces: list[Space] = []
-    for dim, size in zip(array.dims, array.shape, strict=True):
-        if not isinstance(dim, str):
-            raise TypeError(f"the name of an axis is a string, but the array has a dimension {dim!r}")
-        if dim in stretched and size == 1 and dim not in array.indexes:
-            spaces.append(BROADCAST.rename(dim))
-        elif dim in array.indexes:
-            try:
-                spaces.append(Space(_labels(array, dim), dim))
-            except ValueError as error:
-                raise ValueError(f"the coordinate {dim!r} of the array can't label an axis: {error}") from None
-        else:
-            spaces.append(Space(size, dim))
     data = torch.from_numpy(np.array(array.values, order="C"))
-    axes = axes_of(spaces)
+    sizes = zip(array.dims, array.shape, strict=True)
+    axes = axes_of([_read_space(array, dim, size, dim in stretched) for dim, size in sizes])
     indexed = {dim: coord for dim, coord in array.coords.items() if dim in array.dims}
     plain = len(indexed) == len(array.coords) and not any(coord.attrs for coord in indexed.values())
     if not plain or array.name is not None or set(array.attrs) - {_BROADCAST} or dataset is not None:
@@ -216,8 +213,20 @@ def _tensor(array: xarray.DataArray, dataset: dict[Hashable, Any] | None) -> Ten
     return finish(data, axes)
 
 
+def _read_space(array: xarray.DataArray, dim: Hashable, size: int, stretched: bool) -> Space:
+    """Return the Space of a dimension: its labels, BROADCAST, or its size."""
+    if not isinstance(dim, str):
+        raise TypeError(f"the name of an axis is a string, but the array has a dimension {dim!r}")
+    if dim not in array.indexes:
+        return BROADCAST.rename(dim) if stretched and size == 1 else Space(size, dim)
+    try:
+        return Space(_labels(array, dim), dim)
+    except ValueError as error:
+        raise ValueError(f"the coordinate {dim!r} of the array can't label an axis: {error}") from None
+
+
 def _read_coordinates(array: xarray.DataArray) -> dict[str, Coordinate]:
-    """The coordinates that are no index, and what is known of those that are."""
+    """Return the coordinates that are no index, and the attributes of those that are."""
     entries = {}
     for name, coord in array.coords.items():
         index = name in array.dims
@@ -228,7 +237,7 @@ def _read_coordinates(array: xarray.DataArray) -> dict[str, Coordinate]:
 
 
 def _about(t: Tensor) -> About | None:
-    return None if t._axes.told is None else t._axes.told.about
+    return None if t._axes.coordinates is None else t._axes.coordinates.about
 
 
 def _xarray() -> ModuleType:
@@ -239,39 +248,35 @@ def _xarray() -> ModuleType:
     return xarray
 
 
-def as_coordinate(space: Space) -> np.ndarray[Any, Any]:
-    """The labels of a Space as an array that gives the very same labels back."""
-    return _coordinate(space._labels)
-
-
 def find_name(t: Tensor) -> str | None:
-    """The name that a tensor had in xarray."""
+    """Return the name that a tensor had in xarray, or None."""
     about = _about(t)
     return None if about is None or about.name is None else str(about.name)
 
 
 def find_units(t: Tensor, name: str | None = None) -> str | None:
-    """The unit of a coordinate, or of the tensor itself, that xarray said in the attribute ``units``."""
-    told, about = t._axes.told, _about(t)
+    """Return the unit of a coordinate, or of the tensor itself, from the attribute ``units``; None if there is none."""
+    coordinates, about = t._axes.coordinates, _about(t)
     if name is None:
         attrs: Mapping[Hashable, Any] = {} if about is None else about.attrs
     else:
-        attrs = {} if told is None or name not in told.entries else told.entries[name].attrs
+        attrs = {} if coordinates is None or name not in coordinates.entries else coordinates.entries[name].attrs
     return None if attrs.get("units") is None else str(attrs["units"])
 
 
-def _coordinate(labels: Sequence[Hashable]) -> np.ndarray[Any, Any]:
-    """Labels as an array that gives the very same labels back."""
+def as_coordinate(space: Space) -> np.ndarray[Any, Any]:
+    """Return the labels of a Space as an array that can be converted back to the same labels."""
+    labels = space._labels
     if isinstance(labels, range):
         return np.arange(labels.start, labels.stop, labels.step)
     if isinstance(labels, ArrayLabels):
         return as_nanoseconds(labels.values) if labels.kind in "mM" else labels.values.copy()
     kinds = {type(label) for label in labels}
     if len(kinds) == 1 and kinds <= {str, int, float, bool}:
-        found = np.array(labels)
-        # An integer beyond 64 bits, or a string that ends in the zero byte, would come back as something else.
-        if found.tolist() == list(labels):
-            return found
+        values = np.array(labels)
+        # Integers beyond 64 bits and strings that end in a zero byte would be changed.
+        if values.tolist() == list(labels):
+            return values
     boxed: np.ndarray[Any, Any] = np.empty(len(labels), dtype=object)
     for at, label in enumerate(labels):  # np.array would turn labels that are tuples into further axes
         boxed[at] = label
@@ -279,6 +284,6 @@ def _coordinate(labels: Sequence[Hashable]) -> np.ndarray[Any, Any]:
 
 
 def _labels(array: xarray.DataArray, dim: str) -> Any:
-    """The values of an index coordinate."""
+    """Return the values of an index coordinate."""
     values = array.coords[dim].values
     return list(array.indexes[dim]) if values.dtype.kind == "O" else values

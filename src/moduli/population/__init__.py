@@ -3,7 +3,7 @@
 A `Population` is many particles of one structure, stacked. Its nouns:
 
 * the **storage** is one N x P matrix for each group (dtype and device) of the layout: `pop.matrices`, or `pop.matrix` where
-  there is one group. It is live: what is written there is seen by members, and the other way round;
+  there is one group. It is live: writing to it changes the members, and the other way round;
 * `pop.named_parameters()` and `pop.parameters()` are the same storage as one **leaf** of shape (N, *shape) per parameter,
   the same objects at every call, with `requires_grad` and `.grad`: what optimizers update in place.
   `pop.named_buffers()` are the stacked buffers, each member having its own;
@@ -11,17 +11,17 @@ A `Population` is many particles of one structure, stacked. Its nouns:
   edits of it are refused. `pop.template` is one such module without a row, `pop.layout` the layout of a member;
 * a **part**, `pop[i:j]`, is a population that shares the storage; `pop[mask]` and `pop[indices]` are copies;
 * a **call** evaluates all members: `pop(x)`, `pop.losses(fn, *args)` -> (N,), `pop.gradients(fn, *args)` -> a Population,
-  `pop.losses_and_gradients`. `vectorize=` says how, and `pop.explain(x)` what was chosen and why;
+  `pop.losses_and_gradients`. `vectorize=` sets the method, and `pop.explain(x)` says which one was chosen and why;
 * **arithmetic** is that of particles, by whole-matrix operations, with numbers, one number per member (N,), single
   particles and vectors (P,); in-place forms write into the storage;
 * **fitness** is one number per member, lower is better: `sort`, `top`, `tournament`, `roulette` (and `selection`, which
   gives indices); `crossover`, `mutate`, `replace` and `migrate` make and exchange members;
-* a **seed** belongs to a member: `pop.seeds(generator)` gives (N,) of them to `mutate`, `crossover`, `rand` and `randn`,
-  whose numbers depend on a member's seed and the place in it alone, whatever the chunking.
+* a **seed** belongs to a member: `pop.seeds(generator)` returns (N,) of them for `mutate`, `crossover`, `rand` and `randn`,
+  whose numbers depend only on a member's seed and the position of a parameter, whatever the chunking.
 
-* an **ensemble**: `pop.predict(x)` says what members return together, with error bars; `pop.best(losses)`, `pop.to_modules()` and
-  `pop.to_ensemble()` are modules for use elsewhere;
-* a **shard**: `pop.shard(mesh)` spreads the members over processes; each holds its rows (`pop.sharding` says which);
+* an **ensemble**: `pop.predict(x)` has the mean of the members' outputs, with error bars; `pop.best(losses)`,
+  `pop.to_modules()` and `pop.to_ensemble()` return modules for use elsewhere;
+* a **shard**: `pop.shard(mesh)` spreads the members over processes; each stores its rows (`pop.sharding` says which);
 * **around** a model: `Population.around(net, n, sigma=, rank=)` is a population that is never stored, a mean and low-rank noise;
 * a **host**: `pop.host(executor)` puts the members on the workers of a Ray cluster, where they are evaluated and trained.
 

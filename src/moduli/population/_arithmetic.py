@@ -1,4 +1,4 @@
-"""Arithmetic of populations: whole-matrix operations with as few passes over memory as written-out code would make.
+"""Arithmetic of populations: whole-matrix operations with no more passes over memory than hand-written code.
 
 A population can be combined with populations, single particles, numbers, and tensors of three shapes. An operand becomes one
 value for each group of the layout, which broadcasts against the (N, P) matrix of that group: a number, a column (N, 1) of
@@ -22,7 +22,7 @@ from moduli.particles import StructureError
 from ._core import Core, Values, allocate
 from ._members import repeat_buffers
 
-# What writes the result of an operator where it is told to.
+# The function of torch with `out=` for each operator.
 OUT: dict[Any, Callable[..., Tensor]] = {
     getattr(operator, name): getattr(torch, name) for name in ("add", "sub", "mul", "pow", "neg", "abs")
 }
@@ -45,21 +45,21 @@ class Arithmetic(particles.InPlaceOperators, Core):
         if not self._inert():
             spare = (pop for pop, each in zip((self, other), temporary, strict=True) if each and _is_spare(pop))
             out = next((pop._values for pop in spare), None)
-        made = operate(self, fn, values, reflected, out)
+        result = operate(self, fn, values, reflected, out)
         on_buffers = make_buffer_operation(self, fn, other, reflected) if self._buffers else None
-        return self._finish_result(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
+        return self._finish_result(result, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
 
     def _unary(self, fn: Any) -> Self:
         return self._map_tensors(OUT[fn])
 
     def _map_tensors(self, fn: Callable[..., Tensor]) -> Self:
-        """A function of every value."""
+        """Return the population with a function applied to every value."""
         self._check_operands()
         with torch.no_grad(), torch.inference_mode(False):
             values = allocate(self.layout, self._count)
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 out.copy_(matrix) if fn is torch.clone else fn(matrix, out=out)
-        return self._finish_result(values, lambda _, held: fn(held))
+        return self._finish_result(values, lambda _, buffer: fn(buffer))
 
     def _finish_result(
         self,
@@ -67,7 +67,7 @@ class Arithmetic(particles.InPlaceOperators, Core):
         buffer: Callable[[str, Tensor], Tensor] | None = None,
         module: nn.Module | None = None,
     ) -> Self:
-        """The result of an operation: values, with buffers according to their policies."""
+        """Return the population of an operation's values, with buffers according to their policies."""
         self._restore(values, self._inert())
         if not self._buffers:
             buffers = {}
@@ -87,7 +87,7 @@ class Arithmetic(particles.InPlaceOperators, Core):
             return self
 
     def _check_operands(self) -> None:
-        """Check the members, and that no history of the result is expected."""
+        """Raise if a member was edited, or inside `differentiable()`, since results are detached."""
         if particles.is_differentiable():
             raise RuntimeError(
                 "the arithmetic of a population keeps no history; inside differentiable() combine members of it, as in "
@@ -96,16 +96,16 @@ class Arithmetic(particles.InPlaceOperators, Core):
         self._check_members()
 
     def _write(self, act: Callable[..., Any], *operands: Sequence[Any]) -> None:
-        """Change every matrix in place, together with operands for it; parameters that take no part keep their values."""
+        """Call `act(matrix, *operands)` for every group; parameters that take no part in operations keep their values."""
         inert, matrices = self._inert(), self._values.matrices
-        with Guard(deferred=True, grad=False) as guard, Guard() as kept:
+        with Guard(deferred=True, grad=False) as guard, Guard() as inert_guard:
             guard.add(self._mark_changed)
             guard.tensors(matrices if len(matrices) > 1 else ())  # one operation changes all or nothing
-            kept.tensors([view for place, view in enumerate(self.layout.views(matrices)) if place in inert])
-            for group, matrix, *given in zip(self.layout.groups, matrices, *operands, strict=True):
+            inert_guard.tensors([view for place, view in enumerate(self.layout.views(matrices)) if place in inert])
+            for group, matrix, *args in zip(self.layout.groups, matrices, *operands, strict=True):
                 if not self._left_out(group):
-                    act(matrix, *[value.detach() if isinstance(value, Tensor) else value for value in given])
-            kept.restore()
+                    act(matrix, *[value.detach() if isinstance(value, Tensor) else value for value in args])
+            inert_guard.restore()
             self._mark_changed()
 
 
@@ -113,16 +113,16 @@ class Arithmetic(particles.InPlaceOperators, Core):
 
 
 def read_operand(pop: Core, other: Any, fn: Any) -> list[Any] | None:
-    """What an operand is for each group of a population; None if it is no operand.
+    """Return an operand as one value for each group of a population; None if its type is not an operand.
 
     Args:
         pop: The population.
         other: The operand.
-        fn: The function of both.
+        fn: The operator.
 
     Raises:
-        StructureError: If it does not fit the population.
-        TypeError: If the result would be of another kind of number.
+        StructureError: If the operand does not fit the population.
+        TypeError: If the result would need another kind of dtype.
     """
     values: list[Any]
     if isinstance(other, Core):
@@ -153,11 +153,11 @@ def check_count(ours: Core, theirs: Core) -> None:
 
 
 def match(pop: Core, other: Core | nn.Module) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Return the values of another population or of a module as this population has them: its structure, its labels.
+    """Return the values of another population or of a module in the order of labels of this population.
 
     Args:
-        pop: The population that decides.
-        other: What is brought into its order.
+        pop: The population that decides the order.
+        other: The population or module whose values are reordered.
 
     Returns:
         The matrix of each group, of one row for a module; and the buffers by name, stacked where the matrices are.
@@ -176,7 +176,7 @@ def match(pop: Core, other: Core | nn.Module) -> tuple[list[Tensor], dict[str, T
         return [torch.cat(parts, 1) for parts in rows], _reorder_buffers(alignment, other.layout, other._buffers, 1)
     seen = read(other)
     layout, tensors = seen.structure.layout, seen.parameters
-    buffers = {entry.name: held for entry, held in zip(layout.buffers, seen.buffers, strict=True)}
+    buffers = {entry.name: buffer for entry, buffer in zip(layout.buffers, seen.buffers, strict=True)}
     alignment = _align(pop, layout, other)
     if alignment is not None:
         tensors = alignment.reorder_parameters(tensors)
@@ -185,7 +185,7 @@ def match(pop: Core, other: Core | nn.Module) -> tuple[list[Tensor], dict[str, T
 
 
 def _align(pop: Core, layout: Layout, module: nn.Module) -> Alignment | None:
-    """Return how a model gets the order of labels of a population; raise StructureError if they do not fit."""
+    """Return the alignment of a model's labels to those of a population; raise StructureError if they do not fit."""
     refused = f"cannot combine a population of {type(pop.template).__name__} with {type(module).__name__}"
     try:
         alignment = align(pop.layout, layout)
@@ -215,7 +215,7 @@ def _check_same(ours: Layout, theirs: Layout, refused: str) -> None:
 
 
 def broadcast(pop: Core, value: Tensor) -> list[Any]:
-    """A tensor of numbers per member (N), of one vector (P), or of a whole matrix, for each group.
+    """Return for each group the part of a tensor of one number per member (N), of one vector (P), or of a whole matrix.
 
     Raises:
         StructureError: If its shape is none of these, or could be two of them.
@@ -242,7 +242,7 @@ def broadcast(pop: Core, value: Tensor) -> list[Any]:
 
 
 def _gather_columns(layout: Layout, group: Group, flat: Tensor) -> Tensor:
-    """The columns of one group, from all parameters laid end to end."""
+    """Return the columns of one group from rows of all parameters."""
     if len(layout.groups) == 1:
         return flat
     entries = [layout.entries[i] for i in group.indices]
@@ -263,14 +263,22 @@ def _cast(value: Tensor, group: Group) -> Tensor:
 
 
 def _is_spare(pop: Any) -> bool:
-    """Whether a population, if nothing refers to it, can be written over."""
+    """Whether the storage of a population that is a temporary of an expression can be overwritten."""
     if not isinstance(pop, Core) or pop._parent is not None:
         return False
     return not (pop._leaves or pop._members or pop._members.leaves) and pop._values.is_spare()
 
 
 def operate(left: Core, fn: Any, values: list[Any], reflected: bool, out: Values | None) -> Values:
-    """An operation on a population and numbers, columns, rows or matrices, written over an operand or into new memory."""
+    """Return the matrices of an operation on a population and numbers, columns, rows or matrices.
+
+    Args:
+        left: The population.
+        fn: The operator.
+        values: The other operand, from `read_operand`.
+        reflected: Whether the other operand is on the left.
+        out: Matrices to overwrite; None for new ones.
+    """
     with torch.no_grad(), torch.inference_mode(False):
         out = out or allocate(left.layout, left._count)
         for group, target, matrix, value in zip(
@@ -282,7 +290,7 @@ def operate(left: Core, fn: Any, values: list[Any], reflected: bool, out: Values
             if isinstance(value, Tensor):
                 value = value.detach()
             elif reflected:
-                # Filled there: a number that is made here first would be copied to the device.
+                # `torch.full` fills on the device, where `torch.tensor` would copy a number from the host.
                 whole = not (group.dtype.is_floating_point or group.dtype.is_complex)
                 value = torch.full((), value, dtype=None if whole else group.dtype, device=group.device)
             OUT[fn](value, matrix, out=target) if reflected else OUT[fn](matrix, value, out=target)
@@ -290,19 +298,26 @@ def operate(left: Core, fn: Any, values: list[Any], reflected: bool, out: Values
 
 
 def make_buffer_operation(pop: Core, fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
-    """What an operation does to a buffer that takes part in it."""
+    """Return the function of (name, buffer) by which an operation changes buffers; None if the operand does not fit them.
+
+    Args:
+        pop: The population.
+        fn: The operator.
+        other: The other operand.
+        reflected: Whether the other operand is on the left.
+    """
     theirs = match(pop, other)[1] if isinstance(other, nn.Module | Core) else None
     value: Any = particles.read_number(other) if theirs is None else None
     columns = isinstance(value, Tensor) and value.dim() > 0
     if columns and value.dim() > 1 and value.shape[1:] != (1,):
         return None
 
-    def act(name: str, held: Tensor) -> Tensor:
+    def act(name: str, buffer: Tensor) -> Tensor:
         operand = value if theirs is None else theirs[name]
         if columns:
-            if len(held) != len(operand):
-                return held.clone()
-            operand = operand.reshape(-1, *[1] * (held.dim() - 1)).to(held.dtype)
-        return fn(operand, held) if reflected else fn(held, operand)  # type: ignore[no-any-return]
+            if len(buffer) != len(operand):
+                return buffer.clone()
+            operand = operand.reshape(-1, *[1] * (buffer.dim() - 1)).to(buffer.dtype)
+        return fn(operand, buffer) if reflected else fn(buffer, operand)  # type: ignore[no-any-return]
 
     return act

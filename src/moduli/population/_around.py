@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import math
 import operator
 import threading
@@ -26,6 +25,7 @@ from moduli._torch import pytree
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError
 
+from ._around_noise import BLOCK, MemberNoise
 from ._low_rank_call import FunctionOfMember, call_low_rank
 from ._rule import find_looped
 
@@ -38,21 +38,17 @@ else:
 
     ModelT = TypeVar("ModelT", bound=nn.Module)
 
-BLOCK = 64
-"""So many members are drawn at once, from a generator of their own."""
 
-
-class PopulationAround(Generic[ModelT]):
+class PopulationAround(MemberNoise, Generic[ModelT]):
     """Members around a mean, of which only the mean, a seed and a counter are stored.
 
-    Made by `Population.around`. `pop[i]` is member i as a module of its own; `update` moves the mean, after which there are new
-    members.
+    Made by `Population.around`. `pop[i]` returns a copy of member i as a module; `update` moves the mean and draws new members.
 
     Attributes:
         mean: The module that members are drawn around.
         sigma: The standard deviation of the noise of each number.
         rank: The rank of the noise of matrices.
-        seed: What the noise is drawn from.
+        seed: The seed of the noise.
         generation: How often the mean was updated; every generation has new members.
         antithetic: Whether members 2k and 2k + 1 are opposite to each other.
     """
@@ -71,7 +67,7 @@ class PopulationAround(Generic[ModelT]):
         self.sigma, self.rank, self.seed, self.antithetic = float(sigma), rank, seed, antithetic
         self.generation, self._count = 0, n
         self._caller = FunctionOfMember(self.mean)
-        # While members are called, the module has their parameters in place of its own.
+        # During a call the parameters of the module are replaced by those of members.
         self._lock = threading.RLock()
         wrong = next((name for name, each in self._list_moving() if not each.is_floating_point()), None)
         if wrong is not None:
@@ -90,43 +86,10 @@ class PopulationAround(Generic[ModelT]):
     def _list_moving(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, each) for name, each in self.mean.named_parameters() if each.requires_grad]
 
-    def _draw(self, name: str, shape: tuple[int, ...], rows: range, like: Tensor) -> Tensor:
-        """Return normal numbers of members, the same whatever others are drawn with them."""
-        step = 2 if self.antithetic else 1
-        first, last = rows.start // step, (rows.stop - 1) // step + 1
-        begin, end = first // BLOCK, (last - 1) // BLOCK + 1
-        # Whole blocks, so that a member does not depend on which others are drawn.
-        blocks = torch.empty(end - begin, BLOCK, math.prod(shape), dtype=_noise_dtype(like))
-        for at in range(begin, end):
-            text = f"{self.seed} {self.generation} {name} {at}"
-            number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-            blocks[at - begin].normal_(generator=torch.Generator().manual_seed(number))
-        drawn = blocks.flatten(0, 1)[first - begin * BLOCK : last - begin * BLOCK]
-        if self.antithetic:
-            drawn = drawn.repeat_interleave(2, 0)[rows.start % 2 :][: len(rows)]
-        return drawn.reshape(len(rows), *shape).to(like.device, like.dtype)
-
-    def _draw_signs(self, rows: range, like: Tensor) -> Tensor:
-        signs = torch.ones(len(rows), dtype=like.dtype, device=like.device)
-        if self.antithetic:
-            signs[(1 - rows.start % 2) :: 2] = -1.0
-        return signs
-
-    def _draw_factors(self, name: str, like: Tensor, rows: range) -> tuple[Tensor, Tensor]:
-        """Return A and B of members for a matrix; A with the scale and the sign."""
-        scale = self._draw_signs(rows, like) / math.sqrt(self.rank)
-        a = self._draw(f"{name} A", (like.shape[0], self.rank), rows, like)
-        b = self._draw(f"{name} B", (math.prod(like.shape[1:]), self.rank), rows, like)
-        return a.mul_(scale[:, None, None]), b
-
-    def _draw_vectors(self, name: str, like: Tensor, rows: range) -> Tensor:
-        noise = self._draw(name, tuple(like.shape), rows, like)
-        return noise.mul_(self._draw_signs(rows, like).view(-1, *[1] * like.dim()))
-
     # -- members -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: int) -> ModelT:
-        """Return one member, as a module of its own.
+        """Return a copy of one member as a module.
 
         Raises:
             IndexError: If there is none.
@@ -235,7 +198,7 @@ class PopulationAround(Generic[ModelT]):
             return self._evaluate_chunks(fn, args, dims, chunk, randomness, report)
 
     def _evaluate_each(self, fn: Callable[..., Any], args: tuple[Any, ...], dims: tuple[Any, ...]) -> Any:
-        """Return the results of members that are made one after the other."""
+        """Return the stacked results of members that are built and called one after the other."""
         pairs = list(zip(args, dims, strict=True))
         results = [
             fn(self[at], *(each if dim is None else each.select(dim, at) for each, dim in pairs))
@@ -264,9 +227,9 @@ class PopulationAround(Generic[ModelT]):
         return parts[0] if len(parts) == 1 else pytree.tree_map(lambda *each: torch.cat(each), *parts)
 
     def _choose_chunk(self) -> int:
-        """Return how many members have together at most three fifths as much noise as the model has parameters.
+        """Return how many members have together at most 3/5 as many noise numbers as the model has parameters.
 
-        With activations, the model that was given and the mean, a call then stays below three models.
+        A call then stays below the memory of three models: the caller's model, the mean, noise and activations.
         """
         model = noise = 0
         for _, mean in self._list_moving():
@@ -295,7 +258,7 @@ class PopulationAround(Generic[ModelT]):
         return call_low_rank(self._caller, fn, args, dims, means, factors, vectors, **how)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Say which parameters are evaluated by one product for all members, and which are made for each of them.
+        """Describe which parameters are evaluated by one product for all members, and which are formed for each member.
 
         Args:
             *args: Arguments of the model, the same for all members.
@@ -319,23 +282,23 @@ class PopulationAround(Generic[ModelT]):
         for name, mean in self._list_moving():
             used = report.get(name, set())
             if mean.dim() < 2:
-                told = "a vector for each member"
+                form = "a vector for each member"
             elif "materialised" in used:
-                told = "made for each member: an operation with it does not come apart"
+                form = "made for each member: an operation with it does not come apart"
             elif used:
-                told = f"one product for all members, and thin ones of rank {self.rank} for each"
+                form = f"one product for all members, and thin ones of rank {self.rank} for each"
             else:
-                told = "not used with these arguments"
-            lines.append(f"{name}: {told}")
+                form = "not used with these arguments"
+            lines.append(f"{name}: {form}")
         return "\n".join(lines)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def update(self, weights: Any) -> None:
-        r"""Move the mean by $\sum_i w_i \varepsilon_i$, where member i is the mean plus $\sigma \varepsilon_i$; new members follow.
+        r"""Move the mean by $\sum_i w_i \varepsilon_i$, where member i is the mean plus $\sigma \varepsilon_i$; draw new members.
 
-        It takes products of the factors, and the memory of one model.
+        The sum is computed by products of the factors, in the memory of one model.
 
         Args:
             weights: One number for each member.
@@ -368,7 +331,7 @@ class PopulationAround(Generic[ModelT]):
                     mean.add_(torch.tensordot(own, self._draw_vectors(name, mean, rows), 1))
                 else:
                     a, b = self._draw_factors(name, mean, rows)
-                    # Over members and ranks at once: one product of the size of the parameter.
+                    # One product sums over members and ranks.
                     a, b = (a * own[:, None, None]).transpose(0, 1).flatten(1), b.transpose(0, 1).flatten(1)
                     mean.view(mean.shape[0], -1).addmm_(a, b.T)
 
@@ -381,7 +344,7 @@ class PopulationAround(Generic[ModelT]):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what makes these members again: the mean, and the numbers that noise is drawn from."""
+        """Return the mean, and the numbers that determine the noise."""
         numbers = {"count": self._count, "sigma": self.sigma, "rank": self.rank, "seed": self.seed}
         return {
             "mean": {name: each.detach().clone() for name, each in self.mean.state_dict().items()},
@@ -389,7 +352,7 @@ class PopulationAround(Generic[ModelT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the population that `state_dict` was taken of.
+        """Restore the population from a `state_dict`.
 
         Raises:
             ValueError: If it is the state of something else.
@@ -409,7 +372,3 @@ def _call_member(member: nn.Module, *args: Any, kwargs: Mapping[str, Any]) -> An
 
 def _list_trained(net: nn.Module) -> list[nn.Parameter]:
     return [each for each in net.parameters() if each.requires_grad]
-
-
-def _noise_dtype(like: Tensor) -> torch.dtype:
-    return torch.float64 if like.dtype is torch.float64 else torch.float32

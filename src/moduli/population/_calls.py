@@ -15,7 +15,7 @@ from ._core import Core, allocate
 from ._evaluator import forward
 from ._rule import Call, EvaluationPlan, read_call
 
-# How torch says that an operation has no batching rule, or asks for the values of a batch.
+# Phrases in torch's errors when an operation has no batching rule, or reads the values of a batch.
 _UNBATCHED = (
     "vmap:",
     "Batching rule not implemented",
@@ -25,7 +25,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 class Calls(Core):
-    """How members are evaluated."""
+    """The methods of a population that evaluate its members."""
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class Calls(Core):
             *args: Arguments of the model, the same for all members unless `in_dims` says otherwise.
             in_dims: The dimension of an argument along which each member has its own slice; a tuple for several
                 arguments, None in it for those that are shared.
-            vectorize: `"auto"` chooses from shapes and layer types; `"vmap"`, `"chunked"`, `"loop"` say how.
+            vectorize: `"auto"` chooses by shapes and layer types; or `"vmap"`, `"chunked"` or `"loop"`.
             chunk_size: At most how many members at a time, to bound memory.
             randomness: Whether layers such as dropout draw `"different"` numbers for each member, the `"same"`, or raise
                 an `"error"`.
@@ -70,10 +70,10 @@ class Calls(Core):
         chunk_size: int | None = None,
         randomness: str = "different",
     ) -> Tensor:
-        """The loss of every member: `fn(member, *args)`, as a tensor of shape (N,).
+        """Return the loss of every member, `fn(member, *args)`, as a tensor of shape (N,).
 
         With gradients enabled, the result is differentiable with respect to `parameters()`: the gradient of the sum
-        holds each member's own.
+        consists of the members' gradients.
 
         Args:
             fn: A function of a model and the arguments that returns one number.
@@ -96,7 +96,7 @@ class Calls(Core):
         return _one_each(self._evaluate(call), self._count)
 
     def gradients(self, fn: Callable[..., Any], *args: Any, **how: Any) -> Self:
-        """The gradient of every member's loss, as a population: row i is the gradient at member i.
+        """Return the gradient of every member's loss as a population: row i is the gradient at member i.
 
         Args:
             fn: A function of a model and the arguments that returns one number.
@@ -126,7 +126,7 @@ class Calls(Core):
         chunk_size: int | None = None,
         randomness: str = "different",
     ) -> tuple[Tensor, Self]:
-        """`losses` and `gradients` of one evaluation; the losses carry no history.
+        """Return `losses` and `gradients` from one evaluation; the losses are detached.
 
         Args:
             fn: A function of a model and the arguments that returns one number.
@@ -143,14 +143,20 @@ class Calls(Core):
             (torch.Size([5]), Population(5 x Linear, 8 parameters each))
         """
         call = read_call(fn, args, {}, in_dims, self._count, vectorize, chunk_size, randomness)
-        made: tuple[Tensor, Self] = self._evaluate(call, gradients=True)
-        return made
+        result: tuple[Tensor, Self] = self._evaluate(call, gradients=True)
+        return result
 
     def explain(self, *args: Any, in_dims: Any = None, vectorize: str = "auto", chunk_size: int | None = None) -> str:
-        """How a call with these arguments is evaluated, and why, in a sentence.
+        """Return how a call with these arguments is evaluated, and why, in a sentence.
 
-        Further lines say what was measured in this process for layers of these sizes, as far as calls have met them. A model that
-        `torch.vmap` turned out to be unable to follow, in a call with `"auto"`, is looped from then on.
+        Further lines report timings of this process for layers of these sizes, if calls have measured them. If `torch.vmap`
+        failed on a model in a call with `"auto"`, later calls loop.
+
+        Args:
+            *args: Arguments of the model.
+            in_dims: As in a call.
+            vectorize: As in a call.
+            chunk_size: As in a call.
 
         Example:
             >>> from moduli.population import Population
@@ -165,7 +171,7 @@ class Calls(Core):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _differentiate(self, call: Call, plan: EvaluationPlan) -> tuple[Tensor, Self]:
-        """The losses and gradients of all members, according to a plan."""
+        """Return the losses and gradients of all members, according to a plan."""
         with torch.inference_mode(False), torch.no_grad():
             values = allocate(self.layout, self._count)
             out = self.layout.views(values.matrices)
@@ -175,18 +181,18 @@ class Calls(Core):
             for start in range(0, self._count, block):
                 stop = min(self._count, start + block)
                 rows = [v[start:stop].detach().requires_grad_(f) for v, f in zip(views, self._flags, strict=True)]
-                buffers = [held[start:stop] for held in self._buffers.values()]
+                buffers = [buffer[start:stop] for buffer in self._buffers.values()]
                 with torch.enable_grad():
-                    made = self._evaluator.run(call, plan, [*rows, *buffers], start, stop - start)
-                    loss = _one_each(made, stop - start)
+                    result = self._evaluator.run(call, plan, [*rows, *buffers], start, stop - start)
+                    loss = _one_each(result, stop - start)
                     tracked = [row for row in rows if row.requires_grad]
-                    found = iter(
+                    gradients = iter(
                         torch.autograd.grad(loss.sum(), tracked, allow_unused=True)
                         if tracked and loss.requires_grad
                         else [None] * len(tracked)
                     )
                 for target, row in zip(out, rows, strict=True):
-                    gradient = next(found) if row.requires_grad else None
+                    gradient = next(gradients) if row.requires_grad else None
                     target[start:stop].zero_() if gradient is None else target[start:stop].copy_(gradient)
                 losses.append(loss.detach())
             if not losses:
@@ -195,9 +201,9 @@ class Calls(Core):
         return torch.cat(losses), self._make_alike(values, self._count, copies)
 
     def _evaluate(self, call: Call, gradients: bool = False) -> Any:
-        """What a call returns, or the losses and gradients; in a loop where `torch.vmap` turns out to be unable to follow.
+        """Return the result of a call, or the losses and gradients; loop over members if `torch.vmap` fails on the model.
 
-        What a call does to buffers is taken back where it fails.
+        A call that fails leaves the buffers unchanged.
 
         Raises:
             MemoryError: If there is not enough memory.
@@ -223,23 +229,27 @@ class Calls(Core):
                 if state is None or not _says(error, _UNBATCHED):
                     raise
                 why = str(error).splitlines()[0].removeprefix("vmap: ")
-            # Draw what a loop from the start would have drawn.
+            # A loop from the start would have drawn from this state.
             torch.set_rng_state(state)
             reason = f"loop: torch.vmap cannot follow the model ({why})"
-            made = call_or_undo(EvaluationPlan("loop", 0, reason))
-            # That a function other than the model's own cannot be followed says nothing about the next one.
+            result = call_or_undo(EvaluationPlan("loop", 0, reason))
+            # A failure of another function than the model itself says nothing about later functions.
             if call.fn is forward:
                 self._evaluator.refused = reason
-            return made
+            return result
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _says(error, _OUT_OF_MEMORY):
                 raise
-            size = 1 if plan.form == "loop" else plan.block or self._count
-            remedy = f"give a chunk_size below {size}" if size > 1 else "use smaller batches (chunk_size is 1 already)"
-            raise MemoryError(
-                f"evaluating {size} of {self._count} members at a time takes more memory than there is; {remedy}. "
-                "Nothing was changed"
-            ) from error
+            raise self._explain_memory(plan) from error
+
+    def _explain_memory(self, plan: EvaluationPlan) -> MemoryError:
+        """Return the error of a call that ran out of memory, with a chunk size that takes less."""
+        size = 1 if plan.form == "loop" else plan.block or self._count
+        remedy = f"give a chunk_size below {size}" if size > 1 else "use smaller batches (chunk_size is 1 already)"
+        return MemoryError(
+            f"evaluating {size} of {self._count} members at a time takes more memory than there is; {remedy}. "
+            "Nothing was changed"
+        )
 
 
 def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
@@ -248,11 +258,11 @@ def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
 
 
 def _one_each(made: Any, count: int) -> Tensor:
-    """One number per member.
+    """Return the result of a function as a plain tensor of one number per member.
 
     Raises:
-        ValueError: If there is anything else.
-        TypeError: If it is no tensor.
+        ValueError: If it has another shape.
+        TypeError: If it is not a tensor.
     """
     values = made.data if isinstance(made, LabelledTensor) else made
     if not isinstance(values, Tensor):

@@ -1,8 +1,8 @@
-"""The storage of a population: matrices, leaves, buffers, and what operations ask of them.
+"""The storage of a population: matrices, leaves, buffers, and what operations need of them.
 
-`Values` owns the matrices. The last few that nothing refers to any more are used again: a fresh one costs a page fault for
-every 4 KiB of it. For the same reason the result of an operator is written over an operand that exists only inside the
-expression, so `0.7*v + 1.5*r1*(best - x)` makes the passes over memory that code with `out=` would make.
+`Values` owns the matrices. The last few unreferenced ones are reused, because a new one costs a page fault for every 4 KiB.
+For the same reason the result of an operator overwrites an operand that exists only inside the expression, so
+`0.7*v + 1.5*r1*(best - x)` makes no more passes over memory than code with `out=`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ._evaluator import PopulationEvaluator
 from ._members import Members, repeat_buffers, tracks_versions
 from ._shard import Shard
 
-# Matrices to use again: those of so many bytes, below which the C library does as well, and above which memory is dear.
+# Unreferenced matrices for reuse, of _LEAST to _MOST bytes: malloc is as fast for smaller ones, and larger ones fill memory.
 _spare: deque[Tensor] = deque(maxlen=3)
 _LEAST, _MOST = 1 << 18, 1 << 26
 
 
 class Core:
-    """What every part of `Population` is written in terms of."""
+    """The attributes and storage that all mixins of `Population` use."""
 
     template: nn.Module
     layout: Layout
@@ -39,18 +39,18 @@ class Core:
     _flags: tuple[bool, ...]
     _leaves: list[Tensor] | None
     _members: Members
-    # How members are called; of all populations that share a template.
+    # Calls members; shared by the populations of one template.
     _evaluator: PopulationEvaluator
-    # Which of the members of several processes these are.
+    # The range of members in this process, if several processes hold the population.
     _shard: Shard | None
-    # A population that this one is a part of: its storage, leaves and members see what happens here.
+    # The population of which this one is a slice with shared storage.
     _parent: Core | None
-    # Parameters that operations on this population leave alone, whatever their configurations.
+    # Parameters that operations on this population do not change, whatever their configurations (`only`).
     _fixed: frozenset[int]
 
     @classmethod
     def _like(cls, template: nn.Module, count: int) -> Self:
-        """A population of copies of a module, which becomes its template."""
+        """Return a population of copies of a module, which becomes its template."""
         if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in template.modules()):
             raise StructureError(
                 "DistributedDataParallel averages the gradients of one model, and would not see those of members; give the "
@@ -71,7 +71,7 @@ class Core:
         return pop
 
     def _begin(self, evaluator: PopulationEvaluator) -> None:
-        """Begin as a whole population of the structure of a template, of which nothing has been asked yet."""
+        """Set the attributes of a whole population with the structure of a template, except for its values."""
         self._evaluator, self.template, self.layout = evaluator, evaluator.template, evaluator.layout
         self._leaves = None
         self._members = Members()
@@ -80,14 +80,14 @@ class Core:
         self._fixed = frozenset()
 
     def _make_alike(self, values: Values, count: int, buffers: dict[str, Tensor]) -> Self:
-        """A population of the same structure with other values."""
+        """Return a population of the same structure with other values."""
         pop: Self = object.__new__(type(self))
         pop._begin(self._evaluator)
         pop._flags, pop._count, pop._values, pop._buffers = self._flags, count, values, buffers
         pop._shard = self._shard if count == self._count else None
         return pop
 
-    if not TYPE_CHECKING:  # what has a type is found without it
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(
@@ -127,17 +127,17 @@ class Core:
             >>> pop[4].weight.abs().sum().item()
             0.0
         """
-        found = self.matrices
-        if len(found) != 1:
+        matrices = self.matrices
+        if len(matrices) != 1:
             kinds = ", ".join(f"{g.dtype} on {g.device}" for g in self.layout.groups) or "none"
-            raise StructureError(f"this population has {len(found)} matrices ({kinds}), not one; use pop.matrices")
-        return found[0]
+            raise StructureError(f"this population has {len(matrices)} matrices ({kinds}), not one; use pop.matrices")
+        return matrices[0]
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The name of each parameter, and a leaf of shape (N, *shape) that is a view of the storage.
+        """Iterate over the name of each parameter, and a leaf of shape (N, *shape) that is a view of the storage.
 
-        The leaves are the same objects at every call. They carry `requires_grad` as the template's parameters do,
-        collect `.grad`, and can be given to any optimizer: each member then moves by its own gradient.
+        The leaves are the same objects at every call. They have the `requires_grad` of the template's parameters, collect
+        `.grad`, and can be passed to any optimizer, which then moves each member by its own gradient.
 
         Example:
             >>> from moduli.population import Population
@@ -151,7 +151,7 @@ class Core:
         yield from zip(self.layout.names, self._read_leaves(), strict=True)
 
     def parameters(self) -> Iterator[Tensor]:
-        """The leaves of `named_parameters()`.
+        """Iterate over the leaves of `named_parameters()`.
 
         Example:
             >>> from moduli.population import Population
@@ -161,7 +161,7 @@ class Core:
         yield from self._read_leaves()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """The name of each buffer, and the live stack of all members' buffers, of shape (N, *shape).
+        """Iterate over the name of each buffer, and the live stack of all members' buffers, of shape (N, *shape).
 
         Example:
             >>> from moduli.population import Population
@@ -175,7 +175,7 @@ class Core:
             with torch.no_grad(), torch.inference_mode(False):
                 views = self.layout.views(self._values.matrices)
                 shared = tracks_versions(self.template)
-                # Each leaf has a version counter of its own, unless derived tensors must hear of every change.
+                # Leaves have separate version counters, unless cached derived tensors depend on the one of the storage.
                 self._leaves = [
                     nn.Parameter(view if shared else view.data, requires_grad=flag)
                     for view, flag in zip(views, self._flags, strict=True)
@@ -183,7 +183,7 @@ class Core:
         return self._leaves
 
     def _mark_changed(self) -> None:
-        """Let autograd know that the matrices were changed in place."""
+        """Increment the version counters of leaves and members after an in-place change of the matrices."""
         pop: Core | None = self
         while pop is not None:
             if pop._leaves:
@@ -192,11 +192,11 @@ class Core:
             pop = pop._parent
 
     def _check_members(self) -> None:
-        """Check the members that a program holds before the population is used."""
+        """Raise if a live member was edited or moved."""
         self._members.check()
 
     def _refuse_shard(self, what: str) -> None:
-        """Refuse to compare members of which other processes hold some."""
+        """Raise StructureError if other processes hold some of the members, for operations that need all of them."""
         if self._shard is not None:
             raise StructureError(
                 f"{what} is about all members, of which other processes hold some ({self._shard}); gather what is needed with "
@@ -204,19 +204,19 @@ class Core:
                 "pop.sharding.copy(...)"
             )
 
-    # -- what operations ask -----------------------------------------------------------------------------------------
+    # -- used by operations ------------------------------------------------------------------------------------------
 
     def _inert(self) -> frozenset[int]:
-        """Which parameters take no part in operations, according to their configurations and to `only`."""
+        """Return the positions of parameters that operations do not change, by their configurations and by `only`."""
         return self._fixed | inert_parameters(self.template)
 
     def _restore(self, values: Values, places: frozenset[int]) -> None:
-        """Give some parameters of a result the values that they have here."""
+        """Copy the parameters at `places` from this population to the values of a result."""
         if places:
-            ours, made = self.layout.views(self._values.matrices), self.layout.views(values.matrices)
+            ours, theirs = self.layout.views(self._values.matrices), self.layout.views(values.matrices)
             with torch.no_grad():
                 for place in places:
-                    made[place].copy_(ours[place])
+                    theirs[place].copy_(ours[place])
 
     def _left_out(self, group: Group) -> bool:
         """Whether no parameter of a group takes part in operations."""
@@ -224,20 +224,20 @@ class Core:
         return bool(inert) and all(place in inert for place in group.indices)
 
     def _copy_buffers(self) -> dict[str, Tensor]:
-        """Every buffer of all members, as a tensor of its own."""
-        return {name: held.clone() for name, held in self._buffers.items()}
+        """Return copies of the stacked buffers."""
+        return {name: buffer.clone() for name, buffer in self._buffers.items()}
 
     def _keep_buffers(self, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:
-        """The buffers of a result, according to their policies."""
+        """Return the buffers of a result, according to their policies."""
         policies = buffer_policies(self.template)
-        made: dict[str, Tensor] = {}
+        buffers: dict[str, Tensor] = {}
         with torch.no_grad(), torch.inference_mode(False):
-            for name, held in self._buffers.items():
-                if policies[name] == "operate" and act is not None and (held.is_floating_point() or held.is_complex()):
-                    made[name] = act(name, held).to(held.dtype)
+            for name, own in self._buffers.items():
+                if policies[name] == "operate" and act is not None and (own.is_floating_point() or own.is_complex()):
+                    buffers[name] = act(name, own).to(own.dtype)
                 else:
-                    made[name] = keep_buffer(name, held, policies[name])
-        return made
+                    buffers[name] = keep_buffer(name, own, policies[name])
+        return buffers
 
 
 # -- matrices ------------------------------------------------------------------------------------------------------------
@@ -256,17 +256,17 @@ class Values:
         self.matrices = matrices
 
     def __del__(self) -> None:
-        # An interrupt may have come before it had any.
+        # An interrupt in `__init__` leaves an instance without matrices.
         if hasattr(self, "matrices") and self.is_spare() and self.matrices[0].nbytes <= _MOST:
             _spare.append(self.matrices.pop())
 
     def is_spare(self) -> bool:
-        """Whether there is one matrix, large enough to be used again, that nothing else refers to."""
+        """Whether there is one matrix, large enough for reuse, that nothing else references."""
         return len(self.matrices) == 1 and self.matrices[0].nbytes >= _LEAST and is_alone(self.matrices)
 
 
 def allocate(layout: Layout, count: int) -> Values:
-    """Uninitialised matrices for `count` members of a layout."""
+    """Return uninitialised matrices for `count` members of a layout, reusing an unreferenced one if its shape fits."""
     groups = layout.groups
     kind = (groups[0].dtype, groups[0].device) if groups else None
     for _ in range(len(_spare) if len(groups) == 1 else 0):
@@ -283,18 +283,18 @@ def allocate(layout: Layout, count: int) -> Values:
 
 @cache
 def _count_alone() -> int:
-    """Return how often a storage is counted that one tensor holds; -1 where that is not known.
+    """Return the use count of a storage that one tensor references; -1 if this build of torch does not report it.
 
-    It is measured at first use, not on import: a room may be imported inside of a transform of torch.func, where every new
-    tensor is a wrapper without a storage.
+    It is measured at first use, not on import: the package may be imported inside of a transform of torch.func, where every
+    new tensor is a wrapper without a storage.
     """
     uses = count_storage_uses(torch.empty(1, device="cpu"))
     return -1 if uses == UNKNOWN else uses
 
 
-def is_alone(held: list[Tensor]) -> bool:
-    """Whether a list has the only reference to its one matrix and every part of it."""
-    matrix = held[0]
+def is_alone(matrices: list[Tensor]) -> bool:
+    """Whether a list has the only reference to its one matrix and to its storage."""
+    matrix = matrices[0]
     if (
         type(matrix) is not Tensor
         or matrix.device.type != "cpu"
@@ -305,6 +305,7 @@ def is_alone(held: list[Tensor]) -> bool:
     ):
         return False
     del matrix
-    # What the count is for something that one list holds is seen on an object made here.
+    # A new object in a list has the reference count to compare with, whatever the interpreter counts.
     alone = [object()]
-    return count_references(held[0]) <= count_references(alone[0]) and count_storage_uses(held[0]) <= _count_alone()
+    few = count_references(matrices[0]) <= count_references(alone[0])
+    return few and count_storage_uses(matrices[0]) <= _count_alone()

@@ -1,4 +1,4 @@
-"""A population as an ensemble: what its members say together, how far they agree, and modules to use elsewhere."""
+"""A population as an ensemble: mean and spread of the members' outputs, and copies of members as modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._calls import Calls
 
 @dataclass(frozen=True, eq=False)
 class EnsemblePrediction:
-    """What the members of an ensemble return for the same inputs.
+    """The outputs of the members of an ensemble for the same inputs.
 
     Attributes:
         outputs: One output for each member, along the first axis.
@@ -24,8 +24,8 @@ class EnsemblePrediction:
     Example:
         >>> import torch
         >>> from moduli.population import EnsemblePrediction
-        >>> told = EnsemblePrediction(torch.tensor([[1.0], [3.0]]))
-        >>> told.mean, told.std
+        >>> prediction = EnsemblePrediction(torch.tensor([[1.0], [3.0]]))
+        >>> prediction.mean, prediction.std
         (tensor([2.]), tensor([1.4142]))
     """
 
@@ -58,16 +58,16 @@ class EnsemblePrediction:
 
     @property
     def votes(self) -> Tensor:
-        """Which part of the members chooses each class, where outputs are scores of classes."""
+        """The share of members that choose each class, if outputs are scores of classes."""
         self._require_classes("votes")
         chosen = nn.functional.one_hot(self.outputs.argmax(-1), self.outputs.shape[-1])
         return chosen.to(self.outputs.dtype).mean(0)
 
     @property
     def disagreement(self) -> Tensor:
-        """How far members differ: for classifiers the mutual information of class and member in nats, else the deviation.
+        """The disagreement of members: for classifiers the mutual information of class and member in nats, else `std`.
 
-        It is the entropy of the mean probabilities minus the mean entropy of each member's.
+        Mutual information is the entropy of the mean probabilities minus the mean entropy of the members' probabilities.
         """
         if not self.classes:
             return self.std
@@ -77,13 +77,13 @@ class EnsemblePrediction:
         return (whole + (each.exp() * each).sum(-1).mean(0)).clamp(min=0)
 
     def find_calibration(self, labels: Tensor, bins: int = 10) -> Tensor:
-        """Return how far confidence is from accuracy: a row (confidence, accuracy, part of all) for each bin that is used.
+        """Return a table of confidence and accuracy: a row (confidence, accuracy, share of inputs) for each non-empty bin.
 
         `find_calibration_error` is the mean over this table. Confidence is the largest of the mean probabilities.
 
         Args:
             labels: The right class of each input.
-            bins: How many intervals of confidence.
+            bins: The number of intervals of confidence.
 
         Raises:
             ValueError: If outputs are no scores of classes, or the labels do not fit.
@@ -138,8 +138,8 @@ class EnsembleModule(nn.Module):
 
     Args:
         members: The models.
-        mean: Whether to return the mean of what they return, instead of all of it along a new first axis.
-        classes: Whether what they return are scores of classes (logits); the mean is then that of probabilities.
+        mean: Whether to return the mean of the outputs, instead of all outputs along a new first axis.
+        classes: Whether outputs are scores of classes (logits); the mean is then that of probabilities.
     """
 
     def __init__(self, members: Sequence[nn.Module], mean: bool = False, classes: bool = False) -> None:
@@ -147,7 +147,7 @@ class EnsembleModule(nn.Module):
         self.members, self.mean, self.classes = nn.ModuleList(members), mean, classes
 
     def forward(self, x: Any, *more: Any) -> Tensor:
-        """Call every model, and stack or average what they return."""
+        """Call every model, and stack or average the outputs."""
         outputs = torch.stack([member(x, *more) for member in self.members])
         if not self.mean:
             return outputs
@@ -155,12 +155,12 @@ class EnsembleModule(nn.Module):
 
 
 class Ensembles(Calls):
-    """What members say together."""
+    """The methods of a population that treat it as an ensemble."""
 
     def predict(self, *args: Any, classes: bool = False, **how: Any) -> EnsemblePrediction:
-        """Call every member without gradients, and say what they return together: mean, spread, votes.
+        """Call every member without gradients, and return the outputs with their mean, spread and votes.
 
-        Layers such as dropout and batch normalisation do what the members' mode says: call `pop.eval()` before.
+        Layers such as dropout and batch normalisation follow the members' mode: call `pop.eval()` before.
 
         Args:
             *args: Arguments of the model.
@@ -171,8 +171,8 @@ class Ensembles(Calls):
             >>> import torch
             >>> from torch import nn
             >>> from moduli.population import Population
-            >>> told = Population.of(nn.Linear, 8, 3, 2).predict(torch.ones(5, 3))
-            >>> told.mean.shape, told.std.shape, told.quantile([0.05, 0.95]).shape
+            >>> result = Population.of(nn.Linear, 8, 3, 2).predict(torch.ones(5, 3))
+            >>> result.mean.shape, result.std.shape, result.quantile([0.05, 0.95]).shape
             (torch.Size([5, 2]), torch.Size([5, 2]), torch.Size([2, 5, 2]))
         """
         with torch.no_grad():
@@ -182,7 +182,7 @@ class Ensembles(Calls):
         return EnsemblePrediction(outputs, classes)
 
     def best(self, losses: Tensor) -> nn.Module:
-        """Return a copy of the member with the lowest loss, as a module of its own.
+        """Return a copy of the member with the lowest loss.
 
         Args:
             losses: One number for each member; NaN counts as the worst.
@@ -205,16 +205,16 @@ class Ensembles(Calls):
         return self.to_module(int(losses.detach().nan_to_num(nan=torch.inf).argmin()))
 
     def to_module(self, member: int) -> nn.Module:
-        """Return a copy of one member, as a module of its own.
+        """Return a copy of one member, which is an ordinary module.
 
         Args:
-            member: Which.
+            member: The index of the member.
         """
-        made: nn.Module = copy.deepcopy(self[member])  # type: ignore[index]
-        return made
+        module: nn.Module = copy.deepcopy(self[member])  # type: ignore[index]
+        return module
 
     def to_modules(self) -> list[nn.Module]:
-        """Return copies of all members, as modules of their own.
+        """Return copies of all members, which are ordinary modules.
 
         Example:
             >>> from torch import nn
@@ -229,7 +229,7 @@ class Ensembles(Calls):
         """Return all members as one module, to be exported by `torch.export.export`, or by `torch.onnx.export(dynamo=True)`.
 
         Args:
-            mean: Whether it returns the mean of the members, instead of what each returns along a new first axis.
+            mean: Whether it returns the mean of the outputs, instead of all outputs along a new first axis.
             classes: Whether members return scores of classes (logits), so that the mean is that of their probabilities.
 
         Example:

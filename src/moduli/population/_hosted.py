@@ -1,4 +1,4 @@
-"""Members on the workers of a cluster: each worker holds some of them, evaluates and trains them there."""
+"""Members on the workers of a Ray cluster, each of which stores, evaluates and trains some of them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class HostedPopulation:
-    """The members of a population, held by actors of a Ray cluster. Made by `Population.host`.
+    """The members of a population, stored by actors of a Ray cluster. Made by `Population.host`.
 
-    What travels in a generation is the function that is evaluated, one loss of each member, and the members that change their
-    worker. With each `step` and `copy` a worker leaves a copy of its members in the object store of its node; a worker that
-    died since is replaced by one that begins with it, and does again what was asked.
+    A generation transfers the evaluated function, one loss of each member, and the members that move to another worker. After
+    each `step` and `copy` a worker stores a copy of its members in the object store of its node; a worker that dies later is
+    replaced by one that starts from this copy and repeats the request.
 
-    Nothing waits for ever where the executor has a `timeout`: a worker has so many seconds for each of its members and each
-    step. One that died or is late is replaced within `start_timeout` seconds, `retries` times; then it is an error. Without a
-    `timeout`, Ray notices a lost node (by default within half a minute). What a node held is lost with it, which is an error.
+    With a `timeout` of the executor, a worker has that many seconds for each of its members and each step. A worker that died
+    or is late is replaced within `start_timeout` seconds, `retries` times; then an error is raised. Without a `timeout`, Ray
+    notices a lost node (by default within half a minute). The members of a lost node are lost, which raises an error.
 
     Args:
         population: The members.
-        executor: A `moduli.evolve.Ray`: how many workers there are, what they need, and how long they may take. Its workers of a
-            search that has ended give their processors back; the next search starts others.
+        executor: A `moduli.evolve.Ray` with the number of workers, their resources and time limits. Idle workers of a search
+            are ended first; the next search starts others.
         optimizer: Makes the optimizer of the members of one worker.
 
     Example:
@@ -56,9 +56,11 @@ class HostedPopulation:
         workers = len(self._actors)
         small, more = divmod(count, workers)
         self._starts = [worker * small + min(worker, more) for worker in range(workers + 1)]
-        self._held = [self._ray.put(population[start:stop].clone()) for start, stop in itertools.pairwise(self._starts)]
+        self._stored = [
+            self._ray.put(population[start:stop].clone()) for start, stop in itertools.pairwise(self._starts)
+        ]
         try:
-            self._ask("take", [(held, optimizer) for held in self._held])
+            self._ask("take", [(stored, optimizer) for stored in self._stored])
         except BaseException:
             self.close()
             raise
@@ -70,7 +72,7 @@ class HostedPopulation:
         return f"HostedPopulation({len(self)} members on {len(self._actors)} workers)"
 
     def losses(self, fn: Callable[..., Any], *args: Any, in_dims: Any = None) -> Tensor:
-        """The loss of every member, as `Population.losses` computes it, without gradients.
+        """Return the loss of every member, as `Population.losses` computes it, without gradients.
 
         Args:
             fn: A function of a model and the arguments that returns one number.
@@ -80,12 +82,12 @@ class HostedPopulation:
         return self._evaluate("losses", fn, args, in_dims)
 
     def step(self, fn: Callable[..., Any], *args: Any, steps: int = 1, in_dims: Any = None) -> Tensor:
-        """Steps of the optimizer on every worker; returns the losses that the last one began with.
+        """Run steps of the optimizer on every worker; return the losses before the last step.
 
         Args:
             fn: A function of a model and the arguments that returns one number.
             *args: Arguments, as for `losses`.
-            steps: How many.
+            steps: The number of steps.
             in_dims: As for `losses`.
 
         Raises:
@@ -99,11 +101,11 @@ class HostedPopulation:
         """Give some members the parameters, buffers and optimizer state of others.
 
         Args:
-            targets: Which members are replaced.
-            sources: By which, as many.
+            targets: The members that are replaced.
+            sources: The members that are copied, one for each target.
 
         Raises:
-            ValueError: If there are more of one than of the other, or a target twice.
+            ValueError: If the numbers of both differ, or a target occurs twice.
             IndexError: If there is no such member.
         """
         to, of = ([int(i) for i in each] for each in (targets, sources))
@@ -111,7 +113,7 @@ class HostedPopulation:
             raise ValueError(f"{len(to)} targets, each at most once, and {len(of)} sources; give one source for each")
         if any(not 0 <= i < len(self) for i in (*to, *of)):
             raise IndexError(f"members are numbered from 0 to {len(self) - 1}")
-        # All are read before any is written: a member may be both.
+        # All sources are read before any target is written, because a member may be both.
         rows = {i: self._call(self._find(i), "read", i - self._starts[self._find(i)]) for i in dict.fromkeys(of)}
         changes: dict[int, list[tuple[int, Any]]] = {}
         for target, source in zip(to, of, strict=True):
@@ -121,12 +123,12 @@ class HostedPopulation:
             self._call(worker, "write", written)
 
     def collect(self) -> Population:
-        """All members as they are now, as a population here."""
+        """Return a copy of all members as a population in this process."""
         parts: list[Population] = self._ask("members", [()] * len(self._actors))
-        made: Population = parts[0][[0] * len(self)]
+        population: Population = parts[0][[0] * len(self)]
         for start, part in zip(self._starts, parts, strict=False):
-            made.replace(range(start, start + len(part)), part)
-        return made
+            population.replace(range(start, start + len(part)), part)
+        return population
 
     def close(self) -> None:
         """End the workers."""
@@ -142,38 +144,38 @@ class HostedPopulation:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _evaluate(self, method: str, fn: Callable[..., Any], args: tuple[Any, ...], in_dims: Any, *more: Any) -> Tensor:
-        """One number of each member, from all workers."""
+        """Call a method of all workers that returns one number of each member, and concatenate the results."""
         shared = self._ray.put(fn)
-        given = [(shared, own, in_dims, *more) for own in self._split_arguments(args, in_dims)]
-        return torch.cat(self._ask(method, given, *more))
+        arguments = [(shared, own, in_dims, *more) for own in self._split_arguments(args, in_dims)]
+        return torch.cat(self._ask(method, arguments, *more))
 
-    def _ask(self, method: str, given: Sequence[Sequence[Any]], steps: int = 1) -> list[Any]:
-        """Return what all workers answer.
+    def _ask(self, method: str, arguments: Sequence[Sequence[Any]], steps: int = 1) -> list[Any]:
+        """Call a method of every worker with its arguments, and return the answers.
 
-        A worker that fails does not keep the others from being heard: what they have changed is known before anything is raised.
+        All answers are awaited before an error of one worker is raised, so that the changes of the others are stored.
         """
-        asked = [self._remote(worker, method, own) for worker, own in enumerate(given)]
+        requests = [self._remote(worker, method, own) for worker, own in enumerate(arguments)]
         answers, errors = [], list[Exception]()
-        for worker, own in enumerate(given):
+        for worker, own in enumerate(arguments):
             try:
-                answers.append(self._answer(worker, asked[worker], method, own, steps))
+                answers.append(self._answer(worker, requests[worker], method, own, steps))
             except Exception as error:  # noqa: BLE001 - raised below
                 errors.append(error)
         if errors:
             raise errors[0]
         return answers
 
-    def _remote(self, worker: int, method: str, given: Sequence[Any]) -> tuple[Any, Any, float]:
-        """Have a worker do something; return where its answer and its members will be, and when it was asked."""
+    def _remote(self, worker: int, method: str, args: Sequence[Any]) -> tuple[Any, Any, float]:
+        """Start a method of a worker; return the references to its answer and to its changed members, and the time."""
         remote = getattr(self._actors[worker], method)
         changing = method in _CHANGING
-        refs = remote.options(num_returns=2).remote(*given) if changing else (remote.remote(*given), None)
+        refs = remote.options(num_returns=2).remote(*args) if changing else (remote.remote(*args), None)
         return *refs, monotonic()
 
     def _answer(
-        self, worker: int, asked: tuple[Any, Any, float], method: str, given: Sequence[Any], steps: int = 1
+        self, worker: int, request: tuple[Any, Any, float], method: str, args: Sequence[Any], steps: int = 1
     ) -> Any:
-        """Return what a worker answers; one that died or is late is replaced by another, which is asked again.
+        """Return the answer of a worker; replace a worker that died or is late, and repeat the request.
 
         Raises:
             RuntimeError: If that happens more than `retries` times, or no other can be started, or the members are lost.
@@ -184,31 +186,31 @@ class HostedPopulation:
         exceptions = self._ray.exceptions
         for attempt in range(self._executor.retries + 1):
             try:
-                left = None if seconds is None else max(0.0, asked[2] + seconds - monotonic())
-                answer = self._ray.get(asked[0], timeout=left)
+                left = None if seconds is None else max(0.0, request[2] + seconds - monotonic())
+                answer = self._ray.get(request[0], timeout=left)
             except exceptions.ObjectLostError as error:
                 raise RuntimeError(f"a node of the cluster is lost, and with it {own} of worker {worker}") from error
             except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
                 late = isinstance(error, exceptions.GetTimeoutError)
                 lost, why = error, f"had no answer within {seconds} seconds" if late else "died"
                 self._replace(worker, own, error)
-                if method == "take":  # which is how another one begins
+                if method == "take":  # `_replace` has done that
                     return None
                 if attempt < self._executor.retries:
-                    asked = self._remote(worker, method, given)
+                    request = self._remote(worker, method, args)
                 continue
-            self._held[worker] = asked[1] or self._held[worker]
+            self._stored[worker] = request[1] or self._stored[worker]
             return answer
         raise RuntimeError(
             f"worker {worker} {why} ({self._executor.retries + 1} attempts); {own} are as they were before"
         ) from lost
 
     def _replace(self, worker: int, own: str, cause: Exception) -> None:
-        """End a worker, whatever it does, and start another with the members that were kept last."""
+        """End a worker, whatever it does, and start another with the members that were stored last."""
         self._ray.kill(self._actors[worker])
         try:
             (self._actors[worker],) = self._executor.launch_actors(_Host, 1, self._executor.threads)
-            taken = self._actors[worker].take.remote(self._held[worker], self._optimizer)
+            taken = self._actors[worker].take.remote(self._stored[worker], self._optimizer)
             self._ray.get(taken, timeout=self._executor.start_timeout)
         except (RuntimeError, self._ray.exceptions.RayError) as error:
             raise RuntimeError(
@@ -216,31 +218,31 @@ class HostedPopulation:
                 f"{self._executor.start_timeout} seconds: {str(error).splitlines()[0]}"
             ) from error
 
-    def _call(self, worker: int, method: str, *given: Any) -> Any:
-        return self._answer(worker, self._remote(worker, method, given), method, given)
+    def _call(self, worker: int, method: str, *args: Any) -> Any:
+        return self._answer(worker, self._remote(worker, method, args), method, args)
 
     def _split_arguments(self, args: tuple[Any, ...], in_dims: Any) -> list[Any]:
-        """The arguments of each worker."""
+        """Return the arguments of each worker, with the slices of its members."""
         flat = read_call(forward, args, {}, in_dims, len(self))
-        made = []
+        arguments = []
         for start, stop in itertools.pairwise(self._starts):
             rows = [
                 leaf if dim is None else leaf[(*[slice(None)] * dim, slice(start, stop))]
                 for leaf, dim in zip(flat.leaves, flat.dims, strict=True)
             ]
-            made.append(pytree.tree_unflatten(rows, flat.spec))
-        return made
+            arguments.append(pytree.tree_unflatten(rows, flat.spec))
+        return arguments
 
     def _find(self, member: int) -> int:
         return next(worker for worker in range(len(self._actors)) if member < self._starts[worker + 1])
 
 
-# What a worker does that changes its members: it also leaves a copy of them, which belongs to the driver and so survives it.
+# Methods of a worker that change its members. They also return a copy, which the driver owns and which survives the worker.
 _CHANGING = ("step", "write")
 
 
 class _Host:
-    """What runs on a worker: some members, and their optimizer."""
+    """The actor on a worker: some members, and their optimizer."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -248,9 +250,9 @@ class _Host:
     def ready(self) -> None:
         """Return when the worker has started."""
 
-    def take(self, held: Any, optimizer: Callable[[Any], Any] | None) -> None:
-        """Begin with members, and with the state of their optimizer where there is one."""
-        members, state = held if isinstance(held, tuple) else (held, None)
+    def take(self, stored: Any, optimizer: Callable[[Any], Any] | None) -> None:
+        """Start with members, or with (members, state of their optimizer)."""
+        members, state = stored if isinstance(stored, tuple) else (stored, None)
         self.pop = members.clone()
         self.opt: Any = None if optimizer is None else optimizer(self.pop)
         if self.opt is not None and state is not None:
@@ -258,8 +260,8 @@ class _Host:
 
     def losses(self, fn: Callable[..., Any], args: tuple[Any, ...], in_dims: Any) -> Tensor:
         with torch.no_grad():
-            found: Tensor = self.pop.losses(fn, *args, in_dims=in_dims)
-        return found
+            losses: Tensor = self.pop.losses(fn, *args, in_dims=in_dims)
+        return losses
 
     def step(self, fn: Callable[..., Any], args: tuple[Any, ...], in_dims: Any, steps: int) -> tuple[Tensor, Any]:
         closure = importlib.import_module("moduli.optim").closure
@@ -291,7 +293,7 @@ class _Host:
         return self.pop.state_dict(), None if self.opt is None else self.opt.state_dict()
 
     def _list_rows(self, state: tuple[Any, Any]) -> list[Tensor]:
-        """What is kept for each member, with the members in front. Of an optimizer, bytes are the state of a generator."""
+        """Return the tensors with one row for each member. In states of optimizers, uint8 tensors are states of generators."""
         of_links = [leaf for leaf in pytree.tree_leaves(state[1]) if isinstance(leaf, Tensor)]
         count = len(self.pop)
         own = [leaf for leaf in of_links if leaf.shape[:1] == (count,) and leaf.dtype is not torch.uint8]

@@ -15,10 +15,10 @@ from ._members import build, refuse_moved, row_view, tracks_versions
 
 
 class Indexing(Core):
-    """How members are read, written and chosen."""
+    """The methods of a population that read, write and choose members."""
 
     def __getitem__(self, index: Any) -> Any:
-        """A member, or a population of some: slices are live parts, masks and lists of indices are copies.
+        """Return a member, or a population of some: slices share the storage, masks and lists of indices copy.
 
         Example:
             >>> from moduli.population import Population
@@ -37,9 +37,9 @@ class Indexing(Core):
         place = index + self._count if index < 0 else index
         if not 0 <= place < self._count:
             raise IndexError(f"member {index} of a population of {self._count}")
-        known = self._members.get(place)
-        if known is not None:
-            return known
+        live = self._members.get(place)
+        if live is not None:
+            return live
         shared = tracks_versions(self.template)
         with torch.no_grad(), torch.inference_mode(False):
             matrices = self._values.matrices
@@ -55,12 +55,12 @@ class Indexing(Core):
                 parameters.append(nn.Parameter(part, requires_grad=flag) if leaf is None else leaf)
             buffers = {
                 name: row_view(
-                    held.view(self._count, -1) if held.numel() else held.reshape(self._count, 0),
+                    buffer.view(self._count, -1) if buffer.numel() else buffer.reshape(self._count, 0),
                     place,
                     0,
-                    held.shape[1:],
+                    buffer.shape[1:],
                 )
-                for name, held in self._buffers.items()
+                for name, buffer in self._buffers.items()
             }
             member = build(self.template, self._evaluator.entries, parameters, buffers)
         self._members.add(place, member, parameters, list(buffers.values()))
@@ -72,24 +72,24 @@ class Indexing(Core):
             return self._take_members(torch.arange(self._count)[list(range(start, stop, step))])
         with torch.no_grad(), torch.inference_mode(False):
             values = Values([matrix[start:stop:step] for matrix in self._values.matrices])
-            buffers = {name: held[start:stop:step] for name, held in self._buffers.items()}
-        made = self._make_alike(values, len(range(start, stop, step)), buffers)
-        made._parent = self
-        return made
+            buffers = {name: buffer[start:stop:step] for name, buffer in self._buffers.items()}
+        part = self._make_alike(values, len(range(start, stop, step)), buffers)
+        part._parent = self
+        return part
 
     def _take_members(self, index: Tensor) -> Self:
-        """A population of copies of members."""
+        """Return a population of copies of members."""
         with torch.no_grad(), torch.inference_mode(False):
             values = allocate(self.layout, len(index))
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 torch.index_select(matrix, 0, index.to(matrix.device), out=out)
-            buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
-        made = self._make_alike(values, len(index), buffers)
-        made._shard = None  # whichever members these are, they are not those of this process in their order
-        return made
+            buffers = {name: buffer.index_select(0, index.to(buffer.device)) for name, buffer in self._buffers.items()}
+        copies = self._make_alike(values, len(index), buffers)
+        copies._shard = None  # chosen members are no longer a range of all members
+        return copies
 
     def _indices(self, index: Any) -> Tensor:
-        """Indices of members, from whatever chooses some."""
+        """Return the indices of members that a mask, a list or a tensor of integers selects."""
         try:
             chosen = index if isinstance(index, Tensor) else torch.as_tensor(index)
         except (TypeError, ValueError, RuntimeError):
@@ -134,7 +134,7 @@ class Indexing(Core):
     # -- by fitness --------------------------------------------------------------------------------------------------
 
     def sort(self, fitness: Tensor, maximize: bool = False) -> Self:
-        """All members, best first.
+        """Return all members, best first.
 
         Args:
             fitness: One number per member; lower is better.
@@ -153,7 +153,7 @@ class Indexing(Core):
         return self._take_members(selection.order(fitness, maximize))
 
     def top(self, fitness: Tensor, k: int, maximize: bool = False) -> Self:
-        """The `k` best members, best first.
+        """Return the `k` best members, best first.
 
         Args:
             fitness: One number per member; lower is better.
@@ -176,11 +176,11 @@ class Indexing(Core):
         maximize: bool = False,
         generator: torch.Generator | None = None,
     ) -> Self:
-        """The winners of `k` tournaments, as many as there are members by default.
+        """Return the winners of `k` tournaments, by default as many as there are members.
 
         Args:
             fitness: One number per member; lower is better.
-            k: How many tournaments.
+            k: The number of tournaments.
             size: How many members take part in each.
             maximize: Whether higher is better.
             generator: Where the randomness comes from; torch's own by default.
@@ -202,11 +202,11 @@ class Indexing(Core):
         maximize: bool = False,
         generator: torch.Generator | None = None,
     ) -> Self:
-        """`k` members drawn in proportion to how much better than the worst they are.
+        """Return `k` members drawn with probabilities proportional to how much better than the worst they are.
 
         Args:
             fitness: One number per member; lower is better.
-            k: How many; as many as there are members by default.
+            k: The number of members; by default as many as there are.
             maximize: Whether higher is better.
             generator: Where the randomness comes from; torch's own by default.
 
@@ -219,7 +219,7 @@ class Indexing(Core):
         return self._take_members(selection.roulette(fitness, self._count if k is None else k, maximize, generator))
 
     def _rank(self, fitness: Tensor) -> None:
-        """Check what members are ranked by, and that all of them are here."""
+        """Raise if the fitness has the wrong shape, or other processes hold some of the members."""
         self._refuse_shard("a choice by fitness")
         self._fits(fitness)
 

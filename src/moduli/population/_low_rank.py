@@ -1,7 +1,7 @@
-"""A parameter with a low-rank change, W + s A Bᵀ, that is not added up where a product with it can be taken apart.
+"""A parameter with a low-rank change, W + s A Bᵀ, which is not formed where a product with it can be split into terms.
 
-x (W + s A Bᵀ)ᵀ = x Wᵀ + s (x B) Aᵀ: over many members the first product is one for all of them, and the others are thin. What is
-not known to come apart is given the sum.
+x (W + s A Bᵀ)ᵀ = x Wᵀ + s (x B) Aᵀ: over many members the first term is one product for all of them, and the others are thin.
+Functions without a rule for this receive the sum.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
-"""What functions of torch do with such a parameter, or NotImplemented for the sum; filled by `_low_rank_rules`."""
+"""Rules for functions of torch with such a parameter; a rule may return NotImplemented to receive the sum."""
 
 
 class LowRankTensor(Tensor):
-    """W + s A Bᵀ of one member, with W and the axes after its first as a matrix.
+    """W + s A Bᵀ of one member, where the axes of W after the first are flattened to columns.
 
     Args:
-        label: What it is called in reports.
+        label: The name of the parameter in reports.
         weight: W, the same for all members.
         a: A, of shape (rows, rank), already multiplied with s.
         b: B, of shape (columns, rank).
-        report: Where it is written what was done with the parameter of a name: "shared" or "materialised".
-        turned: Whether it stands for the transpose.
-        spread: S of a change S * (A Bᵀ), elementwise, the same for all members; None for ones. It is the sum over ranks of
-            diag(a) S diag(b), so that x, scaled by b, is multiplied with S, and the result scaled by a.
+        report: Receives for each name whether products with the parameter were "shared" or "materialised".
+        turned: Whether this is the transpose.
+        spread: S of a change S * (A Bᵀ), elementwise, the same for all members; None for ones. The change is the sum over ranks
+            of diag(a) S diag(b): x is scaled by b, multiplied with S, and the result scaled by a.
     """
 
     label: str
@@ -57,14 +57,14 @@ class LowRankTensor(Tensor):
         return out
 
     def materialise(self) -> Tensor:
-        """Return the sum, for what does not come apart."""
+        """Return the sum as a plain tensor."""
         self.report.setdefault(self.label, set()).add("materialised")
         change = (self.a @ self.b.mT).reshape(self.weight.shape)
         full = self.weight + (change if self.spread is None else change * self.spread)
         return full.mT if self.turned else full
 
     def note_shared(self) -> None:
-        """Write into the report that a product with it is taken apart."""
+        """Record in the report that a product was split."""
         self.report.setdefault(self.label, set()).add("shared")
 
     def turn(self) -> LowRankTensor:
@@ -72,7 +72,13 @@ class LowRankTensor(Tensor):
         return LowRankTensor(self.label, self.weight, self.a, self.b, self.report, not self.turned, self.spread)
 
     def narrow_to(self, axis: int, start: int, length: int) -> LowRankTensor:
-        """Return some rows (axis 0) or columns (axis 1) of a matrix, or entries along the first axis of any parameter."""
+        """Return some rows (axis 0) or columns (axis 1) of a matrix, or entries along the first axis of any parameter.
+
+        Args:
+            axis: The axis.
+            start: The first index.
+            length: The number of entries.
+        """
         some = slice(start, start + length)
         if (axis == 1) is not self.turned:  # columns of W
             where: Any = (slice(None), some)
@@ -119,12 +125,12 @@ class LowRankTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # What comes this far was not called from Python; it sees the sum.
+        # Operations that torch calls from C++ receive the sum.
         return func(*_replace(args), **{key: _replace(value) for key, value in (kwargs or {}).items()})
 
 
 def _replace(value: Any) -> Any:
-    """Return arguments with sums in place of what has not been added up."""
+    """Return arguments with every LowRankTensor replaced by its sum."""
     if isinstance(value, LowRankTensor):
         return value.materialise()
     if isinstance(value, list | tuple):
@@ -133,7 +139,7 @@ def _replace(value: Any) -> Any:
 
 
 _PLAIN: Any = Tensor  # its properties, which type checkers take for their values
-# Questions about a tensor that need none of its numbers.
+# Functions that read only metadata, which the wrapper has.
 _PASSED = {
     *(getattr(_PLAIN, name).__get__ for name in
       ("shape", "dtype", "device", "layout", "requires_grad", "is_cuda", "ndim", "is_nested", "is_sparse", "grad_fn", "is_leaf")),

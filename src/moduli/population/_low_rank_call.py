@@ -1,4 +1,4 @@
-"""Calling a function of members whose parameters are W + s A Bᵀ, without adding these up."""
+"""Evaluates a function of members whose parameters are W + s A Bᵀ, without forming these sums."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ._low_rank import RULES, LowRankTensor
 from ._low_rank_rules import TABLE
 
 RULES.update(TABLE)
-# Layers that write statistics of what they are called with into buffers.
+# Layers that write statistics of their inputs into buffers.
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class FunctionOfMember(nn.Module):
-    """A function of a member as a module, so that torch can call it with other parameters.
+    """A module that calls a function with a member, so that `torch.func.functional_call` can replace its parameters.
 
     Args:
-        member: The module whose parameters are replaced in a call.
+        member: The module whose parameters are replaced.
     """
 
     def __init__(self, member: nn.Module) -> None:
@@ -48,19 +48,19 @@ def call_low_rank(
     report: dict[str, set[str]],
     randomness: str = "different",
 ) -> Any:
-    """Return what a function of each member returns, stacked.
+    """Call a function for every member and return the stacked results.
 
     Args:
         caller: The module of which all members are.
         fn: The function, of a module and the arguments.
         args: The arguments.
-        dims: For each argument the axis along which members have slices of their own, or None.
+        dims: For each argument the axis along which members have separate slices, or None.
         means: The parameters that have low-rank noise, the same for all members.
         factors: A and B of each of these, with the members along the first axis; A with the scale of the noise.
         vectors: Other parameters, with the members along the first axis.
-        spreads: What the noise of matrices is multiplied with, elementwise, the same for all members.
-        count: How many members there are.
-        report: Where it is written what was done with the parameter of a name.
+        spreads: Elementwise factors of the noise of matrices, the same for all members.
+        count: The number of members.
+        report: Receives for each name how products with the parameter were evaluated.
         randomness: As for `torch.vmap`.
     """
     shared, own = _copy_buffers(caller.member, count)
@@ -78,15 +78,15 @@ def call_low_rank(
         state = {f"member.{name}": each for name, each in {**shared, **own, **vectors, **matrices}.items()}
         return torch.func.functional_call(caller, state, (fn, *args))
 
-    # The other kernels of attention have no rule for batches of members, and torch would loop over them.
+    # The other attention kernels have no batching rule, so that vmap would loop over members.
     with sdpa_kernel(SDPBackend.MATH):
         return torch.vmap(run, in_dims=(0, 0, 0, *dims), randomness=randomness)(factors, vectors, own, *args)
 
 
 def _copy_buffers(member: nn.Module, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return copies of the buffers, which a call may write to: those that are the same for all members, and those of each.
+    """Return copies of the buffers, which a call may write to: shared ones, and stacked ones of each member.
 
-    Members have their own of what layers of batch normalisation write to in training.
+    Only buffers that normalisation layers write to in training are stacked.
     """
     written = {
         f"{path}.{name}" if path else name

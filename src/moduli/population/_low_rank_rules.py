@@ -1,6 +1,6 @@
-"""What functions of torch do with a parameter W + s A Bᵀ: which products come apart, and how.
+"""Rules for functions of torch with a parameter W + s A Bᵀ, which split a product into terms with W and with the factors.
 
-A rule gives NotImplemented where they do not; the sum is then made for each member.
+A rule returns NotImplemented if it does not apply; the sum is then formed for each member.
 """
 
 from __future__ import annotations
@@ -55,46 +55,59 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _einsum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Σ over W and over its factors: the letters of W are those of A and B, with one more for the rank."""
+    """Sum over W, and over its factors, which have the letters of W and a new letter for the rank."""
     equation, *operands = args
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = list(operands[0])
-    low = [at for at, each in enumerate(operands) if isinstance(each, LowRankTensor)]
-    if not isinstance(equation, str) or kwargs or len(low) != 1 or len(operands) < 2:
+    terms = None if kwargs or not isinstance(equation, str) else _read_terms(equation, operands)
+    if terms is None:
         return NotImplemented
+    letters, output, at, rank = terms
+    weight = operands[at]
+    weight.note_shared()
+    operands[at] = weight.weight.mT if weight.turned else weight.weight
+    shared = torch.einsum(equation, *operands)
+    others = list(zip(letters[:at] + letters[at + 1 :], operands[:at] + operands[at + 1 :], strict=True))
+    named = [*others, *_order_factors(weight, letters[at], rank, "".join(term for term, _ in others), output)]
+    spelled = ",".join(term for term, _ in named)
+    return shared + torch.einsum(f"{spelled}->{output}", *(each for _, each in named))
+
+
+def _read_terms(equation: str, operands: list[Any]) -> tuple[list[str], str, int, str] | None:
+    """Return the letters of each operand and of the output, the index of W, and an unused letter; None if W can't be split."""
+    low = [at for at, each in enumerate(operands) if isinstance(each, LowRankTensor)]
+    if len(low) != 1 or len(operands) < 2:
+        return None
     terms, arrow, output = equation.replace(" ", "").partition("->")
     letters, weight = terms.split(","), operands[low[0]]
     own = letters[low[0]]
     free = [letter for letter in string.ascii_letters if letter not in equation]
     simple = arrow and own.isalpha() and len(set(own)) == len(own) == weight.dim()
-    if not simple or not free or weight.spread is not None:
-        return NotImplemented
-    weight.note_shared()
-    operands[low[0]] = weight.weight.mT if weight.turned else weight.weight
-    shared = torch.einsum(equation, *operands)
-    others = [(term, each) for at, (term, each) in enumerate(zip(letters, operands, strict=True)) if at != low[0]]
+    return (letters, output, low[0], free[0]) if simple and free and weight.spread is None else None
+
+
+def _order_factors(weight: LowRankTensor, own: str, rank: str, before: str, output: str) -> list[tuple[str, Tensor]]:
+    """Return the letters and tensors of A and B; first the one that shares a summed letter with the other operands.
+
+    torch multiplies from left to right, so this order keeps intermediate results thin.
+    """
     first, rest = (own[1], own[0]) if weight.turned else (own[0], own[1:])
-    factors = [(first + free[0], weight.a), (rest + free[0], weight.b.reshape(*weight.weight.shape[1:], -1))]
-    # torch multiplies from left to right: the factor that is summed over with what comes before it goes first.
-    before = "".join(term for term, _ in others)
-    factors.sort(key=lambda each: not any(letter in before and letter not in output for letter in each[0]))
-    named = [*others, *factors]
-    spelled = ",".join(term for term, _ in named)
-    return shared + torch.einsum(f"{spelled}->{output}", *(each for _, each in named))
+    factors = [(first + rank, weight.a), (rest + rank, weight.b.reshape(*weight.weight.shape[1:], -1))]
+    return sorted(factors, key=lambda each: not any(letter in before and letter not in output for letter in each[0]))
 
 
 # -- attention -------------------------------------------------------------------------------------------------------------
 
 
 def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the function itself, whose products with projections then come apart one by one."""
+    """Run torch's function, whose products with projections are then split one by one."""
     if _ATTENTION is None:
         return NotImplemented
     return _ATTENTION(*args, **kwargs)
 
 
 def _open_attention() -> Callable[..., Any] | None:
-    """Return torch's function without its first lines, which hand arguments like ours to us; None if it has none."""
+    """Return torch's attention function without its dispatch on `__torch_function__`; None if torch's version differs."""
     function: Any = F.multi_head_attention_forward
     if not isinstance(function, FunctionType) or "has_torch_function" not in function.__globals__:
         return None
@@ -121,7 +134,7 @@ def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _find_axis(tensor: Any, axis: Any) -> int | None:
-    """Return which axis of it may be cut, or None: both of a matrix, otherwise the first one."""
+    """Return the normalised axis if `narrow_to` supports it (both of a matrix, else the first), or None."""
     if not isinstance(tensor, LowRankTensor) or not isinstance(axis, int):
         return None
     axis %= tensor.dim()
@@ -181,13 +194,13 @@ def _convolve(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias, stride, padding, dilation, groups = _bind(args, kwargs, *names)
     groups = groups or 1
-    # With few outputs in each group the filters of the noise are as many as those of the layer.
+    # With few outputs in each group, the noise would need as many filters as the layer has.
     if not isinstance(weight, LowRankTensor) or weight.spread is not None or groups * weight.a.shape[-1] >= len(weight):
         return NotImplemented
     weight.note_shared()
     where = {"stride": stride or 1, "padding": padding or 0, "dilation": dilation or 1, "groups": groups}
     shared = func(x, weight.weight, bias, **where)
-    # Convolutions with one filter for each rank, in each group, whose outputs are mixed into the channels.
+    # One filter for each rank in each group, whose outputs are then mixed into the channels.
     filters = weight.b.mT.reshape(-1, *weight.weight.shape[1:])
     thin = func(x, torch.cat([filters] * groups), **where)
     return shared + _mix_channels(thin, weight.a.reshape(groups, -1, weight.a.shape[-1]), _CONVOLUTIONS[func])
@@ -203,7 +216,7 @@ def _convolve_transposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     where = {"stride": stride or 1, "padding": padding or 0, "output_padding": more or 0}
     where |= {"groups": groups, "dilation": dilation or 1}
     shared = func(x, weight.weight, bias, **where)
-    # The channels are mixed into one for each rank, in each group, first.
+    # First mix the channels into one for each rank in each group.
     mixed = _mix_channels(x, weight.a.reshape(groups, -1, weight.a.shape[-1]).mT, _TRANSPOSED[func])
     filters = weight.b.mT.reshape(-1, *weight.weight.shape[1:])
     return shared + func(mixed, torch.cat([filters] * groups), **where)
@@ -225,7 +238,7 @@ def _mix_channels(x: Tensor, mixing: Tensor, space: int) -> Tensor:
 
 
 def _bind(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
-    """Return arguments by name, None for those that were not given."""
+    """Return arguments by name, None for omitted ones."""
     return [args[at] if at < len(args) else kwargs.get(name) for at, name in enumerate(names)]
 
 

@@ -1,9 +1,9 @@
-"""What is fastest on this machine, measured when it is first needed: forms of a product, and sizes of tensors.
+"""Choices that are measured on this machine at first use: the form of a product, and how many members are taken together.
 
-The forms of a product differ by rounding only. A choice is made once for each kind of product and kept for the life of the process,
-so that calls can be repeated in it. `torch.use_deterministic_algorithms(True)` turns measuring off: the choice is then the same in
-every process on every machine, as it is on devices other than the CPU, inside of transforms, and for products that are too small
-or too large for the form to matter.
+The forms of a product differ by rounding only. A choice is made once for each kind of product and stored for the life of the
+process, so that calls are reproducible within it. `torch.use_deterministic_algorithms(True)` turns measuring off: the choice is
+then the same in every process on every machine, as it is on devices other than the CPU, inside of transforms, and for products
+that are too small or too large for the form to matter.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from moduli._torch import in_transform, run_outside
 
-# Another form is taken where it needs less than this part of the time of the first one: of equal ones it is always the same.
+# Another form replaces the default only if it takes less than this share of its time, so that noise does not decide.
 _CLEARLY = 0.9
-# Numbers multiplied by all members together. Below, calling the operation takes longer than the products; above, one member's
-# product is large enough for a matrix library to run at its full rate in any form.
+# Multiplications of all members together. With fewer, the call takes longer than the products; with more, one member's product
+# is large enough for a matrix library to run at its full rate in any form.
 _LEAST, _MOST = 1 << 20, 1 << 27
 _MEASURED_MEMBERS = 32
 _TURNS = 6
-# Without a measurement: bytes of activations to make at a time, about the second-level cache of one core.
+# Without a measurement: bytes of activations of one block, about the second-level cache of one core.
 _WORKING_SET = 1 << 20
-# Activations of all members together that are smaller than any cache: nothing has to be measured for these.
+# Bytes of activations of all members that fit into any cache, so that nothing has to be measured.
 _SMALL = 1 << 17
-# The calls of one layer of stacked members take so many times as long as one call of an activation function.
+# The overhead of one layer of stacked members, in calls of an activation function.
 _CALLS = 20
 
 ProductForm = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -39,12 +39,12 @@ class ProductKind(NamedTuple):
 
     Attributes:
         shared: Whether all members have the same data.
-        rows: How many rows it has, rounded up to a power of two.
-        out: The outputs of the layer.
-        into: Its inputs.
+        rows: The number of rows, rounded up to a power of two.
+        out: The number of outputs of the layer.
+        into: The number of its inputs.
         dtype: The dtype.
         trained: Whether gradients are recorded.
-        threads: How many threads torch has.
+        threads: The number of torch's threads.
     """
 
     shared: bool
@@ -61,11 +61,11 @@ class ProductKind(NamedTuple):
 
 
 class ActivationCost(NamedTuple):
-    """What activations cost on this machine.
+    """The time of activation functions on this machine.
 
     Attributes:
-        seconds: For each byte, by the size of the tensor.
-        overhead: The seconds that the calls of one layer take in Python and in torch, whatever the sizes.
+        seconds: Seconds per byte, by the size of the tensor in bytes.
+        overhead: The seconds of the calls of one layer in Python and in torch, whatever the sizes.
     """
 
     seconds: dict[int, float]
@@ -108,16 +108,16 @@ def choose_first(rows: int, out: int) -> str:
 
 
 def choose_block(size: int, layers: int, count: int) -> int:
-    """Return how many members to take together: so many that the time for each of them is the least.
+    """Return how many members to take together so that the time per member is minimal.
 
-    Each block costs the calls of its operations. Tensors that do not fit into a cache, or that the allocator gives back to the
-    system and asks for again (page faults), cost more for each number. At which size they do depends on the processor, and on
-    what the process has allocated before.
+    Each block costs the calls of its operations. Tensors that do not fit into a cache, or that the allocator returns to the
+    system and requests again (page faults), cost more per byte. The size at which they do depends on the processor and on
+    earlier allocations of the process.
 
     Args:
         size: The bytes of an activation of one member.
-        layers: How many layers a member has.
-        count: How many members there are.
+        layers: The number of layers.
+        count: The number of members.
     """
     if size * count <= _SMALL or not may_measure():
         return min(count, max(1, _WORKING_SET // max(1, size)))
@@ -135,43 +135,43 @@ def _find_block(cost: ActivationCost, size: int, layers: int, count: int) -> int
 
     def estimate(block: int) -> float:
         whole = min((each for each in cost.seconds if each >= block * size), default=max(cost.seconds))
-        # A layer has two results: that of the product, and that of the activation function.
+        # A layer writes two results: that of the product, and that of the activation function.
         return 2 * layers * size * cost.seconds[whole] + layers * cost.overhead / block
 
     return min(blocks, key=estimate)
 
 
 def describe_choices(shapes: set[tuple[int, int]]) -> list[str]:
-    """Return what was measured in this process for layers of these shapes (out, in), as sentences."""
+    """Return the timings of this process for layers of these shapes (out, in), as sentences."""
     lines = []
     for kind, (form, times) in list(_choices.items()):
         if (kind.out, kind.into) in shapes:
-            told = ", ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in times.items())
-            lines.append(f"{kind}: {form} (microseconds of {_MEASURED_MEMBERS} members: {told})")
+            timings = ", ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in times.items())
+            lines.append(f"{kind}: {form} (microseconds of {_MEASURED_MEMBERS} members: {timings})")
     return lines
 
 
 def may_measure() -> bool:
-    """Whether what is fastest may be measured here, and decide."""
+    """Whether a choice may be measured here: not in deterministic mode, nor inside of a transform or a compiler."""
     return not (torch.are_deterministic_algorithms_enabled() or torch.compiler.is_compiling() or in_transform())
 
 
 def _measure_forms(kind: ProductKind, biased: bool, forms: Mapping[str, ProductForm]) -> tuple[str, dict[str, float]]:
     """Return the form that takes the least time, and the seconds that each takes."""
     count, rows, out, into = _MEASURED_MEMBERS, kind.rows, kind.out, kind.into
-    # The weights are columns of a matrix, as those of a population are.
+    # As in a population, the weights are columns of a matrix.
     matrix = torch.ones(count, out * into + out, dtype=kind.dtype)
     w, b = matrix[:, : out * into].view(count, out, into), matrix[:, out * into :]
-    # The data of each member are those that the first form leaves behind, with the rows along the last axis in memory.
+    # The data of each member have the memory order of results of the "left" form: rows along the last axis.
     x = torch.ones((rows, into) if kind.shared else (count, into, rows), dtype=kind.dtype)
     x = x if kind.shared else x.transpose(1, 2)
-    given = [each.requires_grad_(kind.trained) for each in ((w, b) if kind.shared else (w, b, x))]
+    inputs = [each.requires_grad_(kind.trained) for each in ((w, b) if kind.shared else (w, b, x))]
 
     def run(form: ProductForm) -> None:
         with torch.set_grad_enabled(kind.trained):
-            made = form(x, w, b if biased else None)
+            outputs = form(x, w, b if biased else None)
         if kind.trained:
-            torch.autograd.grad(made, given, made, allow_unused=True)
+            torch.autograd.grad(outputs, inputs, outputs, allow_unused=True)
 
     times = dict.fromkeys(forms, torch.inf)
     for turn in range(_TURNS):
@@ -183,7 +183,7 @@ def _measure_forms(kind: ProductKind, biased: bool, forms: Mapping[str, ProductF
 
 
 def _measure_activations() -> ActivationCost:
-    """Return what an activation function costs by the size of its argument."""
+    """Measure the time of an activation function by the size of its argument."""
     seconds: dict[int, float] = {}
     with torch.no_grad():
         for power in range(12, 25):
@@ -195,12 +195,12 @@ def _measure_activations() -> ActivationCost:
 
             seconds[1 << power] = min([_time(run) for _ in range(_TURNS)][1:]) / 2 / (1 << power)
     call = seconds.pop(1 << 12) * (1 << 12)
-    # Without the call itself, which is counted for each block.
+    # The call itself is subtracted, because it is counted once for each block.
     return ActivationCost({size: max(taken - call / size, 0.0) for size, taken in seconds.items()}, _CALLS * call)
 
 
 def _time(run: Callable[[], None]) -> float:
-    """Return the seconds that a call takes: of this thread where it is the only one, so that others do not count."""
+    """Return the seconds of a call: CPU time of this thread if torch has one thread, so that other processes do not count."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     run()

@@ -1,8 +1,8 @@
 """Members: modules whose parameters and buffers are views of a population's storage.
 
-A member is an ordinary particle that can be called, trained and saved. Its structure is that of the whole population,
-so an edit of it is refused: at once where torch announces it (assigning a parameter, a child or a buffer anywhere in the
-tree), otherwise when the population is used next.
+A member is an ordinary particle that can be called, trained and saved. Its structure is that of the whole population, so an
+edit of it raises: immediately where torch has a hook (assigning a parameter, a child or a buffer anywhere in the tree),
+otherwise when the population is used next.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _REMEDY = (
 _MOVING = "convert the whole population with pop.to(...), or a copy of the member (`copy.deepcopy(pop[{}])`)"
 
 
-# Of each live member what it was when it was made: its structure, parameters with their addresses, and buffers.
+# The structure, parameters, addresses and buffers of each live member at the time of its creation.
 _held: weakref.WeakKeyDictionary[nn.Module, MemberTensors] = weakref.WeakKeyDictionary()
-# Of each module of each live member its index, and the buffers, by id: a class may define equality and have no hash.
+# The index of the member and the buffers of each module of live members, by id, because a class may not be hashable.
 _guards: dict[int, tuple[int, dict[str, Any]]] = {}
 
 
 class MemberTensors(NamedTuple):
-    """What a member holds: views of its row, where its parameters are, and its structure."""
+    """The views of its row that a member has, the addresses and dtypes of its parameters, and its structure."""
 
     parameters: list[Any]
     buffers: list[Any]
@@ -48,11 +48,11 @@ class MemberTensors(NamedTuple):
 
 
 class Members(weakref.WeakValueDictionary[int, nn.Module]):
-    """The live members of one population by index, each as long as a program holds it.
+    """The live members of one population by index, each as long as a program references it.
 
     Attributes:
-        leaves: The live parameters of members, by index of the member and position in the layout. An optimizer may hold
-            them when the member itself is gone; the next module of that member has the same ones.
+        leaves: The live parameters of members, by index of the member and position in the layout. An optimizer may reference
+            them when the member itself is gone; the next module of that member reuses them.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,14 @@ class Members(weakref.WeakValueDictionary[int, nn.Module]):
         self.leaves: weakref.WeakValueDictionary[tuple[int, int], nn.Parameter] = weakref.WeakValueDictionary()
 
     def add(self, index: int, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
-        """Register a member, its parameters and buffers."""
+        """Register a member.
+
+        Args:
+            index: The index of the member.
+            member: The module.
+            parameters: Its parameters, in the order of the layout.
+            buffers: Its buffers.
+        """
         _install()
         self.leaves.update(((index, place), parameter) for place, parameter in enumerate(parameters))
         pin(member, f"it is member {index} of a population; {_MOVING.format(index)}")
@@ -72,40 +79,42 @@ class Members(weakref.WeakValueDictionary[int, nn.Module]):
         _held[member] = MemberTensors(parameters, buffers, places, read(member).structure)
 
     def visit(self) -> Iterator[tuple[int, nn.Module, MemberTensors]]:
-        """Index, module and tensors of each live member."""
+        """Iterate over index, module and tensors of each live member."""
         for index, member in list(self.items()):
             yield index, member, _held[member]
 
     def check(self) -> None:
-        """Check that no live member was edited or moved.
+        """Raise if a live member was edited or moved.
 
         Raises:
-            StructureError: If one was. One that was edited is no member any more.
+            StructureError: If one was. An edited module is removed from the members first.
         """
-        for index, member, held in self.visit():
-            for parameter, (where, dtype) in zip(held.parameters, held.places, strict=True):
+        for index, member, before in self.visit():
+            for parameter, (where, dtype) in zip(before.parameters, before.places, strict=True):
                 if parameter.dtype is not dtype or parameter.data_ptr() != where:
                     refuse_moved(index, parameter)
             now = read(member)
-            same = [*map(is_, (*now.parameters, *now.buffers), (*held.parameters, *held.buffers))]
-            if now.structure is not held.structure or not all(same):
-                layout = held.structure.layout
+            same = [*map(is_, (*now.parameters, *now.buffers), (*before.parameters, *before.buffers))]
+            if now.structure is not before.structure or not all(same):
+                layout = before.structure.layout
                 names = [*layout.names, *(entry.name for entry in layout.buffers)]
-                found = diff(layout, now.structure.layout) or f"{names[same.index(False)]!r} was exchanged"
+                change = diff(layout, now.structure.layout) or f"{names[same.index(False)]!r} was exchanged"
                 del self[index]
                 for key in [key for key in self.leaves if key[0] == index]:
                     del self.leaves[key]
                 for module in member.modules():
                     _guards.pop(id(module), None)
-                raise StructureError(f"member {index} was edited, so it is a model of its own now ({found}); {_REMEDY}")
+                raise StructureError(
+                    f"member {index} was edited, so it is a model of its own now ({change}); {_REMEDY}"
+                )
 
     def mark_touched(self) -> None:
-        """Let autograd and caches of live members know that their values changed."""
+        """Increment the version counters of live members after a change of their values."""
         torch.autograd.graph.increment_version(list(self.leaves.values()))
 
 
 def refuse_moved(index: int, parameter: Tensor) -> NoReturn:
-    """Raise StructureError for a parameter that is no view of the population any more."""
+    """Raise StructureError for a parameter that is no longer a view of the population."""
     raise StructureError(
         f"member {index} was moved out of its population (a parameter is now {parameter.dtype} on {parameter.device}, in "
         f"storage of its own); {_MOVING.format(index)}"
@@ -122,17 +131,17 @@ def _refuse(module: nn.Module, name: str, value: Any) -> None:
 
 
 def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
-    """A buffer that is assigned anew keeps its place in the population: the values are copied there."""
+    """Copy a tensor that is assigned to a buffer of a member into the population, and return the buffer for registration."""
     index, buffers = _guards.get(id(module), (0, None))
-    known = None if buffers is None else buffers.get(name)
-    if buffers is None or (known is not None and module._buffers.get(name) is not known):
-        # No member; or the buffer is exchanged for the time of a call, as torch.func.functional_call does.
+    buffer = None if buffers is None else buffers.get(name)
+    if buffers is None or (buffer is not None and module._buffers.get(name) is not buffer):
+        # Not a member, or the buffer is replaced during a call, as torch.func.functional_call does.
         return None
-    if known is None or not isinstance(value, Tensor) or value.shape != known.shape or value.dtype != known.dtype:
+    if buffer is None or not isinstance(value, Tensor) or value.shape != buffer.shape or value.dtype != buffer.dtype:
         raise StructureError(f"buffer {name!r} of member {index} cannot be assigned: {_REMEDY}")
     with torch.no_grad():
-        known.copy_(value)
-    return known
+        buffer.copy_(value)
+    return buffer
 
 
 @functools.cache
@@ -146,22 +155,26 @@ def _install() -> None:
 
 
 def repeat_buffers(buffers: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Copies of one model's buffers for each of some members, of whom a part or one is a view whatever the strides were."""
+    """Return stacked, contiguous copies of one model's buffers, so that every row and slice of them is a view."""
     return {
-        name: held.detach().expand(count, *held.shape).clone(memory_format=torch.contiguous_format)
-        for name, held in buffers.items()
+        name: buffer.detach().expand(count, *buffer.shape).clone(memory_format=torch.contiguous_format)
+        for name, buffer in buffers.items()
     }
 
 
 def tracks_versions(template: nn.Module) -> bool:
-    """Whether a model derives tensors that it keeps while the versions of its parameters stay what they are."""
+    """Whether a model caches derived tensors, which it recomputes when the version of a parameter changes."""
     return any(isinstance(module, LabelledModule) for module in template.modules())
 
 
 def row_view(matrix: Tensor, row: int, start: int, shape: Sequence[int]) -> Tensor:
-    """Part of a row as a tensor with a storage of its own, where torch can make one, that covers the part only.
+    """Return part of a row as a tensor; on the CPU its storage covers only that part, so that saving writes no other rows.
 
-    So saving a member does not write the whole population.
+    Args:
+        matrix: The matrix of a group.
+        row: The row.
+        start: The first column.
+        shape: The shape of the result.
     """
     count = math.prod(shape)
     if matrix.device.type == "cpu" and not matrix.is_inference():
@@ -176,19 +189,26 @@ def row_view(matrix: Tensor, row: int, start: int, shape: Sequence[int]) -> Tens
 def build(
     template: nn.Module, entries: Sequence[Tensor], parameters: Sequence[Any], buffers: dict[str, Tensor]
 ) -> nn.Module:
-    """A module like the template around given parameters and buffers."""
+    """Return a copy of the template with other parameters and buffers.
+
+    Args:
+        template: The module to copy.
+        entries: Its parameters, in the order of the layout.
+        parameters: The parameters in place of them.
+        buffers: The buffers of the copy, by name.
+    """
     memo: dict[int, Any] = {id(old): new for old, new in zip(entries, parameters, strict=True)}
-    for name, held in template.named_buffers():
-        memo[id(held)] = buffers[name]
-    made: nn.Module = copy.deepcopy(template, memo)
-    return made
+    for name, buffer in template.named_buffers():
+        memo[id(buffer)] = buffers[name]
+    module: nn.Module = copy.deepcopy(template, memo)
+    return module
 
 
 def copy_model(module: T) -> T:
     """Return a deep copy of a model.
 
     Raises:
-        StructureError: If it keeps a tensor that it computed from its parameters, which would not be the members' own.
+        StructureError: If an attribute is a tensor computed from parameters, which members could not have separately.
     """
     for path, each in module.named_modules():
         for name, value in vars(each).items():

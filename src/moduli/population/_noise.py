@@ -1,9 +1,9 @@
-"""Random numbers that belong to a member and a place, whatever else is drawn.
+"""Random numbers that depend only on a member's seed and the position of a parameter.
 
-The number at place j of member i is a function of j and of the member's seed alone: a hash of both. So the same seeds
-give the same numbers in any chunking, for any choice of members and in any order, and all of them are drawn by a fixed
-number of operations on whole matrices. The hash is a 32-bit mixer of two multiplications between xor-shifts with the
-constants that Wellons found by search; one half of the seed enters before it, the other in the middle.
+The number at position j of member i is a hash of j and of the member's seed. So the same seeds give the same numbers in any
+chunking, for any choice of members and in any order, and all of them are drawn by a fixed number of operations on whole
+matrices. The hash is a 32-bit mixer of two multiplications between xor-shifts, with constants that Wellons found by search;
+one half of the seed enters before it, the other in the middle.
 
 References:
     C. Wellons, *Prospecting for hash functions*, 2018.
@@ -25,10 +25,10 @@ _LIMIT = 1 << 62
 
 
 def seeds(count: int, generator: torch.Generator | None = None) -> Tensor:
-    """One seed per member: `count` integers of 62 bits.
+    """Draw one seed per member: `count` integers of 62 bits.
 
     Args:
-        count: How many.
+        count: The number of members.
         generator: Where they come from; torch's own by default.
     """
     device = "cpu" if generator is None else generator.device
@@ -36,7 +36,7 @@ def seeds(count: int, generator: torch.Generator | None = None) -> Tensor:
 
 
 def _bits(keys: Tensor, places: Tensor) -> Tensor:
-    """32 random bits for each seed and place, as an int32 matrix."""
+    """Return 32 random bits for each seed and position, as an int32 matrix."""
     low = (keys & 0xFFFFFFFF).to(torch.int64)
     high = (keys >> 32) & 0xFFFFFFFF
     first = torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32)
@@ -45,7 +45,7 @@ def _bits(keys: Tensor, places: Tensor) -> Tensor:
     other = torch.empty_like(x)
 
     def shift_bits(by: int) -> None:
-        # The shift of signed numbers drags the sign along, which is masked off.
+        # The arithmetic shift fills with the sign bit, which is masked off.
         torch.bitwise_right_shift(x, by, out=other)
         other.bitwise_and_((1 << (32 - by)) - 1)
         x.bitwise_xor_(other)
@@ -60,37 +60,43 @@ def _bits(keys: Tensor, places: Tensor) -> Tensor:
 
 
 def _unit(keys: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
-    """Uniform numbers in [0, 1): multiples of 2^-24, or of 2^-53 in double precision."""
+    """Return uniform numbers in [0, 1): multiples of 2^-24, or of 2^-53 in double precision."""
     bits = _bits(keys, places)
     if dtype is not torch.float64:
         bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
         return bits.to(torch.float32).mul_(2.0**-24).to(dtype)
-    made = bits.bitwise_right_shift_(5).bitwise_and_(0x7FFFFFF).to(torch.float64).mul_(2.0**26)
+    high = bits.bitwise_right_shift_(5).bitwise_and_(0x7FFFFFF).to(torch.float64).mul_(2.0**26)
     more = _bits(keys ^ 0x5851F42D4C957F2D, places).bitwise_right_shift_(6).bitwise_and_(0x3FFFFFF)
-    return made.add_(more).mul_(2.0**-53)
+    return high.add_(more).mul_(2.0**-53)
 
 
 def draw_fractions(keys: Tensor, size: int) -> Tensor:
-    """Uniform numbers in [0, 1), in double precision: `size` for each seed."""
+    """Return `size` uniform numbers in [0, 1) for each seed, in double precision."""
     return _unit(keys, torch.arange(size, dtype=torch.int32, device=keys.device), torch.float64)
 
 
 def uniform(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: int = 0) -> list[Tensor]:
-    """Uniform numbers in [0, scale) for every parameter: one (N, P) matrix per group.
+    """Return uniform numbers in [0, scale) for every parameter: one (N, P) matrix per group.
 
     Args:
         layout: The layout of a member.
         keys: The seeds of the members.
-        scale: What they are multiplied with; one number, or a column.
+        scale: One number, or a column.
         stream: Another stream gives other numbers for the same seeds.
     """
     return _draw(layout, keys, scale, stream, _unit)
 
 
 def normal(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: int = 0) -> list[Tensor]:
-    """Normal numbers of mean 0 and standard deviation `scale` for every parameter: one (N, P) matrix per group.
+    """Return normal numbers of mean 0 and standard deviation `scale` for every parameter: one (N, P) matrix per group.
 
-    Two uniform numbers make two normal ones (Box and Muller, 1958), for the places 2k and 2k+1.
+    Two uniform numbers make two normal ones (Box and Muller, 1958), in the two halves of a row.
+
+    Args:
+        layout: The layout of a member.
+        keys: The seeds of the members.
+        scale: The standard deviation; one number, or a column.
+        stream: Another stream gives other numbers for the same seeds.
     """
 
     def pair(key: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
@@ -112,7 +118,7 @@ def _draw(
     stream: int,
     draw: Callable[[Tensor, Tensor, torch.dtype], Tensor],
 ) -> list[Tensor]:
-    made = []
+    matrices = []
     for group in layout.groups:
         dtype = torch.float64 if group.dtype in (torch.float64, torch.complex128) else torch.float32
         key = keys ^ (stream * 0x2545F4914F6CDD1D & (_LIMIT - 1))
@@ -121,12 +127,18 @@ def _draw(
             values.mul_(scale.to(values.device, values.dtype).reshape(-1, 1))
         elif scale != 1.0:
             values.mul_(scale)
-        made.append(values.to(group.dtype) if group.dtype.is_floating_point or group.dtype.is_complex else values)
-    return made
+        matrices.append(values.to(group.dtype) if group.dtype.is_floating_point or group.dtype.is_complex else values)
+    return matrices
 
 
 def find_places(layout: Layout, indices: tuple[int, ...], device: torch.device) -> Tensor:
-    """What identifies each column of a group: its position among all parameters."""
+    """Return the position of each column of a group among all parameters.
+
+    Args:
+        layout: The layout of a member.
+        indices: The positions of the group's parameters in the layout.
+        device: The device of the result.
+    """
     parts = [
         torch.arange(layout.entries[i].start, layout.entries[i].start + layout.entries[i].numel, dtype=torch.int32)
         for i in indices

@@ -1,4 +1,4 @@
-"""`Population`: many points of one species' parameter space, stacked."""
+"""`Population`: many models of one structure, stacked."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NetT = TypeVar("NetT", bound=nn.Module)
 
 @final
 class Population(State, Ensembles, Variation, Statistics, Resizing, Generic[ModelT]):
-    """N models of one structure, stored as one N x P matrix for each dtype and device, called and changed as one.
+    """N models of one structure, stored as one N x P matrix for each dtype and device, and evaluated together.
 
     Made by `Population.of` and `Population.from_modules`. `pop[i]` is a module whose parameters are views of row i.
     `matrix` is the storage, `named_parameters()` the same storage as one leaf of shape (N, *shape) for each parameter
     of the model, which any optimizer can update in place.
 
     Attributes:
-        template: One module with the structure of the members. Its values are of no consequence.
+        template: A module with the structure of the members. Its values are not used.
         layout: The layout of one member.
 
     Example:
@@ -81,20 +81,20 @@ class Population(State, Ensembles, Variation, Statistics, Resizing, Generic[Mode
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Population[NetT]:
-        """A population of `n` models like one, or of `n` models of a class.
+        """Return a population of `n` copies of a model, or of `n` models of a class.
 
         Args:
-            net: A module, which is copied; or a class (or function) that makes one, which then makes every member.
-            n: How many members.
+            net: A module, which is copied; or a class (or function), which is called for every member.
+            n: The number of members.
             *args: Arguments for the class.
-            init: What a member starts as: None for the values of the module, or those that the class makes; a number for
-                these values plus normal noise of that standard deviation; or a function, called as
-                `init(name, stacked)` under `no_grad` to fill tensors of shape (n, *shape).
+            init: The initial values: None for those of the module, or those that the class makes; a number for these values
+                plus normal noise of that standard deviation; or a function, called as `init(name, stacked)` under `no_grad`
+                to fill tensors of shape (n, *shape).
             generator: Where the randomness comes from; torch's own by default.
             **kwargs: More arguments for the class.
 
         Raises:
-            TypeError: If `net` makes no module.
+            TypeError: If `net` is neither a module nor callable.
             ValueError: If `n` is negative or `init` is unknown.
 
         Example:
@@ -131,7 +131,7 @@ class Population(State, Ensembles, Variation, Statistics, Resizing, Generic[Mode
 
     @classmethod
     def from_modules(cls, modules: Iterable[NetT]) -> Population[NetT]:
-        """A population of the values that modules have now; the modules themselves stay as they are.
+        """Return a population of copies of modules; the modules themselves are not changed.
 
         Args:
             modules: Modules of one structure, at least one of them.
@@ -167,15 +167,15 @@ class Population(State, Ensembles, Variation, Statistics, Resizing, Generic[Mode
     ) -> PopulationAround[NetT]:
         """Return members that are a model plus low-rank noise, of which only the model and a seed are stored.
 
-        Members of a large network are bounded by memory: each is made, evaluated and forgotten. With noise of low rank, a
-        product with all members' weights is one product with the model's, and thin ones for each member.
+        Use it for networks whose members do not fit into memory. With noise of low rank, a product with all members' weights
+        is one product with the model's weight, and thin products for each member.
 
         Args:
             net: The model, which is copied.
-            n: How many members.
+            n: The number of members.
             sigma: The standard deviation of the noise of each number.
             rank: The rank of the noise of parameters with two axes or more; vectors have full noise.
-            seed: What the noise is drawn from.
+            seed: The seed of the noise.
             antithetic: Whether members 2k and 2k + 1 are opposite to each other.
 
         Raises:
@@ -269,7 +269,7 @@ class Population(State, Ensembles, Variation, Statistics, Resizing, Generic[Mode
 
 @contextmanager
 def _replace_generator(generator: torch.Generator | None) -> Iterator[None]:
-    """Constructors draw from torch's own generator, which takes the place of the given one for their time."""
+    """Seed torch's default generator, from which constructors draw, from the given one inside of the block."""
     if generator is None:
         yield
         return
@@ -279,7 +279,7 @@ def _replace_generator(generator: torch.Generator | None) -> Iterator[None]:
 
 
 def _initialise(pop: Any, init: Any, generator: torch.Generator | None) -> None:
-    """Change the members of a population of copies as `Population.of` says."""
+    """Set the initial values of members by the argument `init` of `Population.of`."""
     if init is None:
         return
     if callable(init):

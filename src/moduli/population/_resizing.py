@@ -1,4 +1,4 @@
-"""Members that get another structure all at once: more or fewer units of an axis of their model."""
+"""Resizing of all members at once: more or fewer units of an axis of their model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ._members import Members, copy_model
 
 
 class Resizing(Core):
-    """What `particles.grow` and `particles.shrink` ask of a population."""
+    """The methods of a population that `particles.grow` and `particles.shrink` use."""
 
     def copy_model(self) -> nn.Module:
-        """Return a model with the values of the first member, as a species of its own.
+        """Return an independent model with the values of the first member.
 
         Raises:
             StructureError: If the members can't be resized: they are a part of another population, other processes hold some of
-                them, or a program holds one.
+                them, or the program references one.
 
         Example:
             >>> from moduli.population import Population
@@ -52,14 +52,14 @@ class Resizing(Core):
         return model
 
     def resize_members(self, model: nn.Module, maps: Mapping[str, UnitMap]) -> None:
-        """Give all members the structure of a model that was resized; all or nothing.
+        """Give all members the structure of a resized model; if this raises, nothing is changed.
 
-        Each member has its own values then, resized in the same way. Parts of the population that were taken before (`pop[2:5]`)
-        keep the structure they had.
+        The values of each member are resized in the same way. Slices of the population that exist already (`pop[2:5]`) keep
+        the old structure.
 
         Args:
             model: The model, which becomes the template.
-            maps: How its parameters and buffers were resized, by name; those that are not here are as they were.
+            maps: How its parameters and buffers were resized, by name; others are unchanged.
 
         Example:
             >>> from moduli.population import Population
@@ -78,7 +78,7 @@ class Resizing(Core):
             values = allocate(evaluator.layout, self._count)
             for name, view in zip(evaluator.layout.names, evaluator.layout.views(values.matrices), strict=True):
                 view.copy_(_resize(leaves[name].detach(), maps.get(name)))
-            buffers = {name: _resize(held, maps.get(name)) for name, held in self._buffers.items()}
+            buffers = {name: _resize(buffer, maps.get(name)) for name, buffer in self._buffers.items()}
         with Guard(deferred=True) as guard:
             guard.mappings(self.__dict__)
             fixed, shard = self._fixed, self._shard
@@ -89,7 +89,7 @@ class Resizing(Core):
             for name, leaf in zip(evaluator.layout.names, self._read_leaves(), strict=True):
                 if name in maps:
                     RESIZED.record(leaves[name], leaf, [maps[name]])
-        REMOVED.mark(leaves.items(), model)  # for optimizers that were given them by themselves
+        REMOVED.mark(leaves.items(), model)  # for optimizers over single leaves
 
 
 def _resize(stacked: Tensor, unit_map: UnitMap | None) -> Tensor:

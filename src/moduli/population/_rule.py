@@ -1,22 +1,22 @@
-"""The calls of all members: the rule by which they are evaluated, and what goes in and comes out, flattened to tensors.
+"""The rule that chooses how a call of all members is evaluated, and its arguments and outputs, flattened to tensors.
 
 The form is a function of shapes and layer types; how many members are taken together, and how products of stacked members are
 computed, is measured (`_measured`):
 
-1. **loop**, one member after the other: where `torch.vmap` has no rule for a layer (recurrent ones, `EmbeddingBag`), or turned
-   out to be unable to follow the model; where there is nothing to vectorise over; and where the activations of not even four
-   members fit into the cache of a core, so that each operation is large enough.
-2. **stacked**, one call on tensors that stand for those of all members: where all parameters belong to linear layers, and there
+1. **loop**, one member after the other: if `torch.vmap` has no rule for a layer (recurrent ones, `EmbeddingBag`) or failed on
+   the model; if there is nothing to vectorise over; and if the activations of fewer than four members fit into the cache of a
+   core, so that each operation is large enough.
+2. **stacked**, one call on tensors that represent those of all members: if all parameters belong to linear layers, and there
    are no buffers, hooks, dropout or attention.
-3. **sequence**, the same without code of the model: where it is a sequence of such layers and activation functions that is called
-   without gradients.
-4. **vmap**, everything else.
+3. **sequence**, the same without the model's code: if the model is a sequence of such layers and activation functions that is
+   called without gradients.
+4. **vmap** otherwise.
 
-Attention is vectorised operation by operation where gradients are wanted and in training; else torch's fused operations are used.
+Attention is vectorised operation by operation if gradients are recorded and in training; else torch's fused kernels are used.
 
-For stacked members and vmap, as many members are taken together as have activations of a size that is measured to be the best:
-vectorising saves the overhead of each operation, but lets the activations of all members through memory at once. Where gradients
-are recorded, the activations of all members are kept in any case, and stacked members are taken at once.
+Stacked members and vmap take blocks of members whose activations have the size that is measured to be fastest: vectorising
+saves the overhead of each operation, but passes the activations of a whole block through memory at once. If gradients are
+recorded, the activations of all members are stored in any case, and stacked members are evaluated in one block.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ FORMS = ("auto", "vmap", "loop", "chunked", "stacked")
 _LOOPED = (nn.RNNBase, nn.EmbeddingBag)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _FEWEST = 4
-# How many rows a batch is taken to have when nothing tells.
+# The assumed number of rows of a batch if no argument is a tensor.
 _ROWS = 64
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class EvaluationPlan(NamedTuple):
-    """How to evaluate.
+    """The form of an evaluation and the size of its blocks.
 
     Attributes:
         form: `"sequence"`, `"stacked"`, `"vmap"` or `"loop"`.
-        block: How many members at a time; 0 for all.
+        block: The number of members at a time; 0 for all.
         reason: Why, as a sentence.
     """
 
@@ -59,12 +59,12 @@ class EvaluationPlan(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What the layers of a model allow.
+    """The properties of a model's layers that decide how it is evaluated.
 
     Attributes:
         looped: The first layer that cannot be vectorised, or None.
         not_plain: Why the model is not a plain network of linear layers, or None.
-        width: The bytes of the widest activation of one row, going by the widest parameter.
+        width: The bytes of the widest activation of one row, estimated by the widest parameter.
     """
 
     looped: str | None
@@ -73,10 +73,10 @@ class Kind(NamedTuple):
 
 
 def kind_of(template: nn.Module, layout: Any) -> Kind:
-    """What the layers of a model allow."""
+    """Return the properties of a model's layers that decide how it is evaluated."""
     width = max((max(entry.shape[:1], default=1) for entry in layout), default=1)
     size = max((entry.dtype.itemsize for entry in layout), default=4)
-    return Kind(find_looped(template), _is_plain(template, layout), width * size)
+    return Kind(find_looped(template), _explain_not_plain(template, layout), width * size)
 
 
 def find_looped(template: nn.Module) -> str | None:
@@ -89,15 +89,37 @@ def choose(kind: Kind, layout: Any, count: int, call: Call, recorded: bool = Fal
     """Choose how to evaluate.
 
     Args:
-        kind: What the layers allow, from `kind_of`.
+        kind: The properties of the layers, from `kind_of`.
         layout: The layout of a member.
-        count: How many members.
+        count: The number of members.
         call: The function of a model that is evaluated, and its arguments.
-        recorded: Whether gradients are recorded of the whole call.
+        recorded: Whether autograd records the whole call.
+
+    Returns:
+        The form, the size of blocks, and the reason.
 
     Raises:
-        ValueError: If what is asked for is unknown, or impossible for this model.
+        ValueError: If a setting of the call is unknown, or impossible for this model.
     """
+    _check_settings(call, kind)
+    form = call.vectorize
+    if kind.looped is not None:
+        return EvaluationPlan("loop", 0, f"loop: {kind.looped} has no batching rule")
+    if form == "loop":
+        return EvaluationPlan("loop", 0, "loop: asked for")
+    if count == 0 or not (len(layout) or layout.buffers):
+        return EvaluationPlan("loop", 0, "loop: there is nothing to vectorise over")
+    if form == "stacked" and kind.not_plain is not None:
+        raise ValueError(
+            f"only networks of linear layers are evaluated stacked, and {kind.not_plain}; use vectorize='auto'"
+        )
+    if form == "vmap":
+        return _make_plan("vmap", count, call.chunk_size or count, "asked for")
+    return _choose_blocks(kind, layout, count, call, recorded)
+
+
+def _check_settings(call: Call, kind: Kind) -> None:
+    """Raise ValueError if a setting of a call is unknown, or the model can't be vectorised as requested."""
     form, chunk_size = call.vectorize, call.chunk_size
     if call.randomness not in ("different", "same", "error"):
         raise ValueError(f"randomness={call.randomness!r}; choose from different, same, error")
@@ -105,24 +127,16 @@ def choose(kind: Kind, layout: Any, count: int, call: Call, recorded: bool = Fal
         raise ValueError(f"vectorize={form!r}; choose from {', '.join(FORMS)}")
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
         raise ValueError(f"chunk_size is a positive number of members, not {chunk_size!r}")
-    layer = kind.looped
-    if layer is not None:
-        if form not in ("auto", "loop"):
-            raise ValueError(
-                f"{layer} has no batching rule, so members are called one after the other: use vectorize='loop' or 'auto'"
-            )
-        return EvaluationPlan("loop", 0, f"loop: {layer} has no batching rule")
-    if form == "loop":
-        return EvaluationPlan("loop", 0, "loop: asked for")
-    if count == 0 or not (len(layout) or layout.buffers):
-        return EvaluationPlan("loop", 0, "loop: there is nothing to vectorise over")
-    plain = kind.not_plain
-    if form == "stacked" and plain is not None:
-        raise ValueError(f"only networks of linear layers are evaluated stacked, and {plain}; use vectorize='auto'")
-    rows = _count_rows(call)
-    if form == "vmap":
-        return _make_plan("vmap", count, chunk_size or count, "asked for")
-    stacked = form in ("auto", "stacked") and plain is None
+    if kind.looped is not None and form not in ("auto", "loop"):
+        raise ValueError(
+            f"{kind.looped} has no batching rule, so members are called one after the other: use vectorize='loop' or 'auto'"
+        )
+
+
+def _choose_blocks(kind: Kind, layout: Any, count: int, call: Call, recorded: bool) -> EvaluationPlan:
+    """Return the plan of a call by stacking or vmap, with blocks whose activations have the fastest size."""
+    form, chunk_size, rows = call.vectorize, call.chunk_size, _count_rows(call)
+    stacked = form in ("auto", "stacked") and kind.not_plain is None
     if stacked and recorded:
         return _make_plan(
             "stacked", count, chunk_size or count, f"linear layers on {rows} rows, gradients are recorded"
@@ -145,8 +159,8 @@ def _make_plan(form: str, count: int, block: int, why: str) -> EvaluationPlan:
     return EvaluationPlan(form, block, f"{form}: {block} members at a time; {why}")
 
 
-def _is_plain(template: nn.Module, layout: Any) -> str | None:
-    """Why a model is not a plain network of linear layers; None if it is one."""
+def _explain_not_plain(template: nn.Module, layout: Any) -> str | None:
+    """Return why a model is not a plain network of linear layers; None if it is one."""
     if layout.buffers:
         return f"{layout.buffers[0].name!r} is a buffer"
     if len(layout.groups) != 1 or not layout.groups[0].dtype.is_floating_point:
@@ -171,15 +185,15 @@ def _has_hooks_itself(module: nn.Module) -> bool:
 
 
 def _count_rows(call: Call) -> int:
-    """How many rows the batch of one member has, going by the arguments."""
-    found = []
+    """Return the number of rows in the batch of one member, by the shapes of the arguments."""
+    counts = []
     for leaf, dim in (*zip(call.leaves, call.dims, strict=True), *((each, None) for each in call.kwargs.values())):
         if isinstance(leaf, Tensor | LabelledTensor):
             shape = list(leaf.shape)
             if dim is not None:
                 del shape[dim]
-            found.append(math.prod(shape[:-1]))
-    return max(found, default=_ROWS)
+            counts.append(math.prod(shape[:-1]))
+    return max(counts, default=_ROWS)
 
 
 # -- arguments and outputs -----------------------------------------------------------------------------------------------
@@ -193,11 +207,11 @@ class Call(NamedTuple):
     Attributes:
         fn: The function.
         leaves: The arguments.
-        spec: The structure around them; None where the leaves are the arguments.
-        dims: Along which dimension each differs from member to member.
+        spec: The tree structure of the arguments.
+        dims: The dimension along which each leaf has slices of members; None for shared ones.
         kwargs: More arguments, the same for all members.
-        vectorize: In which form it is asked for.
-        chunk_size: At most how many members at a time, if that was asked for.
+        vectorize: The requested form.
+        chunk_size: The most members at a time, or None.
         randomness: Whether random layers draw `"different"` numbers for each member, the `"same"`, or raise an `"error"`.
     """
 
@@ -211,7 +225,7 @@ class Call(NamedTuple):
     randomness: str = "different"
 
     def rows(self, start: int, stop: int) -> list[Tensor]:
-        """The leaves that differ, for some members, with the members in front."""
+        """Return the leaves that differ between members, for members `start` to `stop`, with the members in front."""
         return [
             read_data(leaf).narrow(dim, start, stop - start).movedim(dim, 0)
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
@@ -219,7 +233,7 @@ class Call(NamedTuple):
         ]
 
     def run(self, module: nn.Module, mapped: Sequence[Any]) -> Any:
-        """Call the function on a model, with the leaves that differ put in."""
+        """Call the function on a model, with `mapped` in place of the leaves that differ between members."""
         items = iter(mapped)
         leaves = [
             leaf if dim is None else _drop_label(next(items), leaf, dim)
@@ -229,15 +243,18 @@ class Call(NamedTuple):
 
 
 def read_call(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], in_dims: Any, count: int, *how: Any) -> Call:
-    """Flatten the arguments of a call and check those that differ from member to member.
+    """Flatten the arguments of a call and check those that differ between members.
 
     Args:
         fn: The function.
         args: The arguments.
         kwargs: More arguments, the same for all members.
         in_dims: The dimension along which arguments differ, or one (or None) for each.
-        count: How many members there are.
+        count: The number of members.
         *how: The last fields of the call: its form, the size of chunks and the randomness.
+
+    Returns:
+        The call.
 
     Raises:
         StructureError: If an argument does not have `count` slices.
@@ -273,15 +290,15 @@ def read_call(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], in_dims
 
 
 class Outputs:
-    """What calls returned: tensors to be joined along the members, and the structure around them."""
+    """The tree structure of a function's outputs, which flattens them to tensors and restores it around stacked ones."""
 
     def __init__(self) -> None:
         self.spec: Any = None
-        # Of each leaf its axes if it is labelled, `Tensor` if it is a plain tensor, itself if it is none.
+        # For each leaf: its axes if it is labelled, `Tensor` if it is a plain tensor, else the leaf itself.
         self.rest: list[Any] = []
 
     def flatten(self, output: Any) -> list[Tensor]:
-        """The tensors of one output; the rest of it must be the same for all members."""
+        """Return the tensors of one output; raise TypeError if the other leaves differ between members."""
         leaves, spec = pytree.tree_flatten(output, is_leaf=_is_labelled)
         rest = [leaf._axes if _is_labelled(leaf) else Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         if self.spec is not None and (
@@ -295,26 +312,26 @@ class Outputs:
         return [read_data(leaf) for leaf in leaves if isinstance(leaf, Tensor | LabelledTensor)]
 
     def unflatten(self, columns: Sequence[Tensor]) -> Any:
-        """The output with stacked tensors in it."""
+        """Return the output with stacked tensors in place of its tensors."""
         items = iter(columns)
-        made: list[Any] = []
+        leaves: list[Any] = []
         for each in self.rest:
             if each is Tensor:
-                made.append(next(items))
+                leaves.append(next(items))
             elif isinstance(each, Axes):
-                made.append(wrap(next(items), each.run(Axes.insert, 0, (AXIS, None))[1]))
+                leaves.append(wrap(next(items), each.run(Axes.insert, 0, (AXIS, None))[1]))
             else:
-                made.append(each)
-        return pytree.tree_unflatten(made, self.spec)
+                leaves.append(each)
+        return pytree.tree_unflatten(leaves, self.spec)
 
 
 def read_data(value: Any) -> Tensor:
-    """The plain tensor of a labelled one."""
+    """Return the plain tensor of a labelled one; other values unmodified."""
     return value._data if type(value) is LabelledTensor else value
 
 
 def _drop_label(data: Any, like: Any, dim: int) -> Any:
-    """The slice of one member of a labelled tensor, with the labels of the other dimensions."""
+    """Return the slice of one member with the labels of the other dimensions, if the whole tensor is labelled."""
     return wrap(data, like._axes.run(Axes.drop, dim)) if type(like) is LabelledTensor else data
 
 

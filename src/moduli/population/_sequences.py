@@ -1,8 +1,8 @@
 """Sequences of linear layers and activation functions, evaluated for all members without gradients.
 
-Of such a model it is known who reads each intermediate result: the next layer. So these are written into two buffers that all
-blocks of members use in turn, activation functions act in place, and the last layer writes where the outputs are. How many members
-a block has is measured with the model itself, when sizes like these are first met.
+Only the next layer reads each intermediate result of such a model. So results are written alternately into two buffers that all
+blocks of members reuse, activation functions act in place, and the last layer writes directly to the outputs. The number of
+members of a block is measured with the model itself, at the first call with sizes like these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ._measured import choose_first, may_measure
 
-# What a layer does, in place, to a tensor that only the next layer reads.
+# The in-place function of each activation layer.
 _ACTIVATIONS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
     nn.ReLU: lambda layer, x: x.relu_(),
     nn.Tanh: lambda layer, x: x.tanh_(),
@@ -30,11 +30,11 @@ _ACTIVATIONS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
 }
 _BLOCKS = (16, 32, 64, 128, 256, 512)
 _FIRST_BLOCK = 32
-# Numbers multiplied by all members together below which nothing is measured: calls take longer than products.
+# With fewer multiplications of all members together nothing is measured, because calls take longer than products.
 _LEAST = 1 << 22
-# How often each choice is timed, how many of them are compared again, and how often.
+# How often each choice is timed, how many of the best are compared again, and how often.
 _TURNS, _BEST, _MORE_TURNS = 2, 4, 6
-# Numbers of a block's activations where nothing is measured.
+# The size of a block's activations, in numbers, if nothing is measured.
 _WORKING_SET = 1 << 17
 _blocks: dict[Any, tuple[int, str]] = {}
 
@@ -56,7 +56,7 @@ class LinearStep(NamedTuple):
 
 
 def find_steps(template: nn.Module, entries: Sequence[Tensor]) -> list[LinearStep] | None:
-    """Return the layers of a model that is nothing but a sequence of them, beginning with a linear one; None for others.
+    """Return the layers of a model that is a sequence of linear layers and activation functions; None for other models.
 
     Args:
         template: The model; it has no hooks and no parameters but those of linear layers.
@@ -92,8 +92,8 @@ def run_steps(steps: Sequence[LinearStep], tensors: Sequence[Tensor], x: Tensor,
     Args:
         steps: The layers, from `find_steps`.
         tensors: The parameters, each with the members in front.
-        x: The data; with the members in front unless they are shared.
-        shared: Whether all members have the same.
+        x: The data, with the members in front unless they are shared.
+        shared: Whether all members have the same data.
     """
     count, into = len(tensors[0]), x.shape[-1]
     data = x.reshape(-1, into).expand(count, -1, -1) if shared else x.reshape(count, -1, into)
@@ -108,8 +108,8 @@ def _run_blocks(steps: Sequence[LinearStep], tensors: Sequence[Tensor], data: Te
         steps: The layers.
         tensors: The parameters.
         data: The inputs, of shape (members, rows, in).
-        block: How many members are taken together.
-        form: "left" has the rows along the last axis of results in memory, "right" the units.
+        block: The number of members of a block.
+        form: "left" if results have the rows along the last axis in memory, "right" if the units.
     """
     left = form == "left"
     count, rows, _ = data.shape
@@ -142,7 +142,7 @@ def _order(units: int, rows: int, left: bool) -> tuple[int, int]:
 
 
 def _choose_blocks(steps: Sequence[LinearStep], tensors: Sequence[Tensor], data: Tensor) -> tuple[int, str]:
-    """Return how many members to take together, and the form: measured once in a process for layers and data of these sizes."""
+    """Return the size of blocks and the form, which are measured once per process for layers and data of these sizes."""
     count, rows, into = data.shape
     widths = (into, *(step.out for step in steps))
     work = rows * sum(a * b for a, b in itertools.pairwise(widths))
@@ -150,12 +150,11 @@ def _choose_blocks(steps: Sequence[LinearStep], tensors: Sequence[Tensor], data:
         return max(_FIRST_BLOCK, _WORKING_SET // (rows * max(widths))), choose_first(rows, max(widths))
     size = 1 << (rows - 1).bit_length()
     key = (widths, size, data.dtype, torch.get_num_threads(), min(count, _BLOCKS[-1]) >= _BLOCKS[-1])
-    known = _blocks.get(key)
-    return known or _blocks.setdefault(key, _measure_blocks(steps, tensors, data))
+    return _blocks.get(key) or _blocks.setdefault(key, _measure_blocks(steps, tensors, data))
 
 
 def describe_blocks(steps: Sequence[LinearStep]) -> list[str]:
-    """Return how many members blocks have that were measured for layers of these sizes, as sentences."""
+    """Return the measured sizes of blocks for layers of these sizes, as sentences."""
     outs = tuple(step.out for step in steps)
     return [
         f"{' - '.join(map(str, widths))} on up to {rows} rows: {block} members at a time, {form}; measured"
@@ -165,7 +164,7 @@ def describe_blocks(steps: Sequence[LinearStep]) -> list[str]:
 
 
 def _measure_blocks(steps: Sequence[LinearStep], tensors: Sequence[Tensor], data: Tensor) -> tuple[int, str]:
-    """Return what takes the least time for each member."""
+    """Return the size of blocks and the form with the least time per member."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def run(choice: tuple[int, str]) -> float:
@@ -179,7 +178,7 @@ def _measure_blocks(steps: Sequence[LinearStep], tensors: Sequence[Tensor], data
     for choice in choices:  # warms up
         run(choice)
     times = {choice: min(run(choice) for _ in range(_TURNS)) for choice in choices}
-    # The best differ by less than the noise of a machine in use: they take turns.
+    # The best differ by less than the noise of a busy machine, so they are timed alternately.
     best = sorted(times, key=lambda choice: times[choice])[:_BEST]
     for choice in best * _MORE_TURNS:
         times[choice] = min(times[choice], run(choice))

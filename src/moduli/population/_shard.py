@@ -1,4 +1,4 @@
-"""Members over processes: which of them are here, and how the others are heard of."""
+"""Populations over several processes: the range of members of each, and the exchange of their rows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class Shard:
-    """The members that this process holds of a population that several processes share. Made by `Population.shard`.
+    """The range of members that this process stores of a sharded population. Made by `Population.shard`.
 
-    Members are numbered over all processes; rank r holds those from `start` up to `stop`. All methods but `own` are
+    Members are numbered over all processes; rank r stores those from `start` up to `stop`. All methods but `own` are
     collective: every process of the mesh calls them, in the same order.
 
     Args:
         mesh: One dimension of processes.
-        total: How many members there are.
+        total: The number of members in all processes.
 
     Attributes:
-        total: How many members there are.
-        start: The first one here.
-        stop: The one after the last here.
+        total: The number of members in all processes.
+        start: The first member of this process.
+        stop: The end of the range of this process.
 
     Example:
         >>> from moduli.population import Shard
@@ -58,11 +58,11 @@ class Shard:
         return f"Shard(members {self.start} to {self.stop - 1} of {self.total}, rank {self.rank} of {self.size})"
 
     def own(self, rows: Any) -> Any:
-        """Of one row (or item of a list) for each of all members, those that are here."""
+        """Return the rows (or items of a list) of this process's members, from those of all members."""
         return rows[self.start : self.stop]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all members, from those that each process has."""
+        """Return the rows of all members, from the rows that each process has."""
         most = self.starts[1]  # the first processes have the most members
         padded = rows.new_zeros(most, *rows.shape[1:])
         padded[: len(rows)] = rows.detach()
@@ -72,53 +72,62 @@ class Shard:
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     def fetch(self, rows: Tensor, members: Tensor) -> Tensor:
-        """The rows of some members, wherever they are."""
+        """Return the rows of some members in every process, whichever process stores them."""
         here = (members >= self.start) & (members < self.stop)
-        found = rows.new_zeros(len(members), *rows.shape[1:])
-        found[here.to(found.device)] = rows.detach()[(members[here] - self.start).to(rows.device)]
-        # Every row comes from one process, and zeros from the others: the sum is exact.
-        dist.all_reduce(found, group=self.group)
-        return found
+        result = rows.new_zeros(len(members), *rows.shape[1:])
+        result[here.to(result.device)] = rows.detach()[(members[here] - self.start).to(rows.device)]
+        # Each row comes from one process and is zero in the others, so the sum is exact.
+        dist.all_reduce(result, group=self.group)
+        return result
 
     def take(self, rows: Tensor, sources: Tensor) -> Tensor:
-        """For every member here the row of another, wherever that is.
+        """Return for every member of this process the row of its source member.
 
         Args:
-            rows: The rows of the members here.
+            rows: The rows of this process's members.
             sources: One member for each of all members, the same in every process.
         """
         return self._fetch_distant(rows, [sources[start:stop] for start, stop in self._spans()])
 
     def shift(self, rows: Tensor, by: int) -> Tensor:
-        """The rows of the `|by|` members after those here (before them, where `by` is negative), around the ring."""
+        """Return the rows of the `|by|` members after this process's (before, if `by` is negative), around the ring."""
         ends = [(stop if by > 0 else start + by, stop + by if by > 0 else start) for start, stop in self._spans()]
         return self._fetch_distant(rows, [torch.arange(first, last) % self.total for first, last in ends])
 
     def _fetch_distant(self, rows: Tensor, wanted: list[Tensor]) -> Tensor:
-        """The rows that are wanted here, of those that each process wants; only rows that change the process travel."""
+        """Return the rows that this process wants; `wanted` has the members that each process wants.
+
+        Only rows that another process wants are transferred.
+        """
         spans = zip(self._spans(), wanted, strict=True)
         away = {i for (start, stop), each in spans for i in each.tolist() if not start <= i < stop}
         distant, own = torch.tensor(sorted(away), dtype=torch.int64), wanted[self.rank].cpu()
-        found = rows.detach()[(own - self.start).clamp(0, len(rows) - 1).to(rows.device)]
+        result = rows.detach()[(own - self.start).clamp(0, len(rows) - 1).to(rows.device)]
         if away:
             sent, gone = self.fetch(rows, distant), (own < self.start) | (own >= self.stop)
-            found[gone.to(found.device)] = sent[torch.searchsorted(distant, own[gone]).to(sent.device)]
-        return found
+            result[gone.to(result.device)] = sent[torch.searchsorted(distant, own[gone]).to(sent.device)]
+        return result
 
     def _spans(self) -> list[tuple[int, int]]:
         return list(zip(self.starts, self.starts[1:], strict=False))
 
     def copy(self, rows: Tensor, targets: Tensor, sources: Tensor) -> None:
-        """Give some members the rows of others, in place."""
-        found = self.fetch(rows, sources)
-        here = (targets >= self.start) & (targets < self.stop)
-        rows[(targets[here] - self.start).to(rows.device)] = found[here.to(found.device)]
-
-    def draw(self, sample: Callable[[int], Tensor]) -> Tensor:
-        """Random rows for the members here, as one process would draw them for all, from the same generator.
+        """Copy the rows of some members to others, in place.
 
         Args:
-            sample: Draws rows, as many as it is asked for, one after the other.
+            rows: The rows of this process's members, which are written to.
+            targets: The members that are overwritten, the same in every process.
+            sources: The members that are copied, one for each target.
+        """
+        copies = self.fetch(rows, sources)
+        here = (targets >= self.start) & (targets < self.stop)
+        rows[(targets[here] - self.start).to(rows.device)] = copies[here.to(copies.device)]
+
+    def draw(self, sample: Callable[[int], Tensor]) -> Tensor:
+        """Return random rows for this process's members, equal to those that one process would draw for all members.
+
+        Args:
+            sample: Draws a number of rows, one after the other, from a generator in the same state in every process.
         """
         step = max(self.stop - self.start, 1)
         self._skip(sample, 0, self.start, step)
@@ -134,17 +143,17 @@ class Shard:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def collect(self, value: Any) -> list[Any]:
-        """What each process has, in the order of ranks: any plain data."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        """Return the value of each process, in the order of ranks."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def join(self, value: Any) -> Any:
-        """Plain data in which what is kept for the members here becomes what is kept for all."""
+        """Return a tree with every tensor of one row per local member gathered to one row for each of all members."""
         return self._map_members(value, self.stop - self.start, self.gather)
 
     def part(self, value: Any) -> Any:
-        """Undo `join`, for any number of processes."""
+        """Return a tree with every tensor of one row for each of all members sliced to this process's members."""
         return self._map_members(value, self.total, self.own)
 
     def _map_members(self, value: Any, count: int, act: Callable[[Tensor], Tensor]) -> Any:

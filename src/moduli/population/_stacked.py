@@ -1,8 +1,8 @@
-"""A tensor that stands for one tensor of each member.
+"""A tensor that represents one tensor of each member.
 
-A network of linear layers is called once with such tensors in the place of its parameters. Products of all members are one
-operation, in the form that is measured to be the fastest for sizes like theirs (`_measured`).
-Activations act on all members at once; everything else is mapped by `torch.vmap`, operation by operation.
+A network of linear layers is called once with such tensors in place of its parameters. Products of all members are one
+operation, in the form that is measured to be fastest for their sizes (`_measured`). Activations act on all members at once;
+other operations are mapped by `torch.vmap`, one by one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._measured import choose_form
 
 
 class Stacked(Tensor):
-    """One tensor per member, seen as the tensor of one member; `physical` has the members in front."""
+    """One tensor per member, with the shape of the tensor of one member; `physical` has the members in front."""
 
     physical: Tensor
     randomness: str
@@ -49,18 +49,18 @@ class Stacked(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        # Operations that torch runs without asking __torch_function__ first.
+        # Operations that torch calls from C++, without __torch_function__.
         return _map_function(func, args, kwargs or {})
 
 
 def _read_attribute(func: Any, args: Any, kwargs: Any) -> Any:
-    """What a tensor of one member is like."""
+    """Read an attribute of the tensor of one member."""
     x, *rest = args
     return func(x.physical[0], *rest, **kwargs)
 
 
 def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
-    """A function of every element of one tensor."""
+    """Apply a function of every element of one tensor."""
     x = args[0]
     if type(x) is not Stacked or any(type(each) is Stacked for each in (*args[1:], *kwargs.values())):
         return _map_function(func, args, kwargs)
@@ -68,7 +68,7 @@ def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _apply_paired(func: Any, args: Any, kwargs: Any) -> Any:
-    """A function of the elements of two tensors that line up without regard to the members."""
+    """Apply an elementwise function of two tensors that broadcast without regard to the members."""
     if len(args) != 2 or kwargs:
         return _map_function(func, args, kwargs)
     x, y = args
@@ -83,14 +83,14 @@ def _apply_paired(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _reduce_members(func: Any, args: Any, kwargs: Any) -> Any:
-    """The sum or the mean of all elements of a member."""
+    """Return the sum or the mean of all elements of each member."""
     if len(args) != 1 or kwargs:
         return _map_function(func, args, kwargs)
     x = args[0]
     return Stacked(func(x.physical, tuple(range(1, x.physical.dim()))) if x.dim() else x.physical, x.randomness)
 
 
-# What functions of torch say of themselves where they are called without a word about it.
+# Default keyword arguments of torch's loss functions.
 _PLAIN = {"weight": None, "size_average": None, "reduce": None, "reduction": "mean", "label_smoothing": 0.0}
 
 
@@ -99,7 +99,7 @@ def _is_plain(kwargs: Any) -> bool:
 
 
 def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
-    """Minus the mean logarithm of the probability of classes that all members share: one image of classes per member."""
+    """Return the cross entropy of each member for classes that all members share, by one two-dimensional loss of torch."""
     x, y = args
     fits = type(x) is Stacked and type(y) is Tensor and x.dim() == 2 and y.shape == x.shape[:1]
     if not fits or y.is_floating_point() or not _is_plain(kwargs):
@@ -110,35 +110,35 @@ def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
-    """The layer x W' + b, computed as (W x' + b)', so that a shared batch needs one product."""
+    """Return the layer x W' + b of all members, in the form that is measured to be fastest."""
     x, weight, *rest = args
     bias = rest[0] if rest else kwargs.get("bias")
     if type(weight) is not Stacked or (bias is not None and type(bias) is not Stacked):
         return _map_function(func, args, kwargs)
     w, b = weight.physical, None if bias is None else bias.physical
     own = type(x) is Stacked
-    given = x.physical if own else x
-    shape = given.shape[1:] if own else given.shape
+    data = x.physical if own else x
+    shape = data.shape[1:] if own else data.shape
     count, out, into = w.shape
     if not shape or shape[-1] != into:
-        # Torch raises what it raises for one model; reshaping below would not notice.
+        # torch raises its usual error; reshaping below would not notice.
         return _map_function(func, args, kwargs)
     flat = len(shape) == 2
     forms = _OWN_FORMS if own else _SHARED_FORMS
-    rows = given if flat else given.reshape(*((count,) if own else ()), -1, into)
-    made = forms[choose_form(rows, w, b, forms)](rows, w, b)
-    return Stacked(made if flat else made.reshape(count, *shape[:-1], out), weight.randomness)
+    rows = data if flat else data.reshape(*((count,) if own else ()), -1, into)
+    outputs = forms[choose_form(rows, w, b, forms)](rows, w, b)
+    return Stacked(outputs if flat else outputs.reshape(count, *shape[:-1], out), weight.randomness)
 
 
 def _multiply_left(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """Return (W x' + b)' of every member, for data of its own or shared ones."""
+    """Return (W x' + b)' of every member, for separate or shared data."""
     columns = (x if x.dim() == 3 else x.expand(len(w), *x.shape)).transpose(1, 2)
-    made = torch.bmm(w, columns) if b is None else torch.baddbmm(b.unsqueeze(2), w, columns)
-    return made.transpose(1, 2)
+    products = torch.bmm(w, columns) if b is None else torch.baddbmm(b.unsqueeze(2), w, columns)
+    return products.transpose(1, 2)
 
 
 def _multiply_right(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """Return x W' + b of every member, for data of its own or shared ones."""
+    """Return x W' + b of every member, for separate or shared data."""
     rows = x if x.dim() == 3 else x.expand(len(w), *x.shape)
     return torch.bmm(rows, w.transpose(1, 2)) if b is None else torch.baddbmm(b.unsqueeze(1), rows, w.transpose(1, 2))
 
@@ -147,8 +147,8 @@ def _multiply_side_by_side(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """Return W x' + b of all members, transposed, by one product of (N out, in) with (in, B); the weights are copied."""
     count, out, into = w.shape
     side_by_side = w.reshape(count * out, into)
-    made = torch.mm(side_by_side, x.t()) if b is None else torch.addmm(b.reshape(-1, 1), side_by_side, x.t())
-    return made.view(count, out, -1).transpose(1, 2)
+    products = torch.mm(side_by_side, x.t()) if b is None else torch.addmm(b.reshape(-1, 1), side_by_side, x.t())
+    return products.view(count, out, -1).transpose(1, 2)
 
 
 _OWN_FORMS = {"left": _multiply_left, "right": _multiply_right}
@@ -156,7 +156,7 @@ _SHARED_FORMS = {**_OWN_FORMS, "side by side": _multiply_side_by_side}
 
 
 def _map_function(func: Any, args: Any, kwargs: Any) -> Any:
-    """Any other function, by torch's own rule for it."""
+    """Apply any other function by `torch.vmap`."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if type(leaf) is Stacked]
     randomness = leaves[places[0]].randomness
@@ -168,8 +168,8 @@ def _map_function(func: Any, args: Any, kwargs: Any) -> Any:
         called, named = pytree.tree_unflatten(filled, spec)
         return func(*called, **named)
 
-    made = torch.vmap(one, 0, 0, randomness)(*(leaves[place].physical for place in places))
-    return pytree.tree_map_only(Tensor, lambda each: Stacked(each, randomness), made)
+    results = torch.vmap(one, 0, 0, randomness)(*(leaves[place].physical for place in places))
+    return pytree.tree_map_only(Tensor, lambda each: Stacked(each, randomness), results)
 
 
 _ATTRIBUTES = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "requires_grad")

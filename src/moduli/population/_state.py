@@ -1,4 +1,4 @@
-"""What a population has in common with a module: modes, places, copies and checkpoints."""
+"""The methods of a population that modules have too: modes, devices and dtypes, copies and checkpoints."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class State(Indexing):
-    """Modes, places, copies and checkpoints."""
+    """The methods of a population for modes, devices and dtypes, copies and checkpoints."""
 
     @property
     def sharding(self) -> Shard | None:
-        """Which members these are, where several processes hold a population together (see `shard`); None otherwise.
+        """The range of members of this process, if the population is sharded over several (see `shard`); else None.
 
         Example:
             >>> from moduli.population import Population
@@ -39,12 +39,12 @@ class State(Indexing):
         return self._shard
 
     def shard(self, mesh: DeviceMesh) -> Self:
-        """Spread the members over processes: each keeps its rows, and the results are those of one process.
+        """Shard the members over processes: each stores its rows, and results are equal to those of one process.
 
-        Every process makes the same population (from the same seed) and calls this. Evaluation, gradients and states are
-        of the members here alone; links that compare members exchange one number for each, and then the rows they need.
-        `len(pop)`, `pop[i]` and losses are of the members here; `pop.sharding.gather(losses)` has those of all.
-        `state_dict` and `load_state_dict`, also of an optimizer, are about all members, whatever the number of processes.
+        Every process makes the same population (from the same seed) and calls this. Each process evaluates and differentiates
+        only its members; links that compare members exchange one number for each, and then the rows they need. `len(pop)`,
+        `pop[i]` and losses are those of this process; `pop.sharding.gather(losses)` returns those of all members.
+        `state_dict` and `load_state_dict`, also of an optimizer, contain all members, whatever the number of processes.
 
         Args:
             mesh: One dimension of processes, from `torch.distributed.device_mesh.init_device_mesh`.
@@ -66,9 +66,9 @@ class State(Indexing):
         if self._shard is not None:
             raise StructureError(f"this population is spread over processes already: {self._shard}")
         shard = Shard(mesh, self._count)
-        made = self._take_members(torch.arange(shard.start, shard.stop))
-        made._shard = shard
-        return made
+        part = self._take_members(torch.arange(shard.start, shard.stop))
+        part._shard = shard
+        return part
 
     @property
     def training(self) -> bool:
@@ -76,7 +76,7 @@ class State(Indexing):
         return self.template.training
 
     def train(self, mode: bool = True) -> Self:
-        """Put all members into training mode, or out of it.
+        """Set the training mode of all members.
 
         Example:
             >>> from moduli.population import Population
@@ -89,7 +89,7 @@ class State(Indexing):
         return self
 
     def eval(self) -> Self:
-        """Put all members into evaluation mode.
+        """Set all members to evaluation mode.
 
         Example:
             >>> from moduli.population import Population
@@ -124,14 +124,14 @@ class State(Indexing):
         return self
 
     def only(self, *patterns: str) -> Self:
-        """Scope operations to the parameters whose names match: the others keep their values.
+        """Return a view of the population whose operations change only the parameters with matching names.
 
         Args:
             *patterns: Names, or patterns such as `"encoder.*"`.
 
         Returns:
-            A part with all members, which shares the storage. Arithmetic with it, also in place, and variation leave the
-            other parameters as they are; results are whole populations.
+            A population with the same members and storage. Arithmetic with it, also in place, and variation do not change the
+            other parameters; results are whole populations.
 
         Raises:
             ValueError: If no parameter matches a pattern.
@@ -145,12 +145,12 @@ class State(Indexing):
         """
         self._check_members()
         hit = self._match_names(patterns)
-        made = self._part(slice(None))
-        made._fixed = self._fixed | frozenset(place for place, chosen in enumerate(hit) if not chosen)
-        return made
+        view = self._part(slice(None))
+        view._fixed = self._fixed | frozenset(place for place, chosen in enumerate(hit) if not chosen)
+        return view
 
     def _match_names(self, patterns: tuple[str, ...]) -> list[bool]:
-        """Which parameters have a name that matches one of the patterns."""
+        """Return for each parameter whether one of the patterns matches its name."""
         chosen = set(select(patterns, [entry.names for entry in self.layout]))
         return [place in chosen for place in range(len(self.layout))]
 
@@ -167,7 +167,7 @@ class State(Indexing):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or convert the whole population in place, as `nn.Module.to` does; floating parameters change dtype.
 
-        Members and leaves that a program holds stay valid: they become views of the new storage.
+        Live members and leaves stay valid: they become views of the new storage.
 
         Raises:
             StructureError: If this is a live part of another population.
@@ -191,8 +191,8 @@ class State(Indexing):
             for new, old in zip(layout.views(values.matrices), before, strict=True):
                 new.copy_(old)
             kinds = dict(template.named_buffers())
-            buffers = {name: held.to(kinds[name]) for name, held in self._buffers.items()}
-            leaves, held_members = self._leaves, list(self._members.visit())
+            buffers = {name: buffer.to(kinds[name]) for name, buffer in self._buffers.items()}
+            leaves, members = self._leaves, list(self._members.visit())
             self.template, self.layout, self._values, self._buffers = template, layout, values, buffers
             self._evaluator = evaluator
             if leaves is not None:
@@ -204,14 +204,14 @@ class State(Indexing):
                 entry = layout.entries[place]
                 leaf.data = row_view(values.matrices[entry.group], index, entry.offset, entry.shape)
                 leaf.grad = None if leaf.grad is None else leaf.grad.to(leaf)
-            for index, member, held in held_members:
-                for old, new in zip(held.buffers, buffers.values(), strict=True):
+            for index, member, tensors in members:
+                for old, new in zip(tensors.buffers, buffers.values(), strict=True):
                     old.data = row_view(new.reshape(self._count, -1), index, 0, new.shape[1:])
-                self._members.add(index, member, held.parameters, held.buffers)
+                self._members.add(index, member, tensors.parameters, tensors.buffers)
         return self
 
     def clone(self) -> Self:
-        """A population with copies of all values and buffers.
+        """Return a population with copies of all values and buffers.
 
         Example:
             >>> from moduli.population import Population
@@ -232,15 +232,15 @@ class State(Indexing):
         return self.clone()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = self.clone()
-        made._evaluator = PopulationEvaluator(copy.deepcopy(self.template, memo))
-        made.template = made._evaluator.template
-        memo[id(self)] = made
-        return made
+        copied = self.clone()
+        copied._evaluator = PopulationEvaluator(copy.deepcopy(self.template, memo))
+        copied.template = copied._evaluator.template
+        memo[id(self)] = copied
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         def own(tensor: Tensor) -> Tensor:
-            # A part of another population takes its own rows along, not the whole storage.
+            # A slice of another population is saved without the rest of the storage.
             whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
             return tensor.detach() if whole else tensor.detach().clone()
 
@@ -248,7 +248,7 @@ class State(Indexing):
             "template": self.template,
             "count": self._count,
             "matrices": [own(matrix) for matrix in self._values.matrices],
-            "buffers": {name: own(held) for name, held in self._buffers.items()},
+            "buffers": {name: own(buffer) for name, buffer in self._buffers.items()},
             "flags": self._flags,
         }
 
@@ -258,10 +258,9 @@ class State(Indexing):
         self._values = Values(state["matrices"])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The live tensors of all members by the names that the template's `state_dict()` has, stacked.
+        """Return the live stacked tensors of all members by the names of the template's `state_dict()`.
 
-        Of a population that is spread over processes these are copies of all members' tensors, made by all processes
-        together.
+        For a sharded population these are gathered copies of all members' tensors; every process has to call this.
 
         Example:
             >>> from moduli.population import Population
@@ -270,7 +269,7 @@ class State(Indexing):
         """
         self._check_members()
         gather = (lambda tensor: tensor) if self._shard is None else self._shard.gather
-        state: OrderedDict[str, Tensor] = OrderedDict((n, gather(held.detach())) for n, held in self._state().items())
+        state: OrderedDict[str, Tensor] = OrderedDict((n, gather(own.detach())) for n, own in self._state().items())
         # Labels, as in the state dict of one member.
         state._metadata = self.template.state_dict()._metadata  # type: ignore[attr-defined]
         return state
@@ -279,20 +278,20 @@ class State(Indexing):
         stacks: dict[int, Tensor] = {
             id(t): leaf for t, leaf in zip(self._evaluator.entries, self._read_leaves(), strict=True)
         }
-        for name, held in self.template.named_buffers():
-            stacks[id(held)] = self._buffers[name]
+        for name, buffer in self.template.named_buffers():
+            stacks[id(buffer)] = self._buffers[name]
         return {
-            name: stacks[id(held)]
-            for name, held in self.template.state_dict(keep_vars=True).items()
-            if isinstance(held, Tensor) and id(held) in stacks
+            name: stacks[id(value)]
+            for name, value in self.template.state_dict(keep_vars=True).items()
+            if isinstance(value, Tensor) and id(value) in stacks
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *, labels: str = "warn") -> None:
-        """Copy a `state_dict()` of a population of the same size into this one, all or nothing.
+        """Copy a `state_dict()` of a population of the same size into this one; if it does not fit, change nothing.
 
         Args:
             state_dict: Stacked tensors by name.
-            labels: What becomes of labelled tensors whose labels the state dict has lost; see `Module.load_state_dict`.
+            labels: How to treat labelled tensors whose labels the state dict lacks; see `Module.load_state_dict`.
 
         Raises:
             StructureError: If names, shapes, labels or the number of members differ; nothing is changed.
@@ -305,7 +304,7 @@ class State(Indexing):
             True
         """
         self._check_members()
-        held = self._state()
+        own = self._state()
         shard = self._shard
         if self.layout.labelled:
             try:
@@ -315,20 +314,24 @@ class State(Indexing):
         if shard is not None:
             fits = {name: isinstance(t, Tensor) and t.shape[:1] == (shard.total,) for name, t in state_dict.items()}
             state_dict = {name: shard.own(t) if fits[name] else t for name, t in state_dict.items()}
-        missing, extra = [n for n in held if n not in state_dict], [n for n in state_dict if n not in held]
+        self._check_state(own, state_dict)
+        with Guard(deferred=True, grad=False):
+            for name, value in state_dict.items():
+                own[name].copy_(value)
+            self._mark_changed()
+
+    def _check_state(self, own: Mapping[str, Tensor], state_dict: Mapping[str, Tensor]) -> None:
+        """Raise StructureError if the names or shapes of a state differ from those of this population."""
+        missing, extra = [n for n in own if n not in state_dict], [n for n in state_dict if n not in own]
         if missing or extra:
             raise StructureError(
                 f"the state does not fit this population: missing {', '.join(missing) or 'nothing'}; not in the model: "
                 f"{', '.join(extra) or 'nothing'}"
             )
         for name, value in state_dict.items():
-            if not isinstance(value, Tensor) or value.shape != held[name].shape:
+            if not isinstance(value, Tensor) or value.shape != own[name].shape:
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise StructureError(
-                    f"{name!r} has shape {tuple(held[name].shape)} here ({self._count} members) and {got} in the state; "
+                    f"{name!r} has shape {tuple(own[name].shape)} here ({self._count} members) and {got} in the state; "
                     "build a population of the same size first"
                 )
-        with Guard(deferred=True, grad=False):
-            for name, value in state_dict.items():
-                held[name].copy_(value)
-            self._mark_changed()

@@ -1,4 +1,4 @@
-"""Measures of members, one number each, and of the whole population; and elementwise functions."""
+"""Measures of members (one number each) and of the whole population, and elementwise functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ._core import Core, allocate
 
 
 class Statistics(Arithmetic):
-    """Measures and elementwise functions."""
+    """The methods of a population for measures and elementwise functions."""
 
     # -- measures ----------------------------------------------------------------------------------------------------
 
     def dot(self, other: Any) -> Tensor:
-        """The inner product of each member with the same member of another population, or with one module: (N,).
+        """Return the inner product of each member with the same member of another population, or with one module: (N,).
 
         Example:
             >>> from moduli.population import Population
@@ -31,15 +31,17 @@ class Statistics(Arithmetic):
         self._check_members()
         parts = [
             torch.einsum("np,np->n", ours.conj(), theirs.to(ours.dtype))
-            if ours.dtype is held.dtype
-            # A sum adds by halves, with less rounding than an inner product; half precision is copied here anyway.
+            if ours.dtype is matrix.dtype
+            # Half precision was widened: a pairwise sum rounds less than an inner product.
             else (ours * theirs).sum(1)
-            for ours, theirs, held in zip(self._matrices(), self._read_other(other), self._values.matrices, strict=True)
+            for ours, theirs, matrix in zip(
+                self._matrices(), self._read_other(other), self._values.matrices, strict=True
+            )
         ]
         return sum(parts[1:], parts[0]) if parts else torch.zeros(self._count)
 
     def norm(self) -> Tensor:
-        """The Euclidean norm of each member: (N,).
+        """Return the Euclidean norm of each member: (N,).
 
         Example:
             >>> from moduli.population import Population
@@ -50,7 +52,7 @@ class Statistics(Arithmetic):
         return _hypot([torch.linalg.vector_norm(m, dim=1) for m in self._matrices()], (self._count,))
 
     def cosine(self, other: Any) -> Tensor:
-        """The cosine of the angle between each member and another population's, or one module: (N,).
+        """Return the cosine of the angle between each member and that of another population, or one module: (N,).
 
         Example:
             >>> from moduli.population import Population
@@ -63,7 +65,7 @@ class Statistics(Arithmetic):
         return torch.div(self.dot(other), self.norm() * size)
 
     def distance(self, other: Any) -> Tensor:
-        """The Euclidean distance of each member to another population's, or to one module: (N,).
+        """Return the Euclidean distance of each member to that of another population, or to one module: (N,).
 
         Example:
             >>> from moduli.population import Population
@@ -76,7 +78,7 @@ class Statistics(Arithmetic):
         return _hypot([torch.linalg.vector_norm(x - y, dim=1) for x, y in parts], (self._count,))
 
     def distances(self, other: Self | None = None) -> Tensor:
-        """The Euclidean distance of every member to every other, or to every member of another population: (N, M).
+        """Return the Euclidean distances between all members, or to all members of another population: (N, M).
 
         Example:
             >>> from moduli.population import Population
@@ -93,7 +95,7 @@ class Statistics(Arithmetic):
         return _hypot(parts, (self._count, len(whom)))
 
     def diversity(self) -> Tensor:
-        r"""How far members are from their mean, in the root mean square: $\sqrt{\frac1N \sum_i \|x_i - \bar x\|^2}$.
+        r"""Return the root mean square distance of members to their mean: $\sqrt{\frac1N \sum_i \|x_i - \bar x\|^2}$.
 
         Raises:
             ValueError: If there are no members.
@@ -110,7 +112,7 @@ class Statistics(Arithmetic):
         return torch.div(_hypot(parts, (1,))[0], self._count**0.5)
 
     def mean(self) -> nn.Module:
-        """The mean of all members, as a module. Integers and buffers are those of the first member.
+        """Return the mean of all members as a module. Integers and buffers are those of the first member.
 
         Raises:
             ValueError: If there are no members.
@@ -125,7 +127,7 @@ class Statistics(Arithmetic):
         return self._one(lambda m: m.mean(0, keepdim=True))
 
     def std(self) -> nn.Module:
-        """The standard deviation of every parameter over the members (divided by N), as a module.
+        """Return the standard deviation of every parameter over the members (divided by N), as a module.
 
         Raises:
             ValueError: If there are no members.
@@ -141,7 +143,7 @@ class Statistics(Arithmetic):
     # -- elementwise -------------------------------------------------------------------------------------------------
 
     def sign(self) -> Self:
-        """The sign of every value.
+        """Return the sign of every value.
 
         Example:
             >>> from moduli.population import Population
@@ -151,7 +153,7 @@ class Statistics(Arithmetic):
         return self._map_tensors(torch.sign)
 
     def sqrt(self) -> Self:
-        """The square root of every value.
+        """Return the square root of every value.
 
         Example:
             >>> from moduli.population import Population
@@ -161,7 +163,7 @@ class Statistics(Arithmetic):
         return self._map_tensors(torch.sqrt)
 
     def exp(self) -> Self:
-        """The exponential of every value.
+        """Return the exponential of every value.
 
         Example:
             >>> from moduli.population import Population
@@ -171,7 +173,7 @@ class Statistics(Arithmetic):
         return self._map_tensors(torch.exp)
 
     def clamp(self, min: float | None = None, max: float | None = None) -> Self:
-        """Every value, kept between two bounds.
+        """Return every value clamped to two bounds.
 
         Args:
             min: The lower bound.
@@ -189,7 +191,7 @@ class Statistics(Arithmetic):
         return self._map_tensors(act)
 
     def zeros_like(self) -> Self:
-        """A population of zeros; the buffers are copies.
+        """Return a population of zeros; the buffers are copies.
 
         Example:
             >>> from moduli.population import Population
@@ -203,11 +205,11 @@ class Statistics(Arithmetic):
         return self._map_tensors(act)
 
     def lerp(self, other: Any, weight: float | Tensor) -> Self:
-        """On the way to another population or module: `self + weight * (other - self)`.
+        """Return the linear interpolation to another population or module: `self + weight * (other - self)`.
 
         Args:
-            other: Where to.
-            weight: How far; one number, or one per member.
+            other: The end point.
+            weight: The weight of the end point; one number, or one per member.
 
         Example:
             >>> from moduli.population import Population
@@ -218,11 +220,11 @@ class Statistics(Arithmetic):
         return self + weight * (other - self)  # type: ignore[no-any-return]
 
     def lerp_(self, other: Any, weight: float | Tensor) -> Self:
-        """`lerp` in place.
+        """Interpolate in place, as `lerp`.
 
         Args:
-            other: Where to.
-            weight: How far; one number, or one per member.
+            other: The end point.
+            weight: The weight of the end point; one number, or one per member.
 
         Example:
             >>> from moduli.population import Population
@@ -241,7 +243,7 @@ class Statistics(Arithmetic):
         return self
 
     def axpy_(self, factor: float | Tensor, other: Any) -> Self:
-        """Add `factor * other` in place, without making it.
+        """Add `factor * other` in place, without a temporary.
 
         Args:
             factor: One number, or one per member.
@@ -266,11 +268,11 @@ class Statistics(Arithmetic):
         return self
 
     def where(self, mask: Tensor, other: Any) -> Self:
-        """Members, or values, where a mask is true, and another population's or module's elsewhere.
+        """Return members, or values, where a mask is true, and those of another population or module elsewhere.
 
         Args:
-            mask: Booleans: one per member (N,), per place (P,), or for every value (N, P).
-            other: What to take elsewhere.
+            mask: Booleans: one per member (N,), per position (P,), or for every value (N, P).
+            other: The population or module whose values are used where the mask is false.
 
         Example:
             >>> from moduli.population import Population
@@ -291,12 +293,15 @@ class Statistics(Arithmetic):
         return self._finish_result(values)
 
     def map(self, fn: Callable[..., Tensor], *others: Self, named: bool = False) -> Self:
-        """A function of each stacked parameter, of shape (N, *shape), and of those of other populations.
+        """Return the population with a function applied to each stacked parameter, of shape (N, *shape).
 
         Args:
             fn: The function; its result has the same shape.
-            *others: More populations, whose parameters it is given too.
-            named: Whether it is given the name of the parameter first.
+            *others: More populations, whose parameters are further arguments.
+            named: Whether the first argument is the name of the parameter.
+
+        Returns:
+            A population of the results.
 
         Raises:
             ValueError: If the function changes the shape.
@@ -315,22 +320,22 @@ class Statistics(Arithmetic):
             values = allocate(self.layout, self._count)
             columns = [self.layout.views(match(self, pop)[0]) for pop in (self, *others)]
             for place, (entry, out) in enumerate(zip(self.layout, self.layout.views(values.matrices), strict=True)):
-                given = (entry.name,) if named else ()
-                made = columns[0][place] if place in inert else fn(*given, *(column[place] for column in columns))
-                if not isinstance(made, Tensor) or made.shape != out.shape:
-                    got = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+                name = (entry.name,) if named else ()
+                new = columns[0][place] if place in inert else fn(*name, *(column[place] for column in columns))
+                if not isinstance(new, Tensor) or new.shape != out.shape:
+                    got = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
                     raise ValueError(f"the function gave {got} for {entry.name!r}, which has shape {tuple(out.shape)}")
-                out.copy_(made)
+                out.copy_(new)
         return self._finish_result(values)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _matrices(self) -> list[Tensor]:
-        """Return the matrices to be measured: in float32 or wider, since squares of half precision overflow."""
+        """Return the matrices in float32 or wider, because squares in half precision overflow."""
         return widen(self._values.matrices)
 
     def _read_other(self, other: Any) -> list[Tensor]:
-        """Another population's matrices, or the rows of one module or of a tensor, as matrices."""
+        """Return another population's matrices, or the rows of one module or of a tensor, expanded to matrices."""
         if not isinstance(other, Core | nn.Module | Tensor):
             raise TypeError(f"a Population, a module or a tensor is expected, not a {type(other).__name__}")
         values = read_operand(self, other, operator.add) or []
@@ -347,23 +352,24 @@ class Statistics(Arithmetic):
             values = allocate(self.layout, 1)
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 out.copy_(fn(matrix) if matrix.is_floating_point() or matrix.is_complex() else matrix[:1])
-            made = self._make_alike(values, 1, {name: held[:1].clone() for name, held in self._buffers.items()})
-        # A module of its own, not a member of anything.
-        return copy.deepcopy(made[0])  # type: ignore[no-any-return, index]
+            buffers = {name: buffer[:1].clone() for name, buffer in self._buffers.items()}
+            single = self._make_alike(values, 1, buffers)
+        # A copy, which is an ordinary module and not a member.
+        return copy.deepcopy(single[0])  # type: ignore[no-any-return, index]
 
 
 def widen(matrices: list[Tensor]) -> list[Tensor]:
     """Return detached matrices in float32 or wider, integers in float64."""
-    held = [matrix.detach() for matrix in matrices]
-    wide = [torch.promote_types(m.dtype, torch.float32) for m in held]
     return [
-        m.to(kind) if m.is_floating_point() or m.is_complex() else m.double()
-        for m, kind in zip(held, wide, strict=True)
+        m.detach().to(torch.promote_types(m.dtype, torch.float32))
+        if m.is_floating_point() or m.is_complex()
+        else m.detach().double()
+        for m in matrices
     ]
 
 
 def _hypot(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """The norm of vectors of which the norms of parts are given."""
+    """Return the norms of vectors from the norms of their parts."""
     if len(parts) == 1:
         return parts[0]
     return torch.linalg.vector_norm(torch.stack([p.double() for p in parts]), dim=0) if parts else torch.zeros(shape)

@@ -1,11 +1,12 @@
-"""Selection and variation: populations of chosen, crossed, mutated and exchanged members.
+"""Variation: mutation, crossover, replacement and migration of members.
 
-Every method is a fixed number of operations on whole matrices. Noise belongs to a member's seed and a place in it (see
-`_noise`), so children do not depend on how the work is cut into chunks.
+Every method is a fixed number of operations on whole matrices. Noise depends only on a member's seed and a position in it (see
+`_noise`), so children do not depend on the size of chunks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -24,15 +25,15 @@ _KINDS = ("uniform", "one_point", "layer", "arithmetic")
 
 
 class Variation(Indexing):
-    """How new members come about."""
+    """The methods of a population that make new members and exchange them."""
 
     # -- variation ---------------------------------------------------------------------------------------------------
 
     def seeds(self, generator: torch.Generator | None = None) -> Tensor:
-        """One seed per member, for `mutate`, `crossover`, `rand` and `randn`.
+        """Draw one seed per member, for `mutate`, `crossover`, `rand` and `randn`.
 
-        What is drawn for a member depends on its seed alone: seeds of some members, given to a population of these
-        members, give the same children as all seeds given to all members.
+        The noise of a member depends on its seed alone: a part of the population with its part of the seeds has the same
+        children as in the whole population.
 
         Args:
             generator: Where they come from; torch's own by default.
@@ -46,11 +47,11 @@ class Variation(Indexing):
             True
         """
         shard = self._shard
-        # All processes draw for all members, as one would.
+        # Every process of a sharded population draws the seeds of all members, and uses its own.
         return seeds(self._count, generator) if shard is None else shard.own(seeds(shard.total, generator))
 
     def rand(self, scale: float | Tensor = 1.0, generator: Any = None, seeds: Tensor | None = None) -> Self:
-        """A population of values drawn uniformly from [0, scale).
+        """Return a population of values drawn uniformly from [0, scale).
 
         Args:
             scale: One number, or one per member.
@@ -65,7 +66,7 @@ class Variation(Indexing):
         return self._draw_around(uniform, scale, generator, seeds)
 
     def randn(self, scale: float | Tensor = 1.0, generator: Any = None, seeds: Tensor | None = None) -> Self:
-        """A population of values drawn from a normal distribution of mean 0.
+        """Return a population of values drawn from a normal distribution of mean 0.
 
         Args:
             scale: The standard deviation; one number, or one per member.
@@ -87,7 +88,7 @@ class Variation(Indexing):
         seeds: Tensor | None = None,
         chunk_size: int | None = None,
     ) -> Self:
-        r"""Children with normal noise: each value changes with probability `rate`, by $\mathcal N(0, scale^2)$.
+        r"""Return children with normal noise: each value changes with probability `rate`, by $\mathcal N(0, scale^2)$.
 
         Frozen parameters and integers keep their values.
 
@@ -96,7 +97,7 @@ class Variation(Indexing):
             scale: The standard deviation; one number, or one per member.
             generator: Where the seeds come from; torch's own by default.
             seeds: One seed per member, instead of a generator.
-            chunk_size: At most how many members at a time, to bound memory. The children are the same.
+            chunk_size: The most members at a time, to bound memory. The children do not depend on it.
 
         Raises:
             ValueError: If the rate is no probability, or the scale is negative.
@@ -122,21 +123,28 @@ class Variation(Indexing):
         with torch.no_grad(), torch.inference_mode(False):
             for start, stop in _chunks(self._count, chunk_size):
                 some = slice(start, stop)
-                noise = normal(self.layout, keys[some], scale[some] if isinstance(scale, Tensor) else scale)
-                chance = None if low == 1.0 else uniform(self.layout, keys[some], stream=1)
-                limit = rate[some].reshape(-1, 1) if isinstance(rate, Tensor) else rate
-                pairs = zip(self.layout.groups, values.matrices, self._values.matrices, noise, strict=True)
-                for index, (group, out, matrix, step) in enumerate(pairs):
-                    if not (group.dtype.is_floating_point or group.dtype.is_complex):
+                limit = None if low == 1.0 else rate[some].reshape(-1, 1) if isinstance(rate, Tensor) else rate
+                steps = self._draw_steps(keys[some], scale[some] if isinstance(scale, Tensor) else scale, limit)
+                for out, matrix, step in zip(values.matrices, self._values.matrices, steps, strict=True):
+                    if step is None:
                         out[some].copy_(matrix[some])
-                        continue
-                    if chance is not None:
-                        at = limit.to(matrix.device) if isinstance(limit, Tensor) else limit
-                        keep = chance[index].real >= at if chance[index].is_complex() else chance[index] >= at
-                        step = step.masked_fill_(keep, 0.0)
-                    torch.add(matrix[some], step, out=out[some])
+                    else:
+                        torch.add(matrix[some], step, out=out[some])
             self._restore(values, self._inert() | {place for place, flag in enumerate(self._flags) if not flag})
         return self._make_alike(values, self._count, self._copy_buffers())
+
+    def _draw_steps(self, keys: Tensor, scale: float | Tensor, limit: float | Tensor | None) -> Iterator[Tensor | None]:
+        """Iterate over the noise of each group, zero where a uniform number is not below `limit`; None for integers."""
+        noise = normal(self.layout, keys, scale)
+        chances = [None] * len(noise) if limit is None else uniform(self.layout, keys, stream=1)
+        for group, step, chance in zip(self.layout.groups, noise, chances, strict=True):
+            if not (group.dtype.is_floating_point or group.dtype.is_complex):
+                yield None
+                continue
+            if chance is not None and limit is not None:
+                at = limit.to(group.device) if isinstance(limit, Tensor) else limit
+                step.masked_fill_(chance.real >= at if chance.is_complex() else chance >= at, 0.0)
+            yield step
 
     def crossover(
         self,
@@ -146,14 +154,14 @@ class Variation(Indexing):
         generator: torch.Generator | None = None,
         seeds: Tensor | None = None,
     ) -> Self:
-        """Children of two populations, member by member. What has a name comes from what has that name in the parents.
+        """Return children of two populations, member by member; labels are aligned by name.
 
         Args:
             other: The second parents, as many as there are members.
-            kind: `"uniform"`: each value is the second parent's with probability `rate`; `"layer"`: each module's own
-                parameters and buffers together are; `"one_point"`: all values behind a random place are;
+            kind: `"uniform"`: each value is the second parent's with probability `rate`; `"layer"`: the direct parameters and
+                buffers of each module are, together; `"one_point"`: all values behind a random position are;
                 `"arithmetic"`: a random mean of both, with a weight in [0, 2 rate] for the second, one per member.
-            rate: See above.
+            rate: The probability or half the largest weight of the second parent, see `kind`.
             generator: Where the seeds come from; torch's own by default.
             seeds: One seed per member, instead of a generator.
 
@@ -191,16 +199,16 @@ class Variation(Indexing):
                 else:
                     torch.where(masks[index], theirs, ours, out=out)
             for name, chosen in from_second.items():
-                held = buffers[name]
-                pick = chosen.to(held.device).reshape(-1, *[1] * (held.dim() - 1))
-                buffers[name] = torch.where(pick, second_buffers[name], held)
+                buffer = buffers[name]
+                pick = chosen.to(buffer.device).reshape(-1, *[1] * (buffer.dim() - 1))
+                buffers[name] = torch.where(pick, second_buffers[name], buffer)
         return self._make_alike(values, self._count, buffers)
 
     def replace(self, index: Any, source: Any) -> None:
-        """Write other values and buffers into some members, which stay where they are.
+        """Copy other values and buffers into some members, in place.
 
         Args:
-            index: Which: indices, each once, or a mask.
+            index: The members: indices, each once, or a mask.
             source: A population of as many members, or one module for all of them.
 
         Raises:
@@ -226,33 +234,33 @@ class Variation(Indexing):
         if isinstance(source, Indexing):
             if len(source) != len(places):
                 raise StructureError(f"{len(places)} members cannot be replaced by {len(source)}")
-            matrices, held_buffers = match(self, source)
+            matrices, theirs = match(self, source)
             parts: list[Tensor] = [matrix.detach().clone() for matrix in matrices]
-            buffers = {name: held.clone() for name, held in held_buffers.items()}
+            buffers = {name: buffer.clone() for name, buffer in theirs.items()}
         elif isinstance(source, nn.Module):
-            matrices, held_buffers = match(self, source)
+            matrices, theirs = match(self, source)
             parts = [row.expand(len(places), -1) for row in matrices]
-            buffers = {name: held.detach().expand(len(places), *held.shape) for name, held in held_buffers.items()}
+            buffers = {name: buffer.detach().expand(len(places), *buffer.shape) for name, buffer in theirs.items()}
         else:
             raise TypeError(f"members are replaced by a Population or a module, not by a {type(source).__name__}")
-        shapes = [{name: held.shape[1:] for name, held in each.items()} for each in (self._buffers, buffers)]
+        shapes = [{name: buffer.shape[1:] for name, buffer in each.items()} for each in (self._buffers, buffers)]
         if shapes[0] != shapes[1]:
             name = dict(shapes[0].items() ^ shapes[1].items()).popitem()[0]
             raise StructureError(f"buffer {name!r} differs between the members and the source, or only one has it")
         for matrix, part in zip(self._values.matrices, parts, strict=True):
             matrix.index_copy_(0, places.to(matrix.device), part)
-        for name, held in self._buffers.items():
-            held.index_copy_(0, places.to(held.device), buffers[name].to(held.dtype))
+        for name, own in self._buffers.items():
+            own.index_copy_(0, places.to(own.device), buffers[name].to(own.dtype))
         self._mark_changed()
 
     def migrate(self, fitness: Tensor, islands: int, count: int = 1, maximize: bool = False) -> Tensor:
-        """Let the best members of each island replace the worst of the next, around a ring, in place.
+        """Replace the worst members of each island by the best of the one before, around a ring, in place.
 
-        The population is seen as `islands` of equal size, one after the other.
+        The population is divided into `islands` of equal size, one after the other.
 
         Args:
             fitness: One number per member; lower is better.
-            islands: How many islands.
+            islands: The number of islands.
             count: How many members leave each island.
             maximize: Whether higher is better.
 
@@ -277,7 +285,7 @@ class Variation(Indexing):
         size = self._count // islands
         if not 0 <= count <= size:
             raise ValueError(f"{count} members cannot leave an island of {size}")
-        # Ranks, so that NaN comes last on its island too.
+        # Sort by ranks, so that NaN comes last on its island too.
         rank = torch.empty(self._count, dtype=torch.int64, device=fitness.device)
         rank[selection.order(fitness, maximize)] = torch.arange(self._count, device=fitness.device)
         order = rank.reshape(islands, size).argsort(1) + torch.arange(islands, device=rank.device)[:, None] * size
@@ -311,13 +319,13 @@ class Variation(Indexing):
                     f"pop.template.set_param_config(operational=False, name={name!r})"
                 )
         with torch.no_grad(), torch.inference_mode(False):
-            made = Values(draw(self.layout, self._keys(generator, given), scale))
-            self._restore(made, self._inert())
+            values = Values(draw(self.layout, self._keys(generator, given), scale))
+            self._restore(values, self._inert())
             buffers = self._copy_buffers()
-        return self._make_alike(made, self._count, buffers)
+        return self._make_alike(values, self._count, buffers)
 
     def _masks(self, kind: str, rate: float, keys: Tensor) -> tuple[list[Tensor], Tensor | None, dict[str, Tensor]]:
-        """Which values come from the second parent: a mask per group, or a weight per member, and which buffers."""
+        """Return where values come from the second parent: a mask per group, or a weight per member, and masks of buffers."""
         layout = self.layout
         if kind == "uniform":
             return [chance.real < rate for chance in uniform(layout, keys)], None, {}

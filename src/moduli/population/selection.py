@@ -1,8 +1,8 @@
-"""Choosing members by fitness: functions of one number per member that return indices.
+"""Selection of members by fitness: functions of one number per member that return indices.
 
-Lower fitness is better, as with losses, unless `maximize` says otherwise. A fitness that is not a number ranks last, and
-a warning names the members it belongs to. `Population` has methods of the same names that return the chosen members;
-the indices are for whatever else belongs to a member, such as the state of an optimizer.
+Lower fitness is better, as with losses, unless `maximize` is set. NaN ranks last, and a warning names those members.
+`Population` has methods of the same names that return the chosen members; the indices are for other data of members, such as
+the state of an optimizer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["order", "roulette", "top", "tournament"]
 
 
 def ranked(fitness: Tensor, maximize: bool = False) -> Tensor:
-    """Fitness as costs: lower is better, and what is not a number costs infinitely much."""
+    """Return fitness as costs: lower is better, and NaN becomes infinity."""
     if fitness.dim() != 1:
         raise ValueError(f"fitness is one number per member; got shape {tuple(fitness.shape)}")
     if fitness.is_complex():
@@ -33,7 +33,7 @@ def ranked(fitness: Tensor, maximize: bool = False) -> Tensor:
 
 
 def order(fitness: Tensor, maximize: bool = False) -> Tensor:
-    """The indices of all members, best first; equals keep their order.
+    """Return the indices of all members, best first; equals keep their order.
 
     Args:
         fitness: One number per member.
@@ -46,17 +46,17 @@ def order(fitness: Tensor, maximize: bool = False) -> Tensor:
     """
     costs = ranked(fitness, maximize)
     by_cost = torch.argsort(costs, stable=True)
-    # Infinite costs are numbers; those that are none come after them.
+    # Members with NaN come after those with infinite costs.
     missing = torch.as_tensor(fitness).detach().isnan()[by_cost]
     return by_cost[torch.argsort(missing.to(torch.int8), stable=True)]
 
 
 def top(fitness: Tensor, k: int, maximize: bool = False) -> Tensor:
-    """The indices of the `k` best members, best first.
+    """Return the indices of the `k` best members, best first.
 
     Args:
         fitness: One number per member.
-        k: How many.
+        k: The number of members.
         maximize: Whether higher is better.
 
     Raises:
@@ -75,11 +75,11 @@ def top(fitness: Tensor, k: int, maximize: bool = False) -> Tensor:
 def tournament(
     fitness: Tensor, k: int, size: int = 2, maximize: bool = False, generator: torch.Generator | None = None
 ) -> Tensor:
-    """The indices of the winners of `k` tournaments, each between `size` members drawn with replacement.
+    """Return the indices of the winners of `k` tournaments, each between `size` members drawn with replacement.
 
     Args:
         fitness: One number per member.
-        k: How many tournaments.
+        k: The number of tournaments.
         size: How many members take part in each.
         maximize: Whether higher is better.
         generator: Where the randomness comes from; torch's own by default.
@@ -105,14 +105,14 @@ def tournament(
 
 
 def roulette(fitness: Tensor, k: int, maximize: bool = False, generator: torch.Generator | None = None) -> Tensor:
-    r"""The indices of `k` members drawn with replacement, in proportion to how much better than the worst they are.
+    r"""Return the indices of `k` members drawn with replacement, in proportion to how much better than the worst they are.
 
     The probability of member i is $p_i \propto |f_i - f_{worst}|$; the worst, and those whose fitness is NaN, are
     never drawn, unless all are equal, in which case all are equally likely.
 
     Args:
         fitness: One number per member.
-        k: How many.
+        k: The number of members.
         maximize: Whether higher is better.
         generator: Where the randomness comes from; torch's own by default.
 
@@ -129,7 +129,7 @@ def roulette(fitness: Tensor, k: int, maximize: bool = False, generator: torch.G
     finite = costs.isfinite()
     best = costs == -torch.inf
     if bool(best.any()):
-        # Nothing finite has a share beside an infinitely good member.
+        # Beside an infinitely good member, finite ones have probability zero.
         weights = best.double()
     else:
         worst = torch.where(finite, costs, torch.full_like(costs, -torch.inf)).amax() if len(costs) else costs.sum()

@@ -28,7 +28,7 @@ def optimum(case: Case) -> None:
     first = at.value()
     for i in range(case.steps):
         kit.step(case, opt, at)
-        # Looking at the loss costs as much as a step.
+        # Evaluating the loss costs as much as a step.
         if (i + 1) % 20 == 0 and at.value() <= case.tolerance:
             return
     last = at.value()
@@ -74,7 +74,7 @@ def _compare_with(form: str, case: Case) -> None:
             a = kit.optimizer(case, plain.subject, fuse=False)
         b = kit.optimizer(case, fused.subject)
         for i in range(4):
-            # Step by step, so that a difference is of one step and not of what it grows to.
+            # Parameters are copied before each step, so that differences do not accumulate.
             with torch.no_grad():
                 for x, y in zip(plain.params, fused.params, strict=True):
                     y.copy_(x)
@@ -87,13 +87,13 @@ def _compare_with(form: str, case: Case) -> None:
             kit.expect_same(f"step {i + 1} in {dtype}:", fused.params, plain.params, tolerance)
 
 
-# The fused pass, compiled and without a compiler, equals the links one by one.
+# The fused pass, with and without a compiler, equals the links one by one.
 kit.LAWS |= {f"fused_{form}": functools.partial(_compare_with, form) for form in ("eager", "c")}
 
 
 @kit.law
 def pieces(case: Case) -> None:
-    """One tensor and its pieces give the same steps."""
+    """One tensor, and the same numbers split into several tensors, give the same steps."""
     if not case.pieces:
         raise NotApplicable("its step depends on the shapes of the parameters")
     whole, parts = kit.problem(case, ((7,),)), kit.problem(case, ((2,), (1, 3), (2, 1)))
@@ -104,7 +104,7 @@ def pieces(case: Case) -> None:
 
 @kit.law
 def closures(case: Case) -> None:
-    """Closures of every kind, and no closure, give the same step; what can't be given is refused in a sentence."""
+    """Closures of every kind, and no closure, give the same step; a step without a needed closure raises ClosureError."""
     evaluates = {need for need in kit.needs(case.links()) if need.evaluates}
     graph = any(need.graph for need in evaluates) or case.target == "least squares"
 
@@ -143,15 +143,15 @@ def closures(case: Case) -> None:
 
 
 def _copy_numbers(tree: Any) -> list[Tensor]:
-    """Copies of the numbers that a nested value holds, to compare with; random generators are meant to change."""
+    """Return copies of the numbers in a nested value, without random generators, whose state may change."""
     leaves = pytree.tree_leaves(tree)
     return [torch.as_tensor(leaf).detach().clone() for leaf in leaves if isinstance(leaf, Tensor | int | float)]
 
 
 def _parts(links: list[Module], half: str) -> list[Module]:
-    """The links that have this half of a step themselves; a chain has those of its links.
+    """Return the links that implement this half of a step; a chain has those of its links.
 
-    What a link learns from the points that it tries (a line search, a trust region) it can only learn while it is applied.
+    Links that evaluate closures (line searches, trust regions) update their state while they are applied, so they have no half.
     """
     return [
         link
@@ -168,7 +168,7 @@ def _check_halves(case: Case, half: str, watched: Callable[..., Any]) -> None:
     at = kit.problem(case)
     opt = kit.optimizer(case, at.subject, fuse=False)
     for link in _parts(opt.modules, half):
-        # Around this half of the step, where the link's own step calls it.
+        # Replace the method that the link's step calls for this half.
         name = f"{half}_states" if isinstance(link, Transform) else half
         setattr(link, name, functools.partial(watched, link, getattr(link, name)))
     kit.step(case, opt, at, 3)
@@ -179,10 +179,10 @@ def learning(case: Case) -> None:
     """`update` does not change the update."""
 
     def check_hook(link: Module, learn: Callable[..., None], objective: Objective, *lists: Any) -> None:
-        given, untouched = list(objective.peek_updates()), objective.updates is None
-        before = kit.snapshot(given)
+        updates, untouched = list(objective.peek_updates()), objective.updates is None
+        before = kit.snapshot(updates)
         learn(objective, *lists)
-        for now in (given, given if untouched and objective.updates is None else objective.get_updates()):
+        for now in (updates, updates if untouched and objective.updates is None else objective.get_updates()):
             kit.expect_same(f"{type(link).__name__} changes the update while it learns:", now, before)
 
     _check_halves(case, "update", check_hook)
@@ -190,22 +190,22 @@ def learning(case: Case) -> None:
 
 @kit.law
 def applying(case: Case) -> None:
-    """`apply` does not change what the link has learnt, so that it may be called again."""
+    """`apply` does not change the state of the link, so that it may be called again."""
 
     def check_hook(link: Module, apply: Callable[..., Objective], objective: Objective, *lists: Any) -> Objective:
-        def learnt() -> list[Tensor]:
+        def copy_state() -> list[Tensor]:
             return _copy_numbers([[dict(row) for row in link.state.values()], link.global_state])
 
-        before = learnt()
+        before = copy_state()
         out = apply(objective, *lists)
-        kit.expect_same(f"{type(link).__name__} changes what it has learnt when it is applied:", learnt(), before)
+        kit.expect_same(f"{type(link).__name__} changes what it has learnt when it is applied:", copy_state(), before)
         return out
 
     _check_halves(case, "apply", check_hook)
 
 
 def _descend(links: Sequence[Module], start: Sequence[Tensor]) -> Tensor:
-    """A number that depends on where some steps down a smooth function end."""
+    """Return a smooth scalar function of the parameters after three steps."""
     torch.manual_seed(0)
     params, state = start, functional.init(links, start)
     for _ in range(3):
@@ -215,7 +215,7 @@ def _descend(links: Sequence[Module], start: Sequence[Tensor]) -> Tensor:
 
 @kit.law
 def differentiable(case: Case) -> None:
-    """Gradients through steps, of parameters and of settings, are those of differences; or the chain refuses."""
+    """Gradients through steps, of parameters and of settings, equal finite differences; or the chain raises ChainError."""
     if case.members or any(need.evaluates for need in kit.needs(case.links())):
         raise NotApplicable("a pure step has no closure to evaluate")
     start = kit.snapshot(kit.problem(case).params)
@@ -230,12 +230,12 @@ def differentiable(case: Case) -> None:
     for name, key, value in list_numbers(case.links()):
 
         def end(t: Tensor, name: str = name, key: str = key, value: float = value) -> Tensor:
-            """The end where a setting is a part t larger."""
-            made = case.links()
-            for link in named_links(made, name):
+            """Return `_descend` with a setting that is larger by a factor of 1 + t."""
+            links = case.links()
+            for link in named_links(links, name):
                 if key in link.defaults:
                     link.defaults[key] = value + t * (value or 0.01)
-            return _descend(made, start) + 0 * t
+            return _descend(links, start) + 0 * t
 
         zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
         _check_derivative(f"{name}.{key}", end, [zero], 1e-5)

@@ -8,13 +8,13 @@ from typing import Any
 from ..lab import parse
 from ..lab.catalogue import make_links
 from ..optim import Module
-from . import _agreement, _endurance, _settings, _subjects  # noqa: F401 - each enters its laws
+from . import _agreement, _endurance, _settings, _subjects  # noqa: F401 - each registers its laws
 from ._problems import LAWS, Case, LawError, NotApplicable
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `check_link` found: the laws that hold, and those that do not apply, with the reason.
+    """The result of `check_link`: the laws that hold, and those that do not apply, with the reason.
 
     Example:
         >>> from moduli.testing import Report
@@ -28,20 +28,22 @@ class Report:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        held, left = len(self.held), len(self.skipped)
-        head = f"{self.name}: {held} law{'s hold' if held != 1 else ' holds'}, {left} do{'es' * (left == 1)} not apply"
+        count, left = len(self.held), len(self.skipped)
+        head = (
+            f"{self.name}: {count} law{'s hold' if count != 1 else ' holds'}, {left} do{'es' * (left == 1)} not apply"
+        )
         return "\n".join([head, *(f"  {law}: {why}" for law, why in self.skipped.items())])
 
 
 def check_law(case: Case, law: str) -> str | None:
-    """Put a case under one law.
+    """Check one law for a case.
 
     Args:
-        case: The link and what may be expected of it.
+        case: The link and its expected properties.
         law: The name of the law, one of `LAWS`.
 
     Returns:
-        None where the law holds, the reason where it does not apply.
+        None if the law holds, the reason if it does not apply.
 
     Raises:
         LawError: The link breaks the law.
@@ -74,15 +76,15 @@ def check_link(
     laws: Iterable[str] | None = None,
     **options: Any,
 ) -> Report:
-    """Put a link of your own under the laws that all links of moduli obey.
+    """Check the laws that all links of moduli obey for another link.
 
     Args:
         factory: Makes the link, or the smallest chain with it that is an optimizer; new links at each call. Or that chain as
             text, ``"SoftSign | LR(0.01)"``, with names of the catalogue, of other packages, and of files (``mine.py:SoftSign``).
-        name: What to call it in messages; by default the class names.
+        name: The name in messages; by default the class names.
         laws: The laws to check; by default all of them.
-        **options: What may be expected of it, as for `Case`: `target`, `steps`, `tolerance`, `reference`, `closure`,
-            `random`, `pieces`, `population`, `complex`, `half`, `members`, `skip`.
+        **options: Expected properties, as for `Case`: `target`, `steps`, `tolerance`, `reference`, `closure`, `random`,
+            `pieces`, `population`, `complex`, `half`, `members`, `skip`.
 
     Returns:
         The laws that hold, and those that do not apply, with the reason.
@@ -108,7 +110,7 @@ def check_link(
         factory = partial(make_links, parse(factory))
     title = name if name is not None else " | ".join(type(link).__name__ for link in Case("", factory).links())
     case = Case(title, factory, **options)
-    held: list[str] = []
+    valid: list[str] = []
     skipped: dict[str, str] = {}
     broken: list[LawError] = []
     for law in LAWS if laws is None else laws:
@@ -118,9 +120,9 @@ def check_link(
             broken.append(error)
             continue
         if reason is None:
-            held.append(law)
+            valid.append(law)
         else:
             skipped[law] = reason
     if broken:
         raise LawError("\n".join(map(str, broken))) from broken[0]
-    return Report(title, tuple(held), skipped)
+    return Report(title, tuple(valid), skipped)

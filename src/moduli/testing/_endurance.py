@@ -1,4 +1,4 @@
-"""Laws about endurance: errors undo the step, nothing leaks, and what is restored goes on as if nothing had happened."""
+"""Laws about long runs: errors undo the step, nothing leaks, and restored runs continue bit for bit."""
 
 import contextlib
 import copy
@@ -28,7 +28,7 @@ def errors(case: Case) -> None:
     """Whichever evaluation raises, parameters and state are those of the step's start, and the next step works."""
 
     def attempt(fail_at: int) -> tuple[int, kit.LawProblem, Optimizer, tuple[list[Tensor], Any]]:
-        """A third step, whose evaluation of this number raises."""
+        """Run two steps and a third one whose evaluation number `fail_at` raises."""
         at = kit.problem(case)
         opt = kit.optimizer(case, at.subject)
         for _ in range(2):
@@ -59,17 +59,23 @@ def errors(case: Case) -> None:
 
 
 def _find_change(before: Any, after: Any, path: str = "") -> str | None:
-    """Return the path of the first difference between two state dicts, None where they are equal."""
+    """Return the path of the first difference between two state dicts, None if they are equal."""
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         same = before.shape == after.shape and torch.equal(before.nan_to_num(), after.nan_to_num())
         return None if same else path
-    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
-        pairs: Iterable[tuple[Any, Any, Any]] = ((key, value, after[key]) for key, value in before.items())
-    elif isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
-        pairs = ((i, *pair) for i, pair in enumerate(zip(before, after, strict=True)))
-    else:
+    pairs = _pair_items(before, after)
+    if pairs is None:
         return None if type(before) is type(after) and before == after else path
-    return next((found for key, a, b in pairs if (found := _find_change(a, b, f"{path}/{key}"))), None)
+    return next((change for key, a, b in pairs if (change := _find_change(a, b, f"{path}/{key}"))), None)
+
+
+def _pair_items(before: Any, after: Any) -> Iterable[tuple[Any, Any, Any]] | None:
+    """Iterate over (key, item before, item after) of containers with equal keys or lengths; None for other values."""
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        return ((key, value, after[key]) for key, value in before.items())
+    if isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
+        return ((i, *pair) for i, pair in enumerate(zip(before, after, strict=True)))
+    return None
 
 
 def _count_alive() -> tuple[int, int, int]:
@@ -89,17 +95,17 @@ def leaks(case: Case, steps: int = 1000) -> None:
     def go() -> tuple[int, int, int]:
         for i in range(steps // 2):
             kit.step(case, opt, at)
-            if i % 20 == 19:  # at the optimum a line search has nothing to do
+            if i % 20 == 19:  # restart, because a line search takes no steps at the optimum
                 with torch.no_grad():
                     at.params[0].copy_(start[0])
         at.params[0].grad = None
         return _count_alive()
 
     gc.collect()
-    gc.freeze()  # what was there before is not looked at
+    gc.freeze()  # excludes existing objects from the count
     try:
         before = go()
-        for _ in range(2):  # what is kept once (an import, a cache) is no leak: a leak goes on
+        for _ in range(2):  # one increase may be an import or a cache; a leak continues
             now = go()
             tensors, size, objects = (b - a for a, b in zip(before, now, strict=True))
             if tensors <= 8 and size <= 4096 and objects <= 250:
@@ -146,7 +152,7 @@ def _put(params: Iterable[Tensor], values: Sequence[Tensor]) -> None:
 def _resume(
     case: Case, at: kit.LawProblem, opt: Optimizer, order: Callable[[Any], Any] = lambda named: named
 ) -> tuple[kit.LawProblem, Optimizer]:
-    """The problem where it stands, and a new optimizer with the state of the old one, from a file."""
+    """Return a copy of the problem, and a new optimizer with the state of the old one, passed through a file."""
     other = kit.problem(case)
     _put(other.params, at.params)
     resumed = kit.optimizer(case, order(_name_params(other)))
@@ -156,7 +162,7 @@ def _resume(
 
 @kit.law
 def saved(case: Case) -> None:
-    """`state_dict` goes through torch.save and torch.load(weights_only=True), and the run goes on bit by bit."""
+    """`state_dict` passes through torch.save and torch.load(weights_only=True), and the run continues bit for bit."""
     at, opt = _begin(case)
     other, resumed = _resume(case, at, opt)
     kit.expect_same("resumed from a file,", _go_on(case, resumed, other), _go_on(case, opt, at))
@@ -166,7 +172,7 @@ def saved(case: Case) -> None:
 
 @kit.law
 def loaded_in_place(case: Case) -> None:
-    """Loading an earlier state into the optimizer that made it goes back to that point."""
+    """Loading an earlier state into the same optimizer restarts from that point."""
     at, opt = _begin(case)
     state, start = copy.deepcopy(opt.state_dict()), kit.snapshot(at.params)
     expected = _go_on(case, opt, at)
@@ -184,39 +190,39 @@ def _expect_twin(case: Case, copied: Callable[[Any], Any]) -> None:
     other = kit.problem(case)
     other.subject = subject
     before = kit.snapshot(at.params)
-    found = _go_on(case, twin, other)
+    continued = _go_on(case, twin, other)
     kit.expect_same("a step of the copy moved the original:", at.params, before)
-    kit.expect_same("the copy goes on differently:", found, _go_on(case, opt, at))
+    kit.expect_same("the copy goes on differently:", continued, _go_on(case, opt, at))
 
 
 @kit.law
 def deepcopied(case: Case) -> None:
-    """A deep copy goes on bit by bit, and is independent."""
+    """A deep copy continues bit for bit, and is independent."""
     _expect_twin(case, copy.deepcopy)
 
 
 @kit.law
 def pickled(case: Case) -> None:
-    """So does what comes out of pickle."""
-    _expect_twin(case, lambda thing: pickle.loads(pickle.dumps(thing)))  # our own bytes
+    """A copy by pickle continues bit for bit, and is independent."""
+    _expect_twin(case, lambda thing: pickle.loads(pickle.dumps(thing)))  # bytes from this process
 
 
 @kit.law
 def reordered(case: Case) -> None:
-    """State is by name: loaded into parameters in another order, the run goes on."""
+    """State is loaded by name: with parameters in another order, the run continues."""
     at, opt = _begin(case)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         other, resumed = _resume(case, at, opt, lambda named: list(reversed(named)))
-    found = _go_on(case, resumed, other)
+    continued = _go_on(case, resumed, other)
     # Random draws, and sums over one vector, follow the order of the parameters.
     if not case.random:
-        kit.expect_same("with the parameters in another order", found, _go_on(case, opt, at), 1e-9)
+        kit.expect_same("with the parameters in another order", continued, _go_on(case, opt, at), 1e-9)
 
 
 @kit.law
 def grown(case: Case) -> None:
-    """Parameters may be added between steps and before loading; what is known goes on, what is new starts fresh."""
+    """Parameters may be added between steps and before loading; the others keep their state, new ones start fresh."""
     at, opt = _begin(case)
     state = _pass_through_file(opt.state_dict())
     extra = kit.problem(case, ((3, 2), (4,), (2,)))

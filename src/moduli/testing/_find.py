@@ -1,4 +1,4 @@
-"""The links of a package, and what may be expected of a link that nothing is said about."""
+"""The links of a package, and the default `Case` of a link."""
 
 import importlib
 import inspect
@@ -14,7 +14,7 @@ def find_links(package: str) -> list[type[Module]]:
     """Return the public links that a package defines, in the order of its modules.
 
     Args:
-        package: The name of a package or module, which is imported with all that is inside it.
+        package: The name of a package or module, which is imported with all submodules.
 
     Raises:
         ImportError: The package, or a module inside it, can't be imported.

@@ -1,6 +1,6 @@
 """The report about the accelerator of this machine: numbers against the host, and times.
 
-Nothing here has ever run on one where it was written, so a report is worth pasting into an issue.
+The authors had no accelerator to run this on, so reports in issues are welcome.
 """
 
 import importlib.util
@@ -35,18 +35,18 @@ _NEAR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.b
 
 
 def make_chain() -> list[Module]:
-    """Clip, Adam, decay and a learning rate: the chain that is counted and timed."""
+    """Return the chain that is compared and timed: clipping, Adam, decay and a learning rate."""
     return [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.01), m.LR(1e-3)]
 
 
 def name_device() -> str | None:
-    """The accelerator of this machine; None where there is none."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None else found.type
+    """Return the type of this machine's accelerator; None if there is none."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
 
 
 def make_parameters(shapes: Sequence[tuple[int, ...]], device: str) -> list[nn.Parameter]:
-    """Parameters with gradients, of any numbers."""
+    """Return uninitialised parameters with gradients."""
     params = [nn.Parameter(torch.empty(shape, device=device)) for shape in shapes]
     for param in params:
         param.grad = torch.empty(param.shape, device=device)
@@ -54,12 +54,12 @@ def make_parameters(shapes: Sequence[tuple[int, ...]], device: str) -> list[nn.P
 
 
 def step_own(params: list[nn.Parameter]) -> Callable[[], Any]:
-    """A step of the chain."""
+    """Return a function that takes a step of the chain."""
     return Optimizer(params, *make_chain()).step
 
 
 def step_torchs(params: list[nn.Parameter]) -> Callable[[], Any]:
-    """The same of torch."""
+    """Return a function that takes the same step with torch's optimizer."""
     optimizer = torch.optim.AdamW(params, foreach=True)
 
     def step() -> None:
@@ -70,7 +70,7 @@ def step_torchs(params: list[nn.Parameter]) -> Callable[[], Any]:
 
 
 def _count(title: str, compared: Iterable[tuple[str, Tensor, Tensor, float]]) -> list[str]:
-    """A line for each (name, numbers here, numbers there, tolerance) that differs, and how many agree."""
+    """Return a line for each (name, numbers here, numbers there, tolerance) that differs, and the count of the others."""
     count, lines = 0, []
     for name, here, there, near in compared:
         count += 1
@@ -81,7 +81,7 @@ def _count(title: str, compared: Iterable[tuple[str, Tensor, Tensor, float]]) ->
 
 
 def _compare_operations(device: str, names: Sequence[str] | None = None) -> Iterator[tuple[str, Tensor, Tensor, float]]:
-    """Every operation of the kernels table on the device against the same function on the host."""
+    """Iterate over (name, on the host, on the device, tolerance) of every operation of the kernels table."""
     points = torch.randn(3, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for roles, table in enumerate((ONE, TWO, THREE), 1):
         for function in table:
@@ -98,14 +98,14 @@ def _compare_operations(device: str, names: Sequence[str] | None = None) -> Iter
 
 
 def _fuse(function: Callable[..., Tensor], roles: int) -> Callable[..., Any]:
-    """Fused, with a name for each of its lists: the functions of torch have no signature that says how many there are."""
+    """Return a function of torch fused; a lambda declares the number of its lists, since torch's functions have no signature."""
     if roles == 1:
         return kernels.fuse(lambda x: function(x))
     return kernels.fuse((lambda x, y: function(x, y)) if roles == 2 else (lambda x, y, z: function(x, y, z)))
 
 
 def _compare_links(device: str, names: Sequence[str] | None = None) -> Iterator[tuple[str, Tensor, Tensor, float]]:
-    """Every link of the catalogue on the device against the host; not those that draw, or need another problem."""
+    """Iterate over (name, on the host, on the device, tolerance) of every deterministic link that fits the problem."""
     chains: dict[str, Callable[[], list[Module]]] = {"clip, Adam, decay, lr": make_chain}
     links = {name: getattr(m, name) for name in (m.__all__ if names is None else names) if not name.startswith("Print")}
     for name, link in links.items():
@@ -118,7 +118,7 @@ def _compare_links(device: str, names: Sequence[str] | None = None) -> Iterator[
 
 
 def _take_steps(make: Callable[[], list[Module]], place: str, seed: int) -> Tensor:
-    """Where five steps end; infinity where the chain needs arguments, a population, residuals or a child."""
+    """Return the parameters after five steps; infinity if the chain needs arguments, a population, residuals or a child."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, generator=generator).to(place)) for shape in ((33, 7), (5,), ())]
@@ -133,8 +133,8 @@ def _take_steps(make: Callable[[], list[Module]], place: str, seed: int) -> Tens
             optimizer.step(closure(measure))
     except (TypeError, ValueError, RuntimeError):
         return torch.tensor(torch.inf)
-    found = torch.cat([param.detach().cpu().reshape(-1) for param in params])
-    return found.nan_to_num(nan=-7.0)  # the root of a negative number is none on either
+    values = torch.cat([param.detach().cpu().reshape(-1) for param in params])
+    return values.nan_to_num(nan=-7.0)  # so that NaN on both devices compares equal
 
 
 def _report_times(device: str) -> list[str]:
@@ -142,7 +142,7 @@ def _report_times(device: str) -> list[str]:
     for name, shapes in WORKLOADS.items():
         elements = sum(torch.Size(shape).numel() for shape in shapes)
         for label, make in (("moduli", step_own), ("torch, foreach", step_torchs)):
-            # It waits for the device before it looks at the clock.
+            # Timer synchronises with the device before it reads the clock.
             timer = Timer("step()", globals={"step": make(make_parameters(shapes, device))})
             middle = timer.blocked_autorange(min_run_time=1.0).median
             lines.append(f"  {name:18}{label:16}{1e3 * middle:8.3f}  {32 * elements / middle / 1e9:8.1f} GB/s")
@@ -150,7 +150,7 @@ def _report_times(device: str) -> list[str]:
 
 
 def report() -> int:
-    """Print the report; the number of what failed is the exit code."""
+    """Print the report; return the number of differences as the exit code."""
     device = name_device()
     has = importlib.util.find_spec("triton") is not None
     lines = [

@@ -1,4 +1,4 @@
-"""What a law is told about a link, small problems with known optima, and ways to run a chain on them."""
+"""`Case`, the expected properties of a link; small problems with known optima; functions to run chains on them."""
 
 import contextlib
 import functools
@@ -28,29 +28,29 @@ class LawError(AssertionError):
 
 
 class NotApplicable(Exception):
-    """Raised by a law that says nothing about this link; the text is the reason."""
+    """Raised by a law that does not apply to a link; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One link, in the smallest chain that makes it an optimizer, and what may be expected of it.
+    """One link, in the smallest chain that makes it an optimizer, and its expected properties.
 
     Args:
-        name: What reports and tests print.
+        name: The name in reports and tests.
         make: Makes new links at each call, the chain in order.
-        steps: How many steps it may take on its target problem.
+        steps: The most steps on its target problem.
         target: The problem it must solve: "bowl" (a convex quadratic), "rosenbrock", "least squares" (the closure
             returns residuals), or "" for a link that is no optimizer by itself (then only the structural laws apply).
-        tolerance: How near to the optimum's value it must come.
+        tolerance: The largest final loss on its target problem.
         reference: An independent implementation: a function of the parameters that returns a torch optimizer, or a
-            function `(params, grads, memory, step) -> None` that moves the parameters by the formula written out
-            (memory is a dictionary of its own), to be equalled to 1e-10 in float64.
+            function `(params, grads, memory, step) -> None` that moves the parameters by explicit formulas (memory is a
+            dictionary for its state). Both must agree to 1e-10 in float64.
         closure: Whether a step needs a closure (line searches, second order); otherwise it also runs on `.grad` alone.
         random: Whether a step draws random numbers (then equalities use a fixed seed).
-        pieces: Whether one tensor and its pieces give the same step (elementwise and concatenating links).
+        pieces: Whether one tensor and its split give the same step (elementwise and concatenating links).
         population: Whether it runs on a population as N separate optimizers would.
-        members: For links that move the members of a population relative to each other: how many members the population
-            has that every law gives them; 0 gives them one model. The best member must solve the target problem.
+        members: For links that move the members of a population relative to each other: the number of members of the
+            population in every law; 0 for one model. The best member must solve the target problem.
         complex: Whether it takes complex parameters.
         half: Whether it takes half-precision parameters.
         skip: Laws that do not apply, by name, each with the reason.
@@ -85,12 +85,12 @@ class Case:
         return self.name
 
     def links(self) -> list[Module]:
-        """New links."""
-        made = self.make()
-        return [made] if isinstance(made, Module) else list(made)
+        """Return new links."""
+        links = self.make()
+        return [links] if isinstance(links, Module) else list(links)
 
     def fail(self, law: str, what: str) -> LawError:
-        """The error for a broken law."""
+        """Return the error for a broken law."""
         return LawError(f"{self.name} breaks the law {law!r}: {what}")
 
 
@@ -105,10 +105,10 @@ class LawProblem:
         dtype: Of the parameters.
         kind: "bowl" (residuals are linear), "rosenbrock" (two unknowns), or "bent" (smooth, not quadratic, coupled).
         residuals: Whether closures return the residuals instead of the loss.
-        members: How many members a population has that begin at different points, with a loss for each; 0 is one model.
+        members: The number of members of a population, which start at different points; 0 is one model.
 
     Attributes:
-        subject: What an optimizer is made for: the parameters, or the population.
+        subject: The first argument of an optimizer: the parameters, or the population.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class LawProblem:
         wide = torch.complex128 if dtype.is_complex else torch.float64
 
         def draw(generator: torch.Generator) -> list[nn.Parameter]:
-            pieces = torch.split(torch.randn(count, generator=generator, dtype=wide), sizes)
-            return [nn.Parameter(piece.reshape(shape).to(dtype)) for piece, shape in zip(pieces, shapes, strict=True)]
+            parts = torch.split(torch.randn(count, generator=generator, dtype=wide), sizes)
+            return [nn.Parameter(part.reshape(shape).to(dtype)) for part, shape in zip(parts, shapes, strict=True)]
 
         self.subject = draw(generator)
         self.optimum = torch.randn(count, generator=generator, dtype=wide).to(dtype)
@@ -150,19 +150,19 @@ class LawProblem:
         return list(self.subject.parameters()) if self.members else self.subject
 
     def flat(self) -> Tensor:
-        """All parameters as one tensor, or a row for each member."""
+        """Return all parameters as one tensor, or a row for each member."""
         rows = (self.members,) if self.members else ()
         return torch.cat([param.detach().reshape(*rows, -1) for param in self.params], -1)
 
     def residuals(self) -> Tensor:
-        """The residuals."""
+        """Return the residuals."""
         if self.kind == "rosenbrock":
             x, y = self.params[0]
             return torch.stack([2**0.5 * (1 - x), 200**0.5 * (y - x * x)])
         return self.residuals_at(self.params)
 
     def residuals_at(self, params: Iterable[Tensor]) -> Tensor:
-        """The residuals of other parameters."""
+        """Return the residuals of other parameters."""
         flat = torch.cat([param.reshape(-1) for param in params])
         error = self.scale * (flat - self.optimum)
         if self.kind == "bowl" or not flat.numel():
@@ -170,23 +170,23 @@ class LawProblem:
         return error + 0.1 * torch.sin(error + torch.roll(error, 1))
 
     def loss(self) -> Tensor:
-        """Half their squared norm, of each member."""
+        """Return half the squared norm of the residuals, of each member."""
         if not self.members:
             return half_square(self.residuals())
-        found: Tensor = self.subject.losses(lambda net: net())
-        return found
+        losses: Tensor = self.subject.losses(lambda net: net())
+        return losses
 
     def value(self) -> float:
-        """The loss as a number, of the best member."""
+        """Return the loss as a number, of the best member."""
         with torch.no_grad():
             return float(self.loss().min())
 
     def answer(self) -> Tensor:
-        """What the closure returns."""
+        """Return the value of the closure: the residuals, or the loss."""
         return self.residuals() if self.returns_residuals else self.loss()
 
     def closure(self) -> Closure:
-        """The closure in the form that every chain takes."""
+        """Return the closure in the form that every chain takes."""
         return closure(self.answer)
 
     def backward(self) -> None:
@@ -197,13 +197,13 @@ class LawProblem:
             torch.autograd.backward(self.loss().sum())
 
 
-def half_square(found: Tensor) -> Tensor:
-    """Half the squared norm."""
-    return 0.5 * (found.abs() ** 2).sum() if found.is_complex() else 0.5 * (found * found).sum()
+def half_square(values: Tensor) -> Tensor:
+    """Return half the squared norm."""
+    return 0.5 * (values.abs() ** 2).sum() if values.is_complex() else 0.5 * (values * values).sum()
 
 
 class LawModel(nn.Module):
-    """Parameters of a problem as a model: calling it gives the loss."""
+    """The parameters of a problem as a model, whose forward pass returns the loss."""
 
     def __init__(self, at: LawProblem, params: Iterable[nn.Parameter]) -> None:
         super().__init__()
@@ -211,22 +211,22 @@ class LawModel(nn.Module):
         self.measure = at.residuals_at
 
     def forward(self) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return half_square(self.measure(self.held))
 
 
 def problem(case: Case, shapes: Sequence[tuple[int, ...]] = SHAPES, **options: Any) -> LawProblem:
-    """The problem for structural laws: of the kind that the link's closure asks for."""
+    """Return the problem for structural laws, whose closure is of the kind that the link needs."""
     return LawProblem(shapes, residuals=case.target == "least squares", members=case.members, **options)
 
 
 def needs(links: Sequence[Module]) -> frozenset[Need]:
-    """What a chain needs."""
+    """Return the needs of a chain."""
     return frozenset().union(*(link.all_needs() for link in links))
 
 
 def optimizer(case: Case, params: Any, **options: Any) -> Optimizer:
-    """A new optimizer of the case's chain, random numbers from their beginning."""
+    """Seed torch and return a new optimizer of the case's chain."""
     torch.manual_seed(0)
     if case.members and not isinstance(params, Population):
         raise NotApplicable("a population says itself what its parameters are")
@@ -234,7 +234,14 @@ def optimizer(case: Case, params: Any, **options: Any) -> Optimizer:
 
 
 def step(case: Case, opt: torch.optim.Optimizer, at: LawProblem, steps: int = 1) -> None:
-    """Some steps, with a closure where the case needs one."""
+    """Take steps, with a closure if the case needs one.
+
+    Args:
+        case: The case.
+        opt: The optimizer.
+        at: The problem.
+        steps: The number of steps.
+    """
     for _ in range(steps):
         if case.closure or case.target == "least squares":
             opt.step(at.closure())
@@ -244,7 +251,14 @@ def step(case: Case, opt: torch.optim.Optimizer, at: LawProblem, steps: int = 1)
 
 
 def run(case: Case, at: LawProblem, steps: int, **options: Any) -> Optimizer:
-    """Run a new optimizer for some steps."""
+    """Run a new optimizer for some steps, and return it.
+
+    Args:
+        case: The case.
+        at: The problem.
+        steps: The number of steps.
+        options: Those of `Optimizer`.
+    """
     opt = optimizer(case, at.subject, **options)
     step(case, opt, at, steps)
     return opt
@@ -256,7 +270,14 @@ def trial(
     groups: Any = None,
     change: Callable[[Optimizer], None] | None = None,
 ) -> list[Tensor]:
-    """Where three steps lead: with these groups, after a change of the optimizer."""
+    """Return the parameters after three steps of a new optimizer.
+
+    Args:
+        case: The case.
+        at: The problem; by default a new one.
+        groups: The parameter groups; by default the problem's subject.
+        change: Called with the optimizer before the steps.
+    """
     at = problem(case) if at is None else at
     opt = optimizer(case, at.subject if groups is None else groups)
     if change is not None:
@@ -267,19 +288,25 @@ def trial(
 
 
 def all_links(links: Sequence[Module]) -> Iterator[Module]:
-    """The links, and all inside them."""
+    """Iterate over the links, and all inside them."""
     for top in links:
         for _, link in top.links():
             yield link
 
 
 def snapshot(params: Sequence[Tensor]) -> list[Tensor]:
-    """Copies."""
+    """Return detached copies."""
     return [param.detach().clone() for param in params]
 
 
 def same(first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float = 0.0) -> str | None:
-    """None where the lists agree (relative to their size; 0: bit by bit), else where they differ."""
+    """Return a sentence about the first difference of two lists of tensors, None if they agree.
+
+    Args:
+        first: One list.
+        second: The other.
+        tolerance: The largest difference relative to the size of the values; 0 for bitwise equality.
+    """
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
         a, b = a.detach(), b.detach()
         if a.shape != b.shape or a.dtype is not b.dtype:
@@ -298,36 +325,43 @@ def have_moved(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def expect(holds: bool, otherwise: str) -> None:
-    """Break the law unless something holds; the sentence says what is the case otherwise."""
+    """Raise LawError with the sentence `otherwise` unless a condition holds."""
     if not holds:
         raise LawError(otherwise)
 
 
 def expect_same(what: str, first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float = 0.0) -> None:
-    """Break the law where two lists of tensors differ; the sentence begins with what they are."""
+    """Raise LawError if two lists of tensors differ.
+
+    Args:
+        what: The start of the sentence: what is compared.
+        first: One list.
+        second: The other.
+        tolerance: As for `same`.
+    """
     gap = same(first, second, tolerance)
     expect(gap is None, f"{what} {gap}")
 
 
 def expect_finite(what: str, params: Iterable[Tensor]) -> None:
-    """Break the law where a parameter is not finite; the sentence begins with what they are."""
+    """Raise LawError if a parameter is not finite; `what` is the start of the sentence."""
     finite = all(bool(torch.isfinite(param.detach()).all()) for param in params)
     expect(finite, f"{what} became infinite or NaN")
 
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Inside the block kernels take this form: "c", "triton", "foreach" or "plain"."""
+    """Select the backend of kernels inside of the block: "c", "triton", "foreach" or "plain"."""
     with mock.patch.dict(os.environ, MODULI_KERNELS=name):
         yield
 
 
 LAWS: dict[str, Callable[[Case], None]] = {}
-"""Every law by name: functions of a `Case` that raise a `LawError` where the link breaks them."""
+"""Every law by name: functions of a `Case` that raise a `LawError` if the link breaks them."""
 
 
 def law(check: Callable[[Case], None]) -> Callable[[Case], None]:
-    """Enter a law into the book; those that are not about compiled kernels do not wait for the compiler."""
+    """Register a law, which runs without compiled kernels so that it does not wait for the compiler."""
 
     @functools.wraps(check)
     def check_eagerly(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Laws about settings: groups and schedules are obeyed, new numbers need no new kernel, and nonsense is refused."""
+"""Laws about settings: groups and schedules are obeyed, new numbers need no new kernel, and invalid values raise."""
 
 import contextlib
 import functools
@@ -16,18 +16,18 @@ from ._problems import Case, LawError, NotApplicable
 
 
 def _list_settings(links: Sequence[Module]) -> Iterator[tuple[Module, str, Any]]:
-    """(link, setting, value) of every setting that is a number or a choice of two, once for each class."""
+    """Iterate over (link, setting, value) of every number or boolean setting, once for each class."""
     seen = set()
     for link in kit.all_links(links):
         for key, value in link.defaults.items():
-            found = (type(link), key)
-            if found not in seen and isinstance(value, bool | int | float):
-                seen.add(found)
+            setting = (type(link), key)
+            if setting not in seen and isinstance(value, bool | int | float):
+                seen.add(setting)
                 yield link, key, value
 
 
 def list_numbers(links: Sequence[Module]) -> list[tuple[str, str, float]]:
-    """(class, setting, value) of every setting that is a real number free to change."""
+    """Return (class, setting, value) of every setting that is a real number and may change."""
     return [
         (type(link).__name__, key, value)
         for link, key, value in _list_settings(links)
@@ -36,15 +36,15 @@ def list_numbers(links: Sequence[Module]) -> list[tuple[str, str, float]]:
 
 
 def _require_numbers(case: Case) -> list[tuple[str, str, float]]:
-    """The same of a case that has some."""
-    found = list_numbers(case.links())
-    if not found:
+    """Return `list_numbers` of a case; raise NotApplicable if there are none."""
+    numbers = list_numbers(case.links())
+    if not numbers:
         raise NotApplicable("it has no numbers to set")
-    return found
+    return numbers
 
 
 def _perturb(value: Any) -> Any:
-    """Another value: a number near by, on the safe side of limits such as 1 for a momentum."""
+    """Return another value: a smaller number, which is inside of limits such as 1 for a momentum."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -62,23 +62,23 @@ def _find_other(link: Module, key: str, value: float) -> float:
 
 
 def named_links(links: Sequence[Module], name: str) -> Iterator[Module]:
-    """The links of this class, and all of it inside them."""
+    """Iterate over the links of this class, also inside of other links."""
     return (link for link in kit.all_links(links) if type(link).__name__ == name)
 
 
 def _set_default(opt: Optimizer, name: str, key: str, value: Any, before: Any = None) -> None:
-    """Change a setting of the links of a class, or of those that have had another value."""
+    """Change a setting of the links of a class, or only of those whose value is `before`."""
     for link in named_links(opt.modules, name):
         if before is None or link.defaults[key] == before:
             link.defaults[key] = value
-    # What the optimizer shows to schedulers is older than this change.
+    # The optimizer's groups have the old value, which is dropped.
     for group in opt.param_groups:
         group.pop(key, None)
 
 
 @kit.law
 def groups(case: Case) -> None:
-    """A setting in the optimizer's groups or in the link's own does what the same default would."""
+    """A setting in the optimizer's groups or in the link's groups acts like the same default."""
     for name, key, value in _require_numbers(case):
         new = _find_other(next(named_links(case.links(), name)), key, value)
         second, third = kit.problem(case), kit.problem(case)
@@ -97,29 +97,29 @@ def groups(case: Case) -> None:
 
 @kit.law
 def per_group(case: Case) -> None:
-    """A setting of one group is obeyed for its parameters, or refused in a sentence that names it."""
+    """A setting of one group is obeyed for its parameters, or raises an error that names it."""
     if case.members:
         raise NotApplicable("a population says itself what its parameters are")
-    found = list(_list_settings(case.links()))
-    if not found:
+    listed = list(_list_settings(case.links()))
+    if not listed:
         raise NotApplicable("it has no settings")
 
     def trial(first: int, settings: dict[str, Any]) -> list[Tensor]:
-        """With settings of the parameters from the first on, which those before it do not have."""
-        # What happens to one parameter does not reach another by the loss.
+        """Return the parameters after three steps, with settings for those from `first` on."""
+        # The loss is separable, so that one parameter does not affect another.
         at = kit.problem(case, ((3, 2), (4,), (2, 3)), kind="bowl")
         others = [{"params": at.params[:first]}] if first else []
         return kit.trial(case, at, [*others, {"params": at.params[first:], **settings}])
 
     plain = trial(0, {})
-    for link, key, value in found:
+    for link, key, value in listed:
         name, new = type(link).__name__, _perturb(value)
-        given = {f"{name}.{key}": new}
-        with contextlib.suppress(ValueError):  # no value that this link can have here
-            if not kit.have_moved(plain[1:], trial(0, given)[1:]):
+        setting = {f"{name}.{key}": new}
+        with contextlib.suppress(ValueError):  # the link does not accept the value
+            if not kit.have_moved(plain[1:], trial(0, setting)[1:]):
                 continue
             try:
-                partly = trial(1, given)
+                partly = trial(1, setting)
             except ValueError as error:
                 named = key in str(error) and name in str(error)
                 kit.expect(named, f"{name}.{key} of one group is refused without naming both: {error}")
@@ -128,10 +128,10 @@ def per_group(case: Case) -> None:
 
 
 def _arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
-    """Keyword arguments to build another such link with one setting changed; None where that can't be said."""
-    known = inspect.signature(type(link)).parameters
-    named = [p for p in known.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    required = {p.name for p in known.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD} - {key}
+    """Return keyword arguments of another such link with one setting changed; None if its signature does not show them."""
+    params = inspect.signature(type(link)).parameters
+    named = [p for p in params.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = {p.name for p in params.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD} - {key}
     if key not in [p.name for p in named] or not required <= link.defaults.keys():
         return None
     return {**{name: link.defaults[name] for name in required}, key: value}
@@ -139,17 +139,17 @@ def _arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
 
 @kit.law
 def functions(case: Case) -> None:
-    """A number given as a function of the step does what the number does, or is refused by name when it is given."""
-    found = [row for row in _list_settings(case.links()) if not isinstance(row[2], bool)]
-    if not found:
+    """A constant function of the step acts like the number, or raises an error by name when it is passed."""
+    listed = [row for row in _list_settings(case.links()) if not isinstance(row[2], bool)]
+    if not listed:
         raise NotApplicable("it has no numbers to set")
     plain = kit.trial(case)
-    for link, key, value in found:
+    for link, key, value in listed:
         name, function = type(link).__name__, Schedule(lambda step, value=value: value)  # type: ignore[misc]
-        given = _arguments(link, key, function.fn)
-        if given is not None:
+        arguments = _arguments(link, key, function.fn)
+        if arguments is not None:
             try:
-                cast("Any", type(link))(**given)
+                cast("Any", type(link))(**arguments)
             except (TypeError, ValueError) as error:
                 named = name in str(error) and key in str(error)
                 kit.expect(named, f"{name}({key}=a function) is refused without naming both: {error}")
@@ -206,24 +206,24 @@ def schedulers(case: Case) -> None:
     expected = kit.trial(case, change=write)
     kit.expect_same("under a scheduler", kit.trial(case, change=schedule), expected, 1e-12)
     at = kit.problem(case)
-    found = kit.trial(case, at, [{"params": at.params, "lr": lambda t: base * 0.5**t}])
-    kit.expect_same("with the learning rate a function of the step", found, expected, 1e-12)
+    scheduled = kit.trial(case, at, [{"params": at.params, "lr": lambda t: base * 0.5**t}])
+    kit.expect_same("with the learning rate a function of the step", scheduled, expected, 1e-12)
 
 
 def _count_kernels(opt: Optimizer) -> int:
-    """How many kernels the optimizer's fused runs have made."""
+    """Return the number of kernels that the optimizer's fused runs have made."""
     return sum(map(len, opt._plan._traced.values())) if opt._plan is not None else 0
 
 
 @kit.law
 def no_rebuild(case: Case) -> None:
     """A new number for a setting never makes a new kernel."""
-    found = _require_numbers(case)
+    numbers = _require_numbers(case)
     at = kit.problem(case)
     opt = kit.run(case, at, 3)
     before = _count_kernels(opt)
     for i in range(3):
-        for name, key, value in found:
+        for name, key, value in numbers:
             opt.param_groups[0][f"{name.lower()}.{key}"] = value * (1 - 0.01 * (i + 1))
         kit.step(case, opt, at)
     after = _count_kernels(opt)
@@ -232,21 +232,21 @@ def no_rebuild(case: Case) -> None:
 
 @kit.law
 def nan(case: Case) -> None:
-    """A NaN setting is refused, by the constructor, by groups and by the link's own groups, in a sentence."""
+    """A NaN setting raises in the constructor, in groups and in the link's groups, with a sentence."""
     for name, key, _ in _require_numbers(case):
         _check_refusals(case, name, key, math.nan)
 
 
 @kit.law
 def unknown(case: Case) -> None:
-    """Settings that no link has are refused, by name."""
+    """Unknown settings raise an error that names them."""
     opt = kit.optimizer(case, kit.problem(case).subject)
     for name in {type(link).__name__ for link in kit.all_links(opt.modules)}:
         _check_refusals(case, name, "no_such_setting", 1.0)
 
 
 def _check_refusals(case: Case, name: str, key: str, value: float) -> None:
-    """A setting of a link is refused wherever it can be given, in sentences that name both."""
+    """Raise LawError unless a setting of a link raises wherever it can be passed, with sentences that name both."""
     at = kit.problem(case)
     opt = kit.optimizer(case, at.subject)
     link = next(named_links(opt.modules, name))
@@ -266,11 +266,11 @@ def _check_refusals(case: Case, name: str, key: str, value: float) -> None:
     _expect_refusal(f"a group with {name}.{key}={value}", lambda: kit.optimizer(case, group), (name, key))
     _expect_refusal(f"a step with {name}.{key}={value}", step, (key,))
     kit.expect_same(f"a step refused for {name}.{key}={value} moved something:", at.params, start)
-    known = inspect.signature(type(link)).parameters
-    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-    given = _arguments(link, key, value) if key in known or free else {key: value}
-    if given is not None:
-        _expect_refusal(f"{name}({key}={value})", lambda: type(link)(**given), (name,))
+    params = inspect.signature(type(link)).parameters
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in params.values())
+    arguments = _arguments(link, key, value) if key in params or free else {key: value}
+    if arguments is not None:
+        _expect_refusal(f"{name}({key}={value})", lambda: type(link)(**arguments), (name,))
 
 
 def _expect_refusal(what: str, do: Callable[[], Any], words: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Laws about what is moved: dtype, memory format, odd shapes and missing gradients of parameters; populations."""
+"""Laws about parameters and populations: dtype, memory format, odd shapes and missing gradients."""
 
 from typing import Any
 
@@ -34,8 +34,8 @@ def formats(case: Case) -> None:
         ]
         before = [_identify(param) for param in strided.params]
         kit.run(case, strided, 3)
-        kept = [_identify(param) for param in strided.params] == before
-        kit.expect(kept, f"a {dtype} parameter changed its dtype, strides or memory")
+        same = [_identify(param) for param in strided.params] == before
+        kit.expect(same, f"a {dtype} parameter changed its dtype, strides or memory")
         kit.run(case, plain, 3)
         kit.expect_same(f"with strided {dtype} parameters", strided.params, plain.params, tolerance)
 
@@ -47,11 +47,11 @@ def shapes(case: Case) -> None:
     start = kit.snapshot(without.params)
     for at in (with_empty, without):
         kit.run(case, at, 3)
-    kept = [with_empty.params[0], with_empty.params[2]]
-    kit.expect_finite("a 0-d or ordinary parameter", kept)
+    others = [with_empty.params[0], with_empty.params[2]]
+    kit.expect_finite("a 0-d or ordinary parameter", others)
     if not case.random:
-        kit.expect_same("with an empty parameter beside them", kept, without.params, 1e-10)
-    kit.expect(not case.target or kit.have_moved(start, kept), "nothing moved beside an empty parameter")
+        kit.expect_same("with an empty parameter beside them", others, without.params, 1e-10)
+    kit.expect(not case.target or kit.have_moved(start, others), "nothing moved beside an empty parameter")
 
 
 @kit.law
@@ -74,7 +74,7 @@ def half(case: Case) -> None:
 
 
 def _run_in(case: Case, dtype: torch.dtype, steps: int) -> tuple[float, float]:
-    """The losses before and after some steps, in which parameters move and keep their dtype."""
+    """Return the losses before and after some steps; raise LawError if parameters do not move or change their dtype."""
     at = kit.problem(case, dtype=dtype)
     start, first = kit.snapshot(at.params), at.value()
     kit.run(case, at, steps)
@@ -86,7 +86,7 @@ def _run_in(case: Case, dtype: torch.dtype, steps: int) -> tuple[float, float]:
 
 @kit.law
 def frozen(case: Case) -> None:
-    """Frozen, unused and gradient-free parameters are left alone, and the others move as if alone."""
+    """Frozen and unused parameters do not move, and the others move as without them."""
     alone, among = kit.problem(case), kit.problem(case)
     still = nn.Parameter(torch.full((2, 2), 3.0, dtype=torch.float64), requires_grad=False)
     unused = nn.Parameter(torch.full((3,), 5.0, dtype=torch.float64))
@@ -94,7 +94,7 @@ def frozen(case: Case) -> None:
     opt = kit.optimizer(case, [among.params[0], still, unused, among.params[1]])
     kit.step(case, opt, among, 4)
     kit.expect(bool((still == 3.0).all()), "a parameter with requires_grad=False moved")
-    # A link that draws a direction for every parameter moves unused ones too; what it may not do is break.
+    # A link that draws a direction for every parameter moves unused ones too, but the result must be finite.
     if case.random:
         kit.expect_finite("beside an unused parameter something", (*among.params, unused))
         return
@@ -131,7 +131,7 @@ def _model(case: Case, index: int, dtype: torch.dtype) -> kit.LawModel:
 def _make_stacked(
     case: Case, members: int, per_member: bool, dtype: torch.dtype, steps: int = 2
 ) -> tuple[Population, Optimizer]:
-    """A population and its optimizer, after some steps."""
+    """Return a population and its optimizer, after some steps."""
     torch.manual_seed(0)
     pop = Population.from_modules([_model(case, i, dtype) for i in range(members)])
     try:
@@ -144,7 +144,7 @@ def _make_stacked(
 
 
 def _make_links(case: Case, rates: Tensor | float | None) -> list[Module]:
-    """New links, whose learning rates are multiplied by others."""
+    """Return new links with learning rates multiplied by `rates`."""
     links = case.links()
     for link in kit.all_links(links) if rates is not None else ():
         if isinstance(link.defaults.get("lr"), float):
@@ -172,19 +172,19 @@ def _compare(case: Case, per_member: bool, dtype: torch.dtype, tolerance: float)
     together, _ = _make_stacked(case, _MEMBERS, per_member, dtype, _STEPS)
     for i in range(_MEMBERS):
         alone = _train_alone(case, per_member, i, dtype)
-        found = [leaf.detach()[i] for leaf in together.parameters()]
-        if kit.same(found, alone, tolerance) is None:
+        member = [leaf.detach()[i] for leaf in together.parameters()]
+        if kit.same(member, alone, tolerance) is None:
             continue
-        # Eigenvectors of equal eigenvalues follow the last digit; nothing can be told apart below what that one moves.
+        # Eigenvectors of equal eigenvalues depend on the last digit, so the tolerance grows with the effect of that digit.
         moved = _train_alone(case, per_member, i, dtype, nudge=torch.finfo(dtype).eps)
         noise = max(float((a - b).abs().max()) for a, b in zip(alone, moved, strict=True) if a.numel())
         how = " with a learning rate of its own" if per_member else ""
         what = f"member {i}{how} is not where it would be by itself ({dtype}):"
-        kit.expect_same(what, found, alone, max(tolerance, 100 * noise))
+        kit.expect_same(what, member, alone, max(tolerance, 100 * noise))
 
 
 def _train_alone(case: Case, per_member: bool, i: int, dtype: torch.dtype, nudge: float = 0.0) -> list[torch.Tensor]:
-    """Where a member comes by itself, from its start or one that differs from it by a factor of 1 + nudge."""
+    """Return the parameters of a member that is trained alone, from its start times 1 + nudge."""
     model = _model(case, i, dtype)
     with torch.no_grad():
         for param in model.parameters():
@@ -197,7 +197,7 @@ def _train_alone(case: Case, per_member: bool, i: int, dtype: torch.dtype, nudge
 
 @kit.law
 def operations(case: Case) -> None:
-    """How many operations a step takes on a population does not depend on its size, unless `explain()` says that it does."""
+    """The number of operations of a step on a population does not depend on its size, unless `explain()` says so."""
     if not case.population:
         raise NotApplicable("it does not run on a population as N separate optimizers would")
     wanted = kit.needs(case.links())
@@ -209,7 +209,7 @@ def operations(case: Case) -> None:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what torch runs."""
+    """A dispatch mode that counts torch's operations."""
 
     count = 0
 
@@ -219,7 +219,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _count_operations(case: Case, members: int) -> tuple[int, str]:
-    """How many operations the steps after the first take, and what `explain()` says."""
+    """Return the number of operations of two steps after the first, and the text of `explain()`."""
     pop, opt = _make_stacked(case, members, False, torch.float64)
     with _Operations() as counter:  # type: ignore[no-untyped-call]
         for _ in range(2):

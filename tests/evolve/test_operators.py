@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from evolve.test_oracles import test_cmaes_is_the_tutorial as check_cmaes
+from evolve.test_mathematics import test_cmaes_is_the_tutorial as check_cmaes
 from moduli.evolve import CEM, DE, GA, PSO, cmaes, ga
 
 D = torch.float64
