@@ -1,6 +1,6 @@
 """Saving and loading an optimizer: `(link path, parameter name, key) -> tensor or plain value`.
 
-In a saved state the value of a link for a parameter is `state[name]["path/key"]`, what the link keeps for all parameters
+In a saved state the value of a link for a parameter is `state[name]["path/key"]`, and a link's value for all parameters is
 `links[path]["global"][key]`. Values are encoded one by one (`state_encoding`).
 """
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 ALL = "@all:"  # before the path of a link whose state is over all parameters, in place of the name of one
-# What an optimizer itself remembers.
-_KEPT = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed", "evaluating")
+# Saved attributes of the optimizer itself.
+_ATTRIBUTES = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed", "evaluating")
 
 
 def _name_stand_ins(optimizer: Optimizer) -> dict[int, str]:
-    """Return the names of the tensors that links make for those inside them, by slot."""
+    """Return the names of the placeholder parameters that links make for their children, by slot."""
     return {
         optimizer.binding.slots.number(tensor): f"@{path}:{key}:{i}"
         for path, link in optimizer._links
@@ -54,7 +54,7 @@ def _name_stand_ins(optimizer: Optimizer) -> dict[int, str]:
 
 
 def describe(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what is saved of an optimizer, without what its links have learnt."""
+    """Return the saved form of an optimizer, without the state of its links."""
     name, params = _make_namer(optimizer), optimizer.list_params()
     groups = []
     for group in optimizer.param_groups:
@@ -72,7 +72,7 @@ def describe(optimizer: Optimizer) -> dict[str, Any]:
         "axes": list_axes(optimizer),
         "dtypes": {name(param): str(param.dtype) for param in params},
         "order": [name(param) for param in params if param.requires_grad],
-        **{key: copy.copy(getattr(optimizer, key)) for key in _KEPT},
+        **{key: copy.copy(getattr(optimizer, key)) for key in _ATTRIBUTES},
         "members": optimizer.binding.members,
         "made_with": {
             "torch": str(torch.__version__),
@@ -83,13 +83,13 @@ def describe(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def list_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...] | None]:
-    """Return the shapes of the parameters by name; None for those that FSDP1 flattened, whose size depends on the process."""
+    """Return the shapes of the parameters by name; None for those flattened by FSDP1, whose size depends on the process."""
     name = _make_namer(optimizer)
     return {name(p): None if is_flat_shard(p) else tuple(p.shape) for p in optimizer.list_params()}
 
 
 def _make_namer(optimizer: Optimizer) -> Callable[[Tensor], str]:
-    """Return the function that finds the names of the optimizer's parameters, also of those that a program added."""
+    """Return the function that maps the optimizer's parameters to names, including those that a program added."""
     slots = optimizer.binding.slots
     if any(slots.find_name(param) is None for param in optimizer.list_params()):
         slots.name_params(optimizer.param_groups)
@@ -122,7 +122,13 @@ def _name_rows(optimizer: Optimizer, path: str, link: Module) -> Iterator[tuple[
 
 
 def read(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> dict[str, Any]:
-    """Return a state dict of any origin (this version, 0.2, torch's tools, torch's optimizers) as `pack` gives it."""
+    """Return a state dict of any origin (this version, 0.2, torch's tools, torch's optimizers) in the form of `pack`.
+
+    Args:
+        optimizer: The optimizer that loads it.
+        given: The state dict.
+        strict: Whether every part of torch's state must have a place here.
+    """
     saved = dict(given)
     if any(REST in group for group in saved.get("param_groups", ())):
         saved = read_portable(saved)
@@ -146,7 +152,7 @@ def _upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
         **saved,
         "format": FORMAT,
         "state": {name: upgrade(row) for name, row in saved["state"].items()},
-        "links": {path: {**upgrade(kept), "global": upgrade(kept["global"])} for path, kept in saved["links"].items()},
+        "links": {path: {**upgrade(own), "global": upgrade(own["global"])} for path, own in saved["links"].items()},
         "param_groups": [upgrade(group) for group in saved["param_groups"]],
     }
 
@@ -154,7 +160,15 @@ def _upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
 def unpack(
     optimizer: Optimizer, saved: Mapping[str, Any], strict: bool, guard: Guard, axes: ModelAxes | None = None
 ) -> None:
-    """Take over a state that `read` returned; all of it is read and checked before anything changes."""
+    """Load a state that `read` returned; all of it is read and checked before anything changes.
+
+    Args:
+        optimizer: The optimizer.
+        saved: The state.
+        strict: Whether parts without a place here are an error.
+        guard: Undoes the changes if loading fails.
+        axes: The axes of the model, to resize state; None if it is not resized.
+    """
     reader = _StateReader(optimizer, saved, strict, axes)
     rows = reader.read_rows()
     shared = reader.read_shared()
@@ -173,10 +187,10 @@ def unpack(
         link.rows.update((slot, link.make_row(row)) for slot, row in rows[path].items())
         link.row_writes.add()
     guard.mappings(*optimizer.param_groups)
-    for group in optimizer.param_groups:  # options follow the parameters: those of the first that is known
+    for group in optimizer.param_groups:  # a group gets the options of its first parameter that has saved ones
         group.update(next((reader.options[param] for param in group["params"] if param in reader.options), {}))
     _groups.apply_groups(optimizer)
-    for key in _KEPT:
+    for key in _ATTRIBUTES:
         setattr(optimizer, key, copy.copy(saved.get(key, False)))
     optimizer._carried = None
     for text in dropped:
@@ -184,14 +198,14 @@ def unpack(
 
 
 def _protect(link: Module, guard: Guard) -> None:
-    """Register what loading replaces in a link; its tensors are not written to."""
+    """Register the parts of a link that loading replaces with a guard; its tensors are not written to."""
     guard.add(link.row_writes.add)
     guard.mappings(link.rows, link.global_state, link.__dict__)
     guard.add(partial(link._extra_unpack, copy.deepcopy(link._extra_pack())))
 
 
 class _StateReader:
-    """Reads a saved state for the links and parameters here, and changes nothing.
+    """A reader of a saved state for the links and parameters here; it changes neither.
 
     Attributes:
         links: The links by path.
@@ -220,7 +234,7 @@ class _StateReader:
                     f"parameter {name!r} has shape {own}, its saved state is for {shape}; strict=False leaves it out"
                 )
         self.options = read_options(optimizer, saved, self.params, strict)
-        for name in self.misfits:  # its settings are taken over, its state is not
+        for name in self.misfits:  # their settings are loaded, their state is not
             del self.params[name]
         _make_stand_ins(self.links, saved)
         if optimizer.rows is not None:
@@ -235,7 +249,7 @@ class _StateReader:
         stacked = self.optimizer.binding.members is not None
         for path, link in self.links.items():
             parts = self.saved["links"].get(path, {"global": {}})["global"].get(VECTOR)
-            # That of stand-ins has no names: who shows them to it keeps their order.
+            # Vectors of placeholders have no names; the link that made the placeholders keeps their order.
             named = not any(part.startswith("?:") for part in parts or ())
             if link.vector_state and path in self.saved["links"] and named:
                 yield path, Vector(parts, self.saved, self.params, self.active, stacked, self.reorders)
@@ -269,7 +283,7 @@ class _StateReader:
         return resized or {}
 
     def _read_value(self, name: str, path: str, key: str, value: Any) -> tuple[int | None, Any]:
-        """Return a value as a link stores it, and the slot it is for; None if it is not stored here."""
+        """Return a value as a link stores it, and its slot; None for values that are not stored here."""
         vector = self.vectors.get(path) if name.startswith(ALL) else None
         if vector is not None and vector.fresh:
             return None, None
@@ -289,7 +303,7 @@ class _StateReader:
         return slot, value if vector is None else vector.permute(value)
 
     def _is_of_misfit(self, name: str) -> bool:
-        """Whether a saved name is that of a parameter of another shape, or of a tensor that a link may have made of one."""
+        """Return whether a saved name is that of a parameter of another shape, or of a tensor that may be derived from one."""
         maker = _find_maker(name, self.links)
         if maker is None:
             return name in self.misfits
@@ -297,7 +311,7 @@ class _StateReader:
         return not key.startswith(PER_PARAMETER) or key.removeprefix(PER_PARAMETER) in {*self.misfits, *self.resized}
 
     def _follow_labels(self, name: str, path: str, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of a link for a parameter in the order of labels that the parameter has here."""
+        """Return the state of a link for a parameter, in the order that the parameter's labels have here."""
         maker = _find_maker(name, self.links) if self.reorders else None
         if maker is not None:
             what = f"{path} has state of tensors that {maker} makes of parameters"
@@ -309,24 +323,24 @@ class _StateReader:
         return follow(self.links[path], f"{path} for {name}", row, self.reorders[name], shape, lead)
 
     def read_shared(self) -> dict[str, tuple[dict[str, Any], Any]]:
-        """Return what each link (by path) keeps for all parameters, and what it packs itself."""
+        """Return the state of each link (by path) for all parameters, and its extra state."""
         device = self.active[0].device if self.active else None
         shared: dict[str, tuple[dict[str, Any], Any]] = {}
         for path in self.links.keys() & self.saved["links"].keys():
-            kept = self.saved["links"][path]
+            saved_link = self.saved["links"][path]
             where = f"state of {path}"
-            if self.reorders and kept["extra"] and self.links[path].keeps_outside:
+            if self.reorders and saved_link["extra"] and self.links[path].keeps_outside:
                 what = f"{path} has state that only {type(self.links[path]).__name__} can read"
                 raise ValueError(f"labels have another order here, but {what}. Load it into the saved order of labels")
-            state = {key: decode_value(value, device, where) for key, value in kept["global"].items()}
+            state = {key: decode_value(value, device, where) for key, value in saved_link["global"].items()}
             if path in self.vectors:
                 state = self.vectors[path].keep_shared(state, self.slots)
             outside = self.links[path].keeps_outside and bool(self.misfits or self.resized)
-            shared[path] = state, {} if outside else decode_value(kept["extra"], None, where)
+            shared[path] = state, {} if outside else decode_value(saved_link["extra"], None, where)
         return {path: shared[path] for path in self.links if path in shared}
 
     def list_dropped(self) -> list[str]:
-        """Return a sentence for each part of the state that has no place here."""
+        """Return a sentence for each part of the state that is left out."""
         dropped = [
             f"saved state of {name} has no parameter here" for name in sorted(self._unused - self.misfits.keys())
         ]
@@ -348,14 +362,20 @@ def split_key(entry: str, paths: Iterable[str]) -> tuple[str, str]:
 
 
 def widens_state(link: Module, key: str) -> bool:
-    """Whether a link stores a state of half-precision parameters in single precision."""
+    """Return whether a link stores a state of half-precision parameters in single precision."""
     return isinstance(link, TensorTransform) and link.elementwise and key not in link.narrow_states
 
 
 def cast_value(value: Any, saved: str | None, param: Tensor, pointwise: bool) -> Any:
-    """Convert numbers in the precision of the saved parameter to that of the parameter here; others (counts, scales) stay.
+    """Return a value with numbers in the precision of the saved parameter converted to that here; others (counts, scales) stay.
 
     Pointwise links keep state of half-precision parameters in single precision.
+
+    Args:
+        value: The value, perhaps nested.
+        saved: The dtype of the saved parameter, as text; None if it is that here.
+        param: The parameter.
+        pointwise: Whether the link widens its state.
     """
     before = getattr(torch, saved.removeprefix("torch.")) if saved else param.dtype
     after = torch.float32 if pointwise and param.dtype in HALVES else param.dtype
@@ -388,7 +408,7 @@ def _find_misfits(
 
 
 def _make_stand_ins(links: Mapping[str, Module], saved: Mapping[str, Any]) -> None:
-    """Make the tensors that links make for those inside them, where saved state is of some that are not there yet."""
+    """Create the placeholder parameters that saved state refers to and that links have not made yet."""
     for name in saved["state"]:
         path = _find_maker(name, links)
         if path is not None:

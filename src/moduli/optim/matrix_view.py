@@ -31,12 +31,12 @@ _USES = ("out", "in", "index", "batch", "kernel", "segment")
 
 
 def matrix_view(axes: ParameterAxes, batch: Words = None, matrix: str | None = None) -> MatrixView | None:
-    """Return how a parameter is a batch of matrices.
+    """Return a view of a parameter as batches of matrices.
 
-    Without words, what its layer sums over (inputs, and positions of kernels) is columns, what the layer makes is rows, and axes
-    that only select a matrix (experts) are a batch. A word is the name of an axis, the last part of it ("head" for
-    "0.attn.qkv.head"), or a use ("out", "in", "kernel", "batch"). A concatenation is cut where a batch axis is inside of it;
-    "segment" cuts all.
+    By default axes that its layer sums over (inputs, and positions of kernels) are columns, output axes are rows, and axes
+    that only select a matrix (experts) are a batch. An axis is given by its name, the last part of it ("head" for
+    "0.attn.qkv.head"), or a use ("out", "in", "kernel", "batch"). A concatenation is split where a batch axis is inside of it;
+    "segment" splits all.
 
     Args:
         axes: The axes of the parameter, `ax.of(name)`.
@@ -92,7 +92,7 @@ class _Block(NamedTuple):
 
 
 class MatrixView:
-    """How a parameter is cut into batches of matrices, and put together again.
+    """A split of a parameter into batches of matrices, and its inverse.
 
     Attributes:
         shape: The shape of the parameter.
@@ -160,20 +160,20 @@ def _list_words(words: Words) -> tuple[str, ...]:
 
 
 def _match(factor: _Factor, word: str) -> bool:
-    if word in _USES:  # also the last part of most names, where it says what the axis is in the layer that makes it
+    if word in _USES:  # not as the last part of a name, where it is the use of the axis in another layer
         return word == factor.use
     return any(_names(name, word) for name in factor.names)
 
 
 def _names(name: str, word: str) -> bool:
-    """Whether a word is a name or the end of it, apart from a number: "head" is "0.attn.q.head" and "0.attn.q.head.1"."""
+    """Return whether a word is a name or the end of it, apart from a number: "head" is "0.attn.q.head" and "0.attn.q.head.1"."""
     last = name.rpartition(".")
     plain = last[0] if last[2].isdecimal() else name
     return any(each == word or each.endswith(f".{word}") for each in (name, plain))
 
 
 def _cut_dim(factors: Factors, use: str, words: Sequence[str], sizes: Mapping[str, int]) -> list[_Segment]:
-    """Return the segments of one axis: one, or those of a concatenation that words cut."""
+    """Return the segments of one axis: one, or those of a concatenation that the words split."""
     if len(factors) == 1 and isinstance(factors[0], Segments):
         parts = factors[0].parts
         inside = [_Factor((name,), "", 0) for part in parts if len(part) > 1 for name in list_names(part)]
@@ -214,7 +214,7 @@ def _lay_out(
     for position, factor in enumerate(factors):
         sides[_find_side(factor, words, roles)].append(position)
     if roles is not None and not (sides[1] and sides[2]):
-        return _lay_out(segments, words, None)  # the words are not about this parameter
+        return _lay_out(segments, words, None)  # the words do not name axes of this parameter
     batch, rows, columns = sides
     if not rows or not columns:
         rows, columns = _divide(factors, [*rows, *columns])
@@ -241,7 +241,7 @@ def _find_side(factor: _Factor, words: Sequence[str], roles: tuple[list[str], li
 
 
 def _divide(factors: Sequence[_Factor], positions: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Take the first axis that is longer than one as rows and the rest as columns, where a layer shows only one side."""
+    """Return the first axis that is longer than one as rows and the rest as columns, for layers with one side only."""
     first = next((i for i, position in enumerate(positions) if factors[position].size > 1), None)
     if first is None:
         return [], []
@@ -254,8 +254,8 @@ def _divide(factors: Sequence[_Factor], positions: Sequence[int]) -> tuple[list[
 class MatrixLink:
     """The part of a link that treats parameters as batches of matrices, where its optimizer was given axes.
 
-    Its hooks see one matrix, under `torch.vmap` over the batch; its state has one more axis in front, and is in "blocks", by the
-    size of matrices. The link declares the arguments `batch` and `matrix`, which are `attributes`.
+    Its hooks are called with one matrix, under `torch.vmap` over the batch; its state has one more axis in front, and is in
+    "blocks", by the size of matrices. The link declares the arguments `batch` and `matrix`, which are `attributes`.
     """
 
     if TYPE_CHECKING:
@@ -266,20 +266,20 @@ class MatrixLink:
         matrix: str | None
 
     def attached(self, optimizer: Optimizer) -> None:
-        """Raise ValueError if words are given without axes, or name none of them."""
+        """Raise ValueError if `batch` or `matrix` is given without axes, or names none of them."""
         super().attached(optimizer)  # type: ignore[misc]
         check_words(type(self).__name__, self.batch, self.matrix, optimizer.binding.axes)
 
     def stacks_alike(self, hook: str) -> bool:
-        """Whether matrices of one shape are stacked for one call, as the members of a population are; not for their first state."""
+        """Return whether matrices of one shape are stacked for one call, like members of a population; not to create state."""
         return self.members == "batched" and hook != "single_tensor_initialize"
 
     def find_kind(self, param: Tensor) -> Any:
-        """Return how a parameter is a batch of matrices."""
+        """Return the view of a parameter as batches of matrices."""
         return self.find_view(param)
 
     def find_view(self, param: Tensor) -> MatrixView | None:
-        """Return how a parameter is a batch of matrices; None where it is what its shape says."""
+        """Return the view of a parameter as batches of matrices; None if its shape alone decides."""
         binding = self.settings.binding
         axes: ModelAxes | None = binding.axes
         words = self.batch is not None or self.matrix is not None
@@ -311,7 +311,7 @@ class MatrixLink:
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """As without axes, for each matrix."""
+        """Create the state for each matrix."""
         hook = super().single_tensor_initialize  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:
@@ -322,7 +322,7 @@ class MatrixLink:
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """As without axes, for each matrix."""
+        """Learn from each matrix."""
         hook = super().single_tensor_update  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:
@@ -333,7 +333,7 @@ class MatrixLink:
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        """As without axes, for each matrix."""
+        """Return the parameter's update with each matrix transformed."""
         hook = super().single_tensor_apply  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:
@@ -375,7 +375,7 @@ def find_own_axes(links: Sequence[Module]) -> ModelAxes | None:
 
 
 def _find_own_axes(link: Module) -> ModelAxes | None:
-    """Return the axes that a link, or the function that it divides parameters by, was given."""
+    """Return the axes that a link, or its filter function, was given."""
     for holder in (link, getattr(link, "filter", None)):
         axes = getattr(holder, "axes", None)
         if isinstance(axes, ModelAxes):
@@ -384,7 +384,14 @@ def _find_own_axes(link: Module) -> ModelAxes | None:
 
 
 def check_words(link: str, batch: Words, matrix: str | None, axes: ModelAxes | None) -> None:
-    """Raise ValueError if words name no axis of the model, or there are no axes."""
+    """Raise ValueError if words name no axis of the model, or there are no axes.
+
+    Args:
+        link: The name of the link.
+        batch: Its argument `batch`.
+        matrix: Its argument `matrix`.
+        axes: The axes of the model.
+    """
     words = [*_list_words(batch), *(word for side in (_parse_matrix(matrix) if matrix else ()) for word in side)]
     if words and axes is None:
         raise ValueError(
@@ -406,7 +413,7 @@ def _map_blocks(
     state: Any,
     setting: Any,
 ) -> list[Tensor | None]:
-    """Call a hook for every matrix of a parameter, all matrices of one size in one call, and store its state in "blocks"."""
+    """Call a hook for every matrix of a parameter, with one call per size of matrix, and store its state in "blocks"."""
     tensor, param, grad = tensors
     numbers = {key: value for key, value in state.items() if key != "blocks"}
     blocks = view.split(tensor)
@@ -435,7 +442,7 @@ def _map_blocks(
         mapped = torch.vmap(call, (0, 0, None if slope is None else 0, 0), randomness="same")
         result, states = mapped(block, own, slope, [leaf.clone() for leaf in leaves])
         results.append(result if isinstance(result, Tensor) else None)
-        # What does not depend on the batch comes out expanded, and states are written to.
+        # Results that do not depend on the batch are expanded views, but states are written to.
         rows.append(unflatten_tensors([each.contiguous() for each in states], left))
     if any(rows):
         state["blocks"] = rows
