@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..layout import RESIZED, UnitMap, map_tensors
 from ._resized_state import resize_row
-from ._saved import cast_value, widens_state
+from ._saved_precision import cast_value, widens_state
 
 if TYPE_CHECKING:
     from . import Module, Optimizer

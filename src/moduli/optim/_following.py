@@ -27,10 +27,10 @@ from ._followed_rows import (
     resize_rows,
 )
 from ._groups import check_tensors, name_group, named_parameters
+from ._matrix_link import take_axes
 from ._needs import ChainError
 from ._vector_state import VECTOR
 from ._watching import PopulationWatch, watch
-from .matrix_view import take_axes
 from .state import PER_PARAMETER
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..layout import is_expanded, unwrapped_name
 from ..layout import select as select_names
-from ._settings import as_schedule, check_values, is_per_member, suggest
+from ._link_type import as_schedule, suggest
+from ._settings import check_values, is_per_member
 from ._vectors import resolve_lazy
 from ._writes import CountedSettings
 from .offload import check_place

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
 
-from ._settings import Schedule, Settings, as_schedule, check_values, refuse_string, same
+from ._link_type import as_schedule
+from ._settings import Schedule, Settings, check_values, refuse_string, same
 
 if TYPE_CHECKING:
     from .module import Module

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Union, get
 
 from . import ranges as check
 from ._checks import MADE
-from ._settings import check_defaults
+from ._link_type import check_defaults
 
 Ranges = Mapping[check.Check, tuple[str, ...]]
 """For each check the names of the arguments that it applies to."""

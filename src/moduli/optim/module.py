@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from ..layout import Guard
+from ._link_type import LinkType, check_defaults
 from ._needs import Across, ChainError, Need
-from ._settings import LinkType, Settings, check_defaults
+from ._settings import Settings
 from ._writes import CountedSettings, RowWrites
 from .declared import DeclaredArguments
 from .state import LinkState, ProjectedBuffer, StandIns

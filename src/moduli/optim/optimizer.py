@@ -17,6 +17,7 @@ from ..layout import REMOVED, Guard
 from ..population import Population
 from . import _chain_checks, _groups, _portable, _saved
 from ._following import Following
+from ._matrix_link import find_own_axes, take_axes
 from ._needs import ChainError, Need
 from ._pictures import draw_history, write_html
 from ._processes import are_several, choose_reduction
@@ -30,7 +31,6 @@ from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
 from .forms.shards import are_in_pieces
 from .master_weights import MasterWeights
-from .matrix_view import find_own_axes, take_axes
 from .module import Chainable, Module
 from .plan import StepPlan, find_early_links, make_first_state, make_step
 from .watch import By, Watch

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 import torch
 from torch import Tensor
 
+from ._matrix_link import MatrixLink
 from ._needs import Across
 from ._vectors import as_real, restore_complex
 from .declared import Ranges, make_constructor
-from .matrix_view import MatrixLink
 from .module import Module, ProjectedBuffer
 from .objective import Objective
 from .transform import TensorTransform
