@@ -126,3 +126,13 @@ def split_settings(
         else:
             constants.append((key, value))
     return names, values, constants
+
+
+def are_scalars(link: TensorTransform, setting: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
+    """Return whether the measures of a link can be scalars of a kernel, apart from its settings."""
+    free = measured.keys().isdisjoint({*setting, *link.static})
+    return free and all(
+        type(value) in (float, int)
+        or (isinstance(value, Tensor) and value.dim() == 0 and value.dtype.is_floating_point)
+        for value in measured.values()
+    )

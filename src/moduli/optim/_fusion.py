@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import kernels
 from ..layout import map_tensors
 from ._checks import check_pointwise, check_updates
-from ._composite import Composite, Part, Parts, split_settings
+from ._composite import Composite, Part, Parts, are_scalars, split_settings
 from ._device_numbers import advance_copies, place_number, read_number
 from ._hooks import gather_arguments, measure, show_arguments
 from ._settings import current, is_per_member
@@ -267,7 +267,7 @@ class FusedRun:
         for i, cohort in enumerate(self._cohorts):
             if not _FLOATS.issuperset(map(type, results[i].values())):
                 results[i] = map_tensors(results[i], partial(Tensor.to, device=cohort.params[0].device))
-                if not _are_numbers(link, now[i][0], results[i]):
+                if not are_scalars(link, now[i][0], results[i]):
                     now[i], results[i] = [{**now[i][0], **results[i]}, *now[i][1:]], {}
         return results
 
@@ -394,13 +394,3 @@ def _write_numbers(cohort: _Cohort, advanced: Mapping[int, Mapping[str, Any]]) -
     for k, changed in advanced.items():
         for name, value in changed.items():
             cohort.numbers[k][name].copy_(value)
-
-
-def _are_numbers(link: TensorTransform, setting: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
-    """Return whether the measures of a link can be scalars of a kernel, apart from its settings."""
-    free = measured.keys().isdisjoint({*setting, *link.static})
-    return free and all(
-        type(value) in (float, int)
-        or (isinstance(value, Tensor) and value.dim() == 0 and value.dtype.is_floating_point)
-        for value in measured.values()
-    )

@@ -1,4 +1,4 @@
-"""The optimizer: a chain of links over parameters, as a `torch.optim.Optimizer`."""
+"""The optimizer, as a `torch.optim.Optimizer` (over 400 lines: half of it documents the public methods of one class)."""
 
 from __future__ import annotations
 

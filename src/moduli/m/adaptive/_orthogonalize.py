@@ -1,4 +1,4 @@
-"""Orthogonalised and normalised matrices.
+"""Orthogonalised and normalised matrices (over 400 lines: the links share one set of iterations).
 
 * Orthogonalised updates, the core of Muon.
 * Linear minimisation oracles: the steepest direction in a norm. Scion's links.
