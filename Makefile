@@ -87,8 +87,9 @@ lint: $(VENV)/.lint  ## ruff, mypy --strict, pyright on a user's program, the or
 	@$(BIN)/python tools/check_rooms.py
 	@$(BIN)/python tools/check_names.py
 
-docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, and build the site into site/
+docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, run new notebooks, and build the site into site/
 	@$(BIN)/python docs/img/draw.py
+	@$(BIN)/python docs/gallery/build.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.bench  ## side-by-side ratios against the peers, written to docs/benchmarks.md

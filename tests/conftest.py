@@ -24,15 +24,41 @@ for name, examples in (("moduli", 30), ("moduli-all", 60)):
 settings.load_profile("moduli")
 
 # Minutes, for what seldom breaks: every link saved and resumed in a new process, kernels under a sanitizer, every link in
-# two and four processes.
+# two and four processes, the notebooks of the gallery.
 # `make test-all` runs it.
-LONG = ("tests/io/test_resume.py", "tests/kernels/test_sanitized.py", "tests/optim/test_every_wrapping.py")
+LONG = (
+    "tests/io/test_resume.py",
+    "tests/kernels/test_sanitized.py",
+    "tests/optim/test_every_wrapping.py",
+    "tests/test_gallery_executed.py",
+)
+# Of the same kind, single tests: another parameter of what is run, or several processes for what one shows.
+LONG_TESTS = (
+    "tests/evolve/test_executors.py::test_a_lost_rank_ends_with_a_checkpoint_that_all_resume_from",
+    "tests/evolve/test_search.py::test_a_killed_driver_loses_nothing[0]",
+    "tests/evolve/test_search.py::test_a_killed_driver_loses_nothing[1]",
+    "tests/evolve/test_search.py::test_a_program_without_a_guard_is_told_in_a_sentence[spawn]",
+    "tests/kernels/test_safety.py::test_a_list_may_be_emptied_while_its_kernel_runs[foreach]",
+    "tests/kernels/test_safety.py::test_a_list_may_be_emptied_while_its_kernel_runs[plain]",
+    "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[1]",
+    "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[9]",
+    "tests/lab/test_safety.py::test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver[9]",
+    "tests/optim/test_checkpoints.py::test_every_number_of_processes_goes_on_from_every_other",
+    "tests/optim/test_wrappings.py::test_chains_take_the_steps_of_one_process[fsdp1]",
+    "tests/particles/test_ecosystem.py::test_a_thousand_steps_keep_one_model_alive[Large",
+    "tests/particles/test_ecosystem.py::test_a_thousand_steps_keep_one_model_alive[<lambda>",
+    "tests/population/test_shards.py::test_processes_together_do_what_one_does[4]",
+    "tests/test_benchmarks.py::test_a_quick_run_takes_fewer_turns_and_writes_no_page",
+)
 # Of these, one test in five: which one turns with the commits, so that five in a row run every law on every row. Five is prime
 # to the number of laws, so that each fifth has every law.
 SHARED = (
     "tests/laws/test_laws.py",
     "tests/evolve/test_laws.py",
     "tests/laws/test_accelerator.py::test_links",
+    "tests/laws/test_edits.py::test_what_is_not_edited_goes_on",
+    "tests/m/test_population.py",
+    "tests/m/test_second_products.py",
     "tests/optim/test_fused_attributes.py::test_attributes_are_read_at_every_step",
 )
 FIFTHS = 5
@@ -56,7 +82,7 @@ UNCOVERED = (
     "tests/particles/test_versions.py",
     "tests/population/test_loop.py",
     "tests/test_examples.py",
-    "tests/test_layout.py",
+    "tests/layout/test_structure.py",
 )
 
 
@@ -74,6 +100,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--all"):
         settings.load_profile("moduli-all")
+        os.environ["MODULI_ALL"] = "1"  # for programs of other processes
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -126,6 +153,9 @@ def pytest_collection_modifyitems(config, items):
     fifth = choose_fifth()
     kept, left, seen = [], [], dict.fromkeys(SHARED, 0)
     for item in items:
+        if item.nodeid.startswith(LONG_TESTS):
+            left.append(item)
+            continue
         book = next((name for name in SHARED if item.nodeid.startswith(name)), None)
         if book is None:
             kept.append(item)

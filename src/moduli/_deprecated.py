@@ -3,42 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 
-def rename(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__` that knows its old names.
-
-    Args:
-        module: `__name__` of the module.
-        names: From each old name to the one it has now, both in the same module.
-
-    Example:
-        >>> import warnings
-        >>> from moduli import linalg
-        >>> with warnings.catch_warnings(record=True, action="always") as caught:
-        ...     linalg.Sum is linalg.OperatorSum
-        True
-        >>> print(caught[0].message)
-        moduli.linalg.Sum is called moduli.linalg.OperatorSum since 0.2 and goes in 0.3
-    """
-
-    def __getattr__(name: str) -> Any:
-        now = names.get(name)
-        if now is None:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(
-            f"{module}.{name} is called {module}.{now} since 0.2 and goes in 0.3", DeprecationWarning, stacklevel=2
-        )
-        return getattr(sys.modules[module], now)
-
-    return __getattr__
-
-
-def move(module: str, to: str, names: Collection[str], since: str = "0.2", until: str = "0.3") -> Callable[[str], Any]:
+def move(module: str, to: str, names: Collection[str], *, since: str, until: str) -> Callable[[str], Any]:
     """A module's `__getattr__` that finds names where they are now.
 
     Args:
@@ -50,12 +20,12 @@ def move(module: str, to: str, names: Collection[str], since: str = "0.2", until
 
     Example:
         >>> import warnings
-        >>> from moduli import particles
+        >>> from moduli.particles import kernel
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
-        ...     print(particles.ParticleModule.__name__)
-        ParticleModule
+        ...     print(kernel.VersionKernel.__name__)
+        VersionKernel
         >>> print(caught[0].message)
-        moduli.particles.ParticleModule is moduli.compat.nytorch.ParticleModule since 0.2 and goes in 0.3
+        moduli.particles.kernel.VersionKernel is moduli.compat.nytorch.VersionKernel since 0.3 and goes in 0.4
     """
 
     def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""Where tensors live: `Device`, and `DeviceBounded` for whatever lives on one.
+"""`Device`, a logical device, and `DeviceBounded`, the base class of objects on one.
 
-A `Device` is a logical place. "gpu" names the accelerator of the machine at hand, CUDA or MPS, so that a program or a
-checkpoint that says "gpu" means the same on both. A place is resolved to a `torch.device` only when it is used, hence a
-`Device("gpu")` can be named, compared, printed and stored on a machine that has none.
+"gpu" names the accelerator of the machine, CUDA or MPS, so that a program or a checkpoint that says "gpu" works on both. A
+device is resolved to a `torch.device` only when it is used, hence a
+`Device("gpu")` can be named, compared, printed and stored on a machine without a gpu.
 """
 
 import re
@@ -16,22 +16,22 @@ __all__ = ["Device", "DeviceBounded", "DeviceLike"]
 
 _SPELLING = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]*))?")
 
-# Torch's own names for what is called "gpu" here.
+# Torch's names of the accelerators that are called "gpu" here.
 _GPU_TYPES = ("cuda", "mps")
 
-# Equality and hash must not change while a process runs, nor wake the CUDA driver (which would poison a later fork):
-# so they go by what this torch was built for, and only `torch_device()` asks what is plugged in.
+# Equality and hash must not change while a process runs, nor initialise CUDA (a later fork could not use it): so
+# they depend on what this torch was built for, and only `torch_device()` queries the machine.
 _FOR_APPLE = torch.backends.mps.is_built() and not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 _GPU_TYPE = "mps" if _FOR_APPLE else "cuda"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Device:
-    """A logical place for tensors: `"cpu"`, `"gpu"`, `"meta"`, or any other device type torch knows.
+    """A logical device for tensors: `"cpu"`, `"gpu"`, `"meta"`, or any other device type of torch.
 
-    Two devices are equal when they name one place: there is only one CPU, and a gpu without an index is `gpu:0`. A
-    device also equals the `torch.device` that tensors living on it report, in either order, and hashes like it, so
-    the two can share a set or a dict.
+    Two devices are equal if they name the same device: there is only one CPU, and a gpu without an index is `gpu:0`. A
+    device also equals the `torch.device` that tensors on it report, in either order, and has the same hash, so
+    both can be keys of one set or dict.
 
     Args:
         name: `"cpu"`, `"gpu"` (also spelled `"cuda"` or `"mps"`), `"meta"`, or another torch device type.
@@ -66,13 +66,13 @@ class Device:
 
     @classmethod
     def new(cls, device: "DeviceLike") -> "Device":
-        """Make a device from how it is written, from a `torch.device`, or from a `Device` (returned as it is).
+        """Return the device for a text, a `torch.device`, or a `Device` (returned unmodified).
 
         Args:
             device: `"cpu"`, `"gpu"`, `"gpu:1"`, `"cuda:0"`, `"mps"`, `"meta"`, a `torch.device` or a `Device`.
 
         Returns:
-            The device. Whatever a tensor reports as its device is accepted.
+            The device.
 
         Raises:
             ValueError: If the text names no device.
@@ -131,7 +131,7 @@ class Device:
         return torch.device(kind, index)
 
     def _canonical(self) -> torch.device:
-        """The one `torch.device` this device equals: what tensors that live there report."""
+        """Return the one `torch.device` that this device equals, which tensors on it report."""
         if self.name == "gpu":
             return torch.device(_GPU_TYPE, self.index or 0)
         if self.name in ("cpu", "meta"):
@@ -160,7 +160,7 @@ DeviceLike: TypeAlias = Device | torch.device | str
 
 
 def _check_name(name: object) -> str:
-    """The name under which a device is kept, or an error that says what would have been a device."""
+    """Return the normalised name of a device, or raise."""
     if not isinstance(name, str):
         raise TypeError(f"a device name is text such as 'cpu' or 'gpu', not {name!r}; Device.new() takes other forms")
     if name in ("cpu", "gpu", "meta"):
@@ -178,11 +178,11 @@ def _check_name(name: object) -> str:
 
 
 class DeviceBounded(ABC):
-    """What lives on one device and can be moved to another.
+    """The base class of objects that are on one device and can be moved to another.
 
-    A class that mixes this in says where it is (`device`) and how to move (`to_device`); `cpu` and `gpu` follow from
-    the second. Values return the moved copy; containers that torch moves in place, such as modules, return themselves.
-    List it before `torch.nn.Module` among the bases, whose own `cpu` would otherwise come first.
+    A subclass defines `device` and `to_device`; `cpu` and `gpu` call the latter. Values return the moved copy; containers
+    that torch moves in place, such as modules, return themselves.
+    List it before `torch.nn.Module` among the bases, otherwise torch's own `cpu` is used.
 
     Example:
         >>> class Reading(DeviceBounded):
@@ -204,7 +204,7 @@ class DeviceBounded(ABC):
     @property
     @abstractmethod
     def device(self) -> Device:
-        """The device on which this object lives now."""
+        """The device on which this object is."""
 
     @abstractmethod
     def to_device(self, device: DeviceLike) -> Self:

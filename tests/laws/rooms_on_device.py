@@ -86,6 +86,7 @@ def main() -> None:
             try:
                 with (
                     fake_accelerator(),
+                    mock.patch("moduli.particles._modes.is_watched", in_transform),
                     mock.patch("moduli.particles._record.is_watched", in_transform),
                 ):
                     work = make(make_models(layers))

@@ -71,7 +71,18 @@ def use() -> None:
     optimizer = mo.Optimizer(population, presets.adamw(1e-2))
     result: mo.Result = mo.minimize(measure, torch.zeros(4))
     mo.save("consumer.safetensors", module=net, optimizer=optimizer)
-    print(value, merged, doubled.shape, result.success, member, len(copies), twice, scheduled, len(population), Line()(torch.rand(4)).names)
+    print(
+        value,
+        merged,
+        doubled.shape,
+        result.success,
+        member,
+        len(copies),
+        twice,
+        scheduled,
+        len(population),
+        Line()(torch.rand(4)).names,
+    )
 
 
 if __name__ == "__main__":

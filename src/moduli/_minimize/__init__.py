@@ -1,4 +1,4 @@
-"""Just minimise it: one function for points of any form, by name of a method or with links."""
+"""`minimize`: one function for points of any form, with a method by name or with links."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def minimize(
     implicit: bool = False,
     prox: Any = None,
 ) -> Result:
-    """Minimise a function from a starting point, and say how it went.
+    """Minimise a function from a starting point, and return the best point and a report of the run.
 
     Args:
         fun: Takes a point in the form of x0 and returns the loss, a 0-d tensor; for least squares a vector of residuals r,
@@ -70,7 +70,7 @@ def minimize(
         method: "auto" (least squares for vectors, else BFGS up to 200 numbers and L-BFGS beyond), a name (bfgs, lbfgs, cg,
             newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, sqp, gn, gd, adam, nelder-mead, powell,
             spsa, cd, cmaes; SciPy's spellings and torchzero's class names are understood), or links.
-        args: What the function takes after the point: a tuple, or one argument.
+        args: The arguments of the function after the point: a tuple, or one argument.
         jac: Without it torch differentiates. A function that returns the gradient, or for residuals their Jacobian, in the
             form of x0; or True where `fun` returns (value, gradient). Functions with derivatives of their own may return
             floats and NumPy arrays, and are given NumPy arrays where x0 is. "forward" or "reverse" is the mode in which
@@ -174,7 +174,7 @@ def minimize(
 def _prepare_function(
     fun: Callable[[Any], Any], x0: Any, request: MinimizeRequest, jac: Any, hess: Any, batched: bool
 ) -> Callable[[Any], Any]:
-    """Return the function with the user's derivatives, or one that may return floats where no derivatives are needed."""
+    """Return the function with the user's derivatives, or one that may return floats if no derivatives are needed."""
     own = jac is not None and jac is not False and request.mode is None
     if own or hess is not None:
         if batched:
@@ -196,10 +196,10 @@ def _minimize_constrained(
     Args:
         fun: The function.
         x0: The starting point.
-        constraints: What has to hold.
+        constraints: The constraints.
         request: The method, limits and tolerances.
-        bounds_by: How bounds hold.
-        box: The bounds, as they were given.
+        bounds_by: "projection", "transform" or "auto".
+        box: The arguments `bounds`, `lower` and `upper`.
     """
     request.check_fit("sqp" if request.name in ("sqp", "auto") else request.name)
     point = StartPoint(x0)
@@ -225,7 +225,7 @@ def _start_run(
         point: The starting point.
         sides: The lower and upper bounds of every leaf.
         request: The method, limits and tolerances.
-        bounds_by: How bounds hold.
+        bounds_by: "projection", "transform" or "auto".
         batched: Whether there are many starts.
     """
     name = "lbfgs" if batched and request.name == "auto" else request.name
@@ -254,7 +254,7 @@ def _start_run(
 
 
 def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Callable[[], bool]) -> None:
-    """Make steps of the method until something ends the run.
+    """Make steps of the method until the run ends.
 
     Args:
         run: The record of the run.
@@ -263,7 +263,7 @@ def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Cal
         after: Called after each step; a true result ends the run.
 
     Raises:
-        EndOfRun: Where an evaluation ended it.
+        EndOfRun: If an evaluation ends it.
     """
     name, variables, steps = run.method, run.variables, request.max_steps
     run.residuals = name in RESIDUALS
@@ -277,13 +277,13 @@ def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Cal
     elif name == "lm":
         run_fit(run, request.fit, request.mode, steps=steps, after=after)
     else:
-        from ._loop import run_links  # with all links, which take as long to import as a hundred small fits
+        from ._loop import run_links  # imports all links, which takes as long as a hundred small fits
 
         run_links(run, request.method, tol=tol, steps=steps, after=after)
 
 
 def _refuse_changes(*, jac: Any, hess: Any, loss: str, nan: str | None, implicit: bool) -> None:
-    """Raise ValueError for what changes the function, where its own derivatives are needed."""
+    """Raise ValueError for arguments that change the function, whose own derivatives are needed."""
     which = "implicit=True" if implicit else "prox="
     changes = {"jac": jac is not None, "hess": hess is not None, "loss": loss != "linear", "nan": nan is not None}
     for name, present in changes.items():
@@ -322,8 +322,8 @@ def _run_direct(run: SingleRun, find: DirectMethod, tol: float, steps: int | Non
         with torch.no_grad():
             for leaf, piece in zip(run.leaves, pieces, strict=True):
                 leaf.copy_(piece)
-            found = float(run.evaluate())
-        return found if not math.isnan(found) else math.inf
+            loss = float(run.evaluate())
+        return loss if not math.isnan(loss) else math.inf
 
     for reason, success in find(value, start, tol):
         if reason:
@@ -336,7 +336,7 @@ def _run_direct(run: SingleRun, find: DirectMethod, tol: float, steps: int | Non
 def _show_progress(
     wanted: bool, run: RunRecord, callback: Callable[[Result], Any] | None
 ) -> Iterator[Callable[[], bool]]:
-    """What is to be called after each step: it shows the progress, and says whether the callback ends the run."""
+    """Yield the function to call after each step, which shows the progress and returns whether the callback ends the run."""
 
     def ask() -> bool:
         return callback is not None and ask_to_stop(callback, run.result())

@@ -1,4 +1,4 @@
-"""Arguments that a function takes after the point."""
+"""Binding the arguments of a function after the point."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class BoundFunction:
-    """A user's function with the arguments that it takes after the point.
+    """A user's function with bound arguments after the point.
 
     Args:
         fun: The function.
-        args: The arguments, which may be replaced while a derivative by them is taken.
+        args: The arguments, which are temporarily replaced while derivatives by them are computed.
     """
 
     def __init__(self, fun: Callable[..., Any], args: tuple[Any, ...]) -> None:

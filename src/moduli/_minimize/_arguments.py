@@ -27,19 +27,19 @@ _FIT = tuple(field.name for field in fields(LeastSquaresOptions) if field.name n
 
 @dataclass(frozen=True)
 class MinimizeRequest:
-    """What `minimize` is to do, besides the function and the point.
+    """The checked arguments of `minimize`, besides the function and the point.
 
     Attributes:
-        method: A name as it was given, or links.
-        name: The name as it is in the tables; "links" for links.
+        method: The passed name, or links.
+        name: The canonical name; "links" for links.
         tol: The tolerance, or None for the default.
         max_evals: The largest number of evaluations, or None.
         max_steps: The largest number of steps, or None.
         callback: Called after each step with the result so far, or None.
         progress: Whether to show a progress bar.
         fit: Tolerances and variants of lm.
-        fit_options: The names of the options that only lm has, as they were given.
-        mode: How Jacobians are computed: "forward", "reverse" or None.
+        fit_options: The names of the passed options that only lm has.
+        mode: The mode in which Jacobians are computed: "forward", "reverse" or None.
     """
 
     method: Any
@@ -54,7 +54,7 @@ class MinimizeRequest:
     mode: str | None = None
 
     def check_fit(self, name: str) -> None:
-        """Raise TypeError if options of lm were given to another method."""
+        """Raise TypeError if options of lm were passed to another method."""
         if self.fit_options and name != "lm":
             fact = f"minimize: {', '.join(self.fit_options)} are options of fits by lm"
             raise TypeError(f"{fact}; this is {name}, for which there are maxiter, maxfev, gtol and disp")
@@ -89,34 +89,24 @@ def read_request(
 
     Raises:
         TypeError: An option that the method does not have.
-        ValueError: A limit or tolerance that can not be meant.
+        ValueError: An invalid limit or tolerance.
     """
     name = canonical(method) if isinstance(method, str) else "links"
     rest = dict(options or {})
-    for names, value in ((_STEPS, max_steps), (_EVALUATIONS, max_evals)):
-        for key in names:
-            if rest.get(key) is not None and value is not None:
-                raise TypeError(f"minimize: the option {key} says what max_steps or max_evals says already; give one")
+    _refuse_repeated(rest, max_steps, max_evals)
     max_steps = _take(rest, _STEPS, max_steps)
     max_evals = _take(rest, _EVALUATIONS, max_evals)
     progress = bool(rest.pop("disp", False)) or progress
     fits = name in ("lm", "auto")
     if not fits or (name == "auto" and not set(rest) - {"gtol"}):
         tol = _take(rest, _GRADIENT, tol)
-    for key in rest:
-        if not fits or key not in _FIT:
-            there = ["maxiter", "maxfev", "disp", *(_FIT if fits else _GRADIENT)]
-            hint = "; tol= is the tolerance of every method" if "tol" in key else ""
-            raise TypeError(f"minimize: {name} has no option {key!r}; there are {', '.join(there)}{hint}")
+    _refuse_unknown(rest, name)
     _check_limits(tol, max_evals, max_steps)
     fit = replace(LeastSquaresOptions(tol=tol or 0.0), **rest)
     named = tuple(rest)
     if x_scale is not None and x_scale is not False and not (isinstance(x_scale, str) and x_scale == "jac"):
         fit, named = replace(fit, scale=_read_scale(StartPoint(x0), x_scale)), (*named, "x_scale")
-    mode = jac if isinstance(jac, str) else None
-    if mode is not None and mode not in MODES:
-        instead = "torch differentiates exactly, so leave it out; or give a function, True, 'forward' or 'reverse'"
-        raise ValueError(f"minimize: jac is {jac!r}; {instead}")
+    mode = _read_mode(jac)
     if fit.geodesic and (callable(jac) or jac is True):
         raise ValueError("minimize: geodesic takes second derivatives of the residuals, which jac= does not give")
     request = MinimizeRequest(
@@ -125,6 +115,32 @@ def read_request(
     if name not in ("lm", "auto"):
         request.check_fit(name)
     return request
+
+
+def _refuse_repeated(options: Mapping[str, Any], max_steps: int | None, max_evals: int | None) -> None:
+    """Raise TypeError if a limit is passed both as an argument and as an option."""
+    for names, value in ((_STEPS, max_steps), (_EVALUATIONS, max_evals)):
+        for key in names:
+            if options.get(key) is not None and value is not None:
+                raise TypeError(f"minimize: the option {key} says what max_steps or max_evals says already; give one")
+
+
+def _refuse_unknown(options: Mapping[str, Any], name: str) -> None:
+    """Raise TypeError for an option that a method does not have."""
+    fits = name in ("lm", "auto")
+    for key in options:
+        if not fits or key not in _FIT:
+            there = ["maxiter", "maxfev", "disp", *(_FIT if fits else _GRADIENT)]
+            hint = "; tol= is the tolerance of every method" if "tol" in key else ""
+            raise TypeError(f"minimize: {name} has no option {key!r}; there are {', '.join(there)}{hint}")
+
+
+def _read_mode(jac: Any) -> str | None:
+    """Return the mode of differentiation if `jac` is one; None for functions and other values."""
+    if isinstance(jac, str) and jac not in MODES:
+        instead = "torch differentiates exactly, so leave it out; or give a function, True, 'forward' or 'reverse'"
+        raise ValueError(f"minimize: jac is {jac!r}; {instead}")
+    return jac if isinstance(jac, str) else None
 
 
 def _take(options: dict[str, Any], names: tuple[str, ...], value: Any) -> Any:
@@ -144,7 +160,7 @@ def _check_limits(tol: float | None, max_evals: int | None, max_steps: int | Non
 
 
 def _read_scale(point: StartPoint, x_scale: Any) -> Any:
-    """Return the scales of all variables as a vector; raise ValueError where one is not above zero."""
+    """Return the scales of all variables as a vector; raise ValueError if one is not above zero."""
     parts = point.match(x_scale, "scales of x", lambda part: isinstance(part, int | float))
     pairs = zip(parts, point.leaves, strict=True)
     try:
@@ -164,7 +180,7 @@ def _read_numbers(part: Any) -> Tensor:
 
 
 def read_callback(callback: Callable[..., Any] | None) -> Callable[[Any], Any] | None:
-    """Return the callback as a function of the result; one whose argument is `xk`, as SciPy's, is given the point."""
+    """Return the callback as a function of the result; one whose argument is called `xk`, as in SciPy, gets the point."""
     if callback is None:
         return None
     try:

@@ -19,11 +19,11 @@ from ._single import EndOfRun, SingleRun
 from ._sqp import Array, ConstrainedProblem, SqpState, minimize_by_sqp
 
 SMALL = 300
-"""Up to so many variables a dense model of the Lagrangian is the default."""
+"""The number of variables up to which a dense model of the Lagrangian is the default."""
 
 
 class ConstrainedRun:
-    """The functions of a constrained run on vectors of NumPy, counted in the record of the run.
+    """The functions of a constrained run on NumPy vectors, whose evaluations are counted in the record of the run.
 
     Args:
         run: The record, with the user's function.
@@ -33,7 +33,7 @@ class ConstrainedRun:
     def __init__(self, run: SingleRun, constraints: Sequence[Constraint]) -> None:
         self.run, self.constraints = run, constraints
         self.like = to_vector(run.leaves)
-        # Equations come first, whatever the order in which they were given.
+        # Equations come first, whatever their order in the arguments.
         self.order = sorted(range(len(constraints)), key=lambda i: constraints[i].inequality)
         self.functions = [VectorFunction(constraints[i].values, run.point) for i in self.order]
         self.sizes: list[int] = []
@@ -41,7 +41,7 @@ class ConstrainedRun:
         self._leaf = self._loss = self.like
 
     def locate(self, x: Array) -> Tensor:
-        """Return a vector as the function takes it."""
+        """Return a NumPy vector as a tensor like the variables."""
         return torch.from_numpy(x).to(self.like)
 
     def value(self, x: Array) -> float:
@@ -78,7 +78,7 @@ class ConstrainedRun:
         return np.concatenate([*rows, np.zeros((0, len(x)))])
 
     def curve(self, x: Array) -> Array | None:
-        """Return J'J of the residuals, nearly the second derivatives of a fit; None where the function has one value."""
+        """Return J'J of the residuals, an approximate Hessian of a fit; None if the function returns one value."""
         if not self.residuals:
             return None
         function = VectorFunction(self.run.fun, self.run.point)
@@ -89,7 +89,7 @@ class ConstrainedRun:
         return product
 
     def split(self, multipliers: Array) -> tuple[Tensor, ...]:
-        """Return the multipliers of each constraint, in the order given; those of equations have the sign of a penalty."""
+        """Return the multipliers of each constraint, in the user's order; those of equations have the sign of a penalty."""
         parts = np.split(multipliers, np.cumsum(self.sizes)[:-1]) if self.sizes else []
         out: dict[int, Tensor] = {}
         for i, part in zip(self.order, parts, strict=True):
@@ -109,7 +109,7 @@ def run_sqp(
 
     Args:
         run: The record of the run, within its bounds.
-        constraints: What has to hold.
+        constraints: The constraints.
         tol: The residual of the conditions of Karush, Kuhn and Tucker at the end.
         steps: The largest number of steps.
         after: Called after each step; a true result ends the run.
@@ -140,13 +140,13 @@ def run_sqp(
     if state is None:
         return result
     multipliers = functions.split(state.multipliers)
-    holding = [
+    active = [
         constraints[i].fun
         for i, part in enumerate(multipliers)
         if not constraints[i].inequality or bool((part > 0).all())
     ]
-    problem_there = None if result.problem is None else result.problem._replace(constraints=holding)
-    return dataclasses.replace(result, multipliers=multipliers, kkt_residual=state.kkt, problem=problem_there)
+    problem_at_end = None if result.problem is None else result.problem._replace(constraints=active)
+    return dataclasses.replace(result, multipliers=multipliers, kkt_residual=state.kkt, problem=problem_at_end)
 
 
 def _pair(functions: ConstrainedRun) -> list[tuple[VectorFunction, Constraint]]:

@@ -25,16 +25,16 @@ class Constraint(NamedTuple):
     inequality: bool
 
     def values(self, x: Any) -> Tensor:
-        """The function as a vector."""
-        found = self.fun(x)
-        data = data_of(found)
-        return torch.as_tensor(found if data is None else data).reshape(-1)
+        """Return the values of the function at a point as a vector."""
+        out = self.fun(x)
+        data = data_of(out)
+        return torch.as_tensor(out if data is None else data).reshape(-1)
 
 
-def read_constraints(given: Any) -> list[Constraint]:
-    """Constraints as SciPy has them: dictionaries with "type" and "fun", or objects with fun (or A), lb and ub."""
+def read_constraints(constraints: Any) -> list[Constraint]:
+    """Read constraints in SciPy's forms: dictionaries with "type" and "fun", or objects with fun (or A), lb and ub."""
     out: list[Constraint] = []
-    for one in [given] if isinstance(given, Mapping) or hasattr(given, "lb") else list(given):
+    for one in [constraints] if isinstance(constraints, Mapping) or hasattr(constraints, "lb") else list(constraints):
         if isinstance(one, Constraint):
             out.append(one)
             continue
@@ -51,7 +51,7 @@ def read_constraints(given: Any) -> list[Constraint]:
 
 
 def _constrain_between(one: Any) -> list[Constraint]:
-    """SciPy's objects: equalities where both ends are the same, inequalities where an end is finite."""
+    """Read one of SciPy's constraint objects: equalities for equal ends, inequalities for finite ends."""
     A = torch.as_tensor(getattr(one, "A", ()))
     own = Constraint(one.fun if hasattr(one, "fun") else lambda x: A.to(data_of(x)) @ data_of(x), False)
     low, high = (torch.as_tensor(end, dtype=torch.float64) for end in (one.lb, one.ub))
@@ -81,7 +81,19 @@ def minimize_constrained(
     max_steps: int | None,
     **options: Any,
 ) -> Result:
-    """Runs of `minimize` on the augmented Lagrangian, each from where the last ended, until the KKT conditions hold."""
+    """Call `minimize` on the augmented Lagrangian, each time from the last result, until the KKT conditions hold.
+
+    Args:
+        minimize: Minimises the augmented Lagrangian.
+        fun: The function.
+        x0: The starting point.
+        constraints: The constraints.
+        tol: The residual of the conditions of Karush, Kuhn and Tucker at the end; None for the default.
+        max_evals: The largest number of evaluations.
+        callback: Called after each run with the result so far.
+        max_steps: The largest number of steps.
+        **options: Other arguments of `minimize`.
+    """
     began, point = time.perf_counter(), StartPoint(x0)
     tol, limit = point.choose_tol(tol, 1e-6, 1e-3), max_evals or max(20_000, 400 * point.size)
     with torch.no_grad():
@@ -90,7 +102,7 @@ def minimize_constrained(
     x, history, spent, steps, success = x0, [], 0, 0, False
 
     def penalise(values: Sequence[Tensor]) -> list[Tensor]:
-        """What half the square of is added to the function: the terms of the augmented Lagrangian, up to a constant."""
+        """Return vectors whose halved squared norms are the terms of the augmented Lagrangian, up to a constant."""
         out = []
         for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
             shifted = c - multiplier / mu if one.inequality else c + multiplier / mu
@@ -103,8 +115,6 @@ def minimize_constrained(
             return torch.cat([data, *more])
         return loss_of(data, False) + sum(value_of(one) for one in more)
 
-    from ..m import AugmentedLagrangian  # a room that other methods do not need
-
     while True:
         left = None if max_steps is None else max_steps - steps
         last = minimize(evaluate_augmented, x, tol=inner_tol, max_evals=limit - spent, max_steps=left, **options)
@@ -112,12 +122,7 @@ def minimize_constrained(
         with torch.no_grad():
             seen = [one.values(x).detach() for one in constraints]
             value = last.value - sum(float(value_of(one)) for one in penalise(seen))
-        violation = slack = 0.0
-        for i, (c, one) in enumerate(zip(seen, constraints, strict=True)):
-            violation = max(violation, AugmentedLagrangian.violation(c, one.inequality))
-            multipliers[i] = AugmentedLagrangian.next_multiplier(c, multipliers[i], mu, one.inequality)
-            if one.inequality and c.numel():
-                slack = max(slack, float(torch.minimum(c.abs(), multipliers[i]).max()))
+        violation, slack = _update_multipliers(constraints, seen, multipliers, mu)
         # The gradient of the Lagrangian with these multipliers is that of the augmented one with the last.
         kkt = max(violation, slack, last.gradient_norm or 0.0)
         history.append((spent, value))
@@ -127,9 +132,9 @@ def minimize_constrained(
         if not math.isfinite(last.value) or ("unbounded" in last.reason and mu > 1e8):
             reason = last.reason
             break
-        # Without a gradient the method's own word has to do.
-        if kkt <= tol and (last.gradient_norm is not None or last.success):
-            reason, success = f"The conditions of Karush, Kuhn and Tucker hold to {kkt:.2g}, at most {tol:.2g}.", True
+        success = kkt <= tol and _has_converged(last)
+        if success:
+            reason = f"The conditions of Karush, Kuhn and Tucker hold to {kkt:.2g}, at most {tol:.2g}."
             break
         if spent >= limit or steps == max_steps:
             what = f"{limit} evaluations" if spent >= limit else f"{max_steps} steps"
@@ -142,8 +147,8 @@ def minimize_constrained(
             mu *= 10
         before = min(before, violation)
         inner_tol = max(0.1 * inner_tol, 0.5 * tol)
-    found = zip(seen, multipliers, constraints, strict=True)
-    active = [one.fun for c, lam, one in found if not one.inequality or bool((lam > c).all())]
+    triples = zip(seen, multipliers, constraints, strict=True)
+    active = [one.fun for c, lam, one in triples if not one.inequality or bool((lam > c).all())]
     return dataclasses.replace(
         last,
         value=value,
@@ -157,3 +162,23 @@ def minimize_constrained(
         kkt_residual=kkt,
         problem=last._require_problem()._replace(fun=fun, constraints=active),
     )
+
+
+def _update_multipliers(
+    constraints: Sequence[Constraint], values: Sequence[Tensor], multipliers: list[Tensor], mu: float
+) -> tuple[float, float]:
+    """Replace the multipliers by the next ones; return the largest violation, and the largest gap in complementarity."""
+    from ..m import AugmentedLagrangian  # imported here because other methods do not need it
+
+    violation = slack = 0.0
+    for i, (c, one) in enumerate(zip(values, constraints, strict=True)):
+        violation = max(violation, AugmentedLagrangian.violation(c, one.inequality))
+        multipliers[i] = AugmentedLagrangian.next_multiplier(c, multipliers[i], mu, one.inequality)
+        if one.inequality and c.numel():
+            slack = max(slack, float(torch.minimum(c.abs(), multipliers[i]).max()))
+    return violation, slack
+
+
+def _has_converged(result: Result) -> bool:
+    """Whether a run ended with a known gradient; without one, the success reported by the method decides."""
+    return result.gradient_norm is not None or result.success

@@ -18,7 +18,7 @@ from ._result import Result
 
 
 class CurveData(NamedTuple):
-    """The data of a curve fit, and the model: what `Result.plot` draws.
+    """The data of a curve fit, and the model, which `Result.plot` draws.
 
     Attributes:
         predict: The model, a function of the parameters in the form of `Result.x`, and of x.
@@ -33,7 +33,7 @@ class CurveData(NamedTuple):
     sigma: Tensor | None
 
     def __reduce__(self) -> Any:
-        # A result is saved without its functions.
+        # A pickled result has no functions.
         return type(None), ()
 
 
@@ -49,21 +49,21 @@ def curve_fit(
     jac: Any = None,
     **settings: Any,
 ) -> Result:
-    """Fit a model f(x, a, b, ...) to observed values; its parameters are named as f names them.
+    """Fit a model f(x, a, b, ...) to observed values; the names of parameters are those of f's arguments.
 
     Args:
-        f: The model in torch's functions: takes x and the parameters, returns what y is compared with.
+        f: The model in torch's functions: takes x and the parameters, returns predictions of y.
         x: The predictors, passed to f: numbers become tensors; labelled tensors, and anything else, are passed unchanged.
         y: The observed values.
-        p0: Where the parameters start: a dictionary by name, or a list of numbers in f's order. By default 1, or inside of
-            the bounds. Names are taken from f; where f takes `*params` they are p0, p1, ...
+        p0: The initial parameters: a dictionary by name, or a list of numbers in f's order. By default 1, or inside of
+            the bounds. Names are taken from f; if f takes `*params` they are p0, p1, ...
         sigma: Standard deviations of y, or the covariance matrix of its errors.
         bounds: Intervals by name, a list of intervals, one interval for all, or as SciPy's `curve_fit` a tuple of all lower
             and all upper bounds.
         absolute_sigma: Whether sigma is in the units of y, so that covariances are not scaled by the residuals.
         jac: "forward" or "reverse", or a function of x and the parameters that returns the Jacobian, one column for each
             parameter; without it torch differentiates.
-        **settings: Others of `minimize`: method, loss, f_scale, nan, tol, max_evals, callback, options, ...
+        **settings: Other arguments of `minimize`: method, loss, f_scale, nan, tol, max_evals, callback, options, ...
 
     Returns:
         A `Result` whose `x` is a dictionary by name, with `stderr`, `covariance()`, `report()` and `plot()`.
@@ -157,7 +157,7 @@ def _read_start(f: Callable[..., Any], p0: Any, bounds: Any) -> dict[str, Any]:
 
 
 def _start_inside(interval: Any) -> float:
-    """Return 1 where it is inside of an interval, else a point inside."""
+    """Return 1 if it is inside of an interval, else a point inside."""
     low, high = interval or (None, None)
     low, high = -math.inf if low is None else float(low), math.inf if high is None else float(high)
     if low < 1 < high or low == high == 1:
@@ -168,7 +168,7 @@ def _start_inside(interval: Any) -> float:
 
 
 def _read_intervals(bounds: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return an interval for each name; raise ValueError where there are more or fewer."""
+    """Return an interval for each name; raise ValueError if there are more or fewer."""
     if bounds is None:
         return {}
     if isinstance(bounds, Mapping):

@@ -18,7 +18,7 @@ ELEMENTWISE = frozenset((
     "Rsqrt", "Rsub", "Sgn", "Sigmoid", "Sign", "Silu", "Sin", "Sinc", "Sinh", "Softplus", "Sqrt", "Sub", "Tan",
     "Tanh", "ToCopy", "Where", "Xlogy",
 ))  # fmt: skip
-"""Operations of torch, as the nodes of graphs name them, each of whose values depends on one value of each argument."""
+"""Elementwise operations of torch, by the names of their nodes in graphs."""
 
 
 def is_elementwise(node: Any) -> bool:
@@ -52,9 +52,9 @@ class VectorFunction:
     Args:
         fun: The user's function, of a point in the form of x0.
         point: The form of x0.
-        mode: "forward" or "reverse" mode of differentiation, or None for the cheaper one: forward where there are fewer
+        mode: "forward" or "reverse" mode of differentiation, or None for the cheaper one: forward if there are no more
             variables than values.
-        see: Maps leaves to those that the function is given, or None.
+        see: Maps leaves to those that are passed to the function, or None.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class VectorFunction:
         #: Whether the leaves are single real numbers, and whether the values are elementwise functions of them.
         self.numbers = see is None and point.module is None and _are_numbers(point)
         self.elementwise: bool | None = None if self.numbers else False
-        #: Where the function was evaluated last, and its values there.
+        #: The vector of the last evaluation, and the values there.
         self.at: Tensor | None = None
         self.values: Tensor | None = None
 
     def point_of(self, vector: Tensor) -> list[Tensor]:
-        """Return the leaves that the function is given at a vector."""
+        """Return the leaves that are passed to the function at a vector."""
         if self.numbers and vector.dtype is self.point.leaves[0].dtype:
             return list(vector.unbind())
         leaves = from_vector(vector, self.point.leaves)
@@ -81,18 +81,18 @@ class VectorFunction:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Return the values at a vector, complex ones as pairs."""
-        found = self.point.call(self.fun, self.point_of(vector))
-        out = flatten_values(found)
+        result = self.point.call(self.fun, self.point_of(vector))
+        out = flatten_values(result)
         if self.elementwise is not False and not out.requires_grad:
-            self.at, self.values = vector, data_of(found)
+            self.at, self.values = vector, data_of(result)
         return out
 
     def jacobian(self, vector: Tensor, values: int) -> Tensor:
         """Return the Jacobian at a vector.
 
         Args:
-            vector: Where.
-            values: How many values the function has.
+            vector: The point.
+            values: The number of values of the function.
         """
         forward = self.mode == "forward" or (self.mode is None and vector.numel() <= values)
         if forward:
@@ -100,7 +100,7 @@ class VectorFunction:
                 rows = self._differentiate_elementwise(vector, values)
                 return self._differentiate_forward(vector) if rows is None else rows
             except (NotImplementedError, RuntimeError):
-                # Not every operation of torch has a forward derivative. What else is wrong is found again in reverse.
+                # Not every operation of torch has a forward derivative. Other errors are raised again in reverse mode.
                 if self.mode == "forward":
                     raise
         return self._differentiate_reverse(vector)
@@ -116,31 +116,31 @@ class VectorFunction:
         return second.detach()
 
     def _differentiate_elementwise(self, vector: Tensor, values: int) -> Tensor | None:
-        """Return the Jacobian of an elementwise model by one backward pass, or None where the model is of another kind.
+        """Return the Jacobian of an elementwise model by one backward pass, or None if the model is not elementwise.
 
-        A curve is mostly a formula of numbers, `a * exp(-b * x) + c`. Given a copy of each number for every value, the
-        derivative of the sum of the values by a copy is an entry of the Jacobian. The graph says whether the model is such
+        Most curves are formulas of numbers, such as `a * exp(-b * x) + c`. With a copy of each number for every value, the
+        derivative of the sum of the values by a copy is an entry of the Jacobian. The graph shows whether the model is such
         a formula: then all its operations are elementwise.
 
         Args:
-            vector: Where.
-            values: How many values the function has.
+            vector: The point.
+            values: The number of values of the function.
         """
-        known = self.values
-        if self.elementwise is False or known is None or known.numel() != values:
+        reference = self.values
+        if self.elementwise is False or reference is None or reference.numel() != values:
             return None
-        copies = [torch.full_like(known, number, requires_grad=True) for number in vector.tolist()]
+        copies = [torch.full_like(reference, number, requires_grad=True) for number in vector.tolist()]
         try:
             with torch.enable_grad():
                 data = data_of(self.point.call(self.fun, copies))
         except (IndexError, RuntimeError, TypeError, ValueError):
-            data = None  # it takes single numbers only
-        if data is None or data.shape != known.shape or not is_elementwise(data.grad_fn):
+            data = None  # the model accepts single numbers only
+        if data is None or data.shape != reference.shape or not is_elementwise(data.grad_fn):
             self.elementwise = False
         elif self.elementwise is None:
-            # What was detached is not in the graph, and could depend on how many copies there are.
+            # Detached parts are not in the graph, and could depend on the number of copies, so the values are compared.
             same = self.at is not None and torch.equal(self.at, vector)
-            self.elementwise = same and torch.allclose(known, data.detach(), rtol=1e-6, equal_nan=True)
+            self.elementwise = same and torch.allclose(reference, data.detach(), rtol=1e-6, equal_nan=True)
         if not self.elementwise:
             return None
         columns = torch.autograd.grad(data.sum(), copies, allow_unused=True, materialize_grads=True)
@@ -182,9 +182,9 @@ def differentiate_rows(values: Tensor, leaf: Tensor) -> Tensor:
     return rows.detach()
 
 
-def flatten_values(found: Any) -> Tensor:
-    """Return what a function returned as a real vector, complex numbers as pairs."""
-    data: Tensor | None = data_of(found)
+def flatten_values(result: Any) -> Tensor:
+    """Return the result of a function as a real vector, complex numbers as pairs."""
+    data: Tensor | None = data_of(result)
     if data is None:
-        raise TypeError(f"minimize: the function returned a {type(found).__name__}; return its values as a tensor")
+        raise TypeError(f"minimize: the function returned a {type(result).__name__}; return its values as a tensor")
     return (torch.view_as_real(data) if data.is_complex() else data).reshape(-1)

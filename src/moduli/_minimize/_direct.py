@@ -1,6 +1,6 @@
-"""Methods that look at values only: the simplex of Nelder and Mead, Powell's directions, coordinate descent, CMA-ES.
+"""Derivative-free methods: the simplex of Nelder and Mead, Powell's directions, coordinate descent, CMA-ES.
 
-Each yields after every step a reason to end, or "", and whether that is a success.
+Each yields after every step the reason why it ended, or "", and whether it succeeded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ DirectMethod = Callable[[Function, Vector, float], Iterator[tuple[str, bool]]]
 
 
 def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
-    """A simplex that is reflected, stretched and shrunk; coefficients as Gao and Han (2012) for many variables."""
+    """Minimise by a simplex that is reflected, expanded and shrunk, with the coefficients of Gao and Han (2012).
+
+    Args:
+        f: The function.
+        x0: The starting point.
+        tol: The relative gain of a restart below which it ends.
+    """
     n = len(x0)
     alpha, beta, gamma, delta = 1.0, 1 + 2 / n, 0.75 - 1 / (2 * n), 1 - 1 / n
     if n == 1:
@@ -55,7 +61,7 @@ def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool
                     simplex = [simplex[0]] + [simplex[0] + delta * (x - simplex[0]) for x in simplex[1:]]
                     values = [values[0]] + [f(x) for x in simplex[1:]]
         x0, restarts = simplex[0], restarts + 1
-        # A simplex can collapse before a minimum: start a new one from where it did, until that gains nothing.
+        # A simplex can collapse before a minimum: start a new one at that point, until that gains nothing.
         if best_before - values[0] <= tol * max(1e-12, abs(values[0])) or restarts > 20:
             yield "The simplex has shrunk to a point, and a new one there finds nothing lower.", True
             return
@@ -63,7 +69,7 @@ def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool
 
 
 def _line(f: Function, x: Vector, value: float, d: Vector, first: float) -> tuple[Vector, float, float]:
-    """The minimum along a line: bracketed by steps that grow, then parabolas through the bracket, or golden sections."""
+    """Return the minimum along a line: bracketed by growing steps, then by parabolic interpolation or golden sections."""
     a, fa, b = 0.0, value, first
     fb = f(x + b * d)
     if fb > fa:
@@ -100,13 +106,13 @@ def _line(f: Function, x: Vector, value: float, d: Vector, first: float) -> tupl
 
 
 def descend_along(f: Function, x0: Vector, tol: float, replaces: bool) -> Iterator[tuple[str, bool]]:
-    """Minima along a set of directions in turn, beginning with the coordinates, then along the way they went together.
+    """Minimise along a set of directions in turn, initially the coordinates, then along the sum of their steps.
 
     Args:
         f: The function.
-        x0: Where to start.
+        x0: The starting point.
         tol: The relative gain that counts as none.
-        replaces: Whether that way takes the place of a direction (Powell, 1964), or not (Hooke and Jeeves' pattern).
+        replaces: Whether the sum of steps replaces a direction (Powell, 1964), or not (Hooke and Jeeves' pattern).
     """
     directions = list(np.eye(len(x0)))
     x, value, quiet = x0, f(x0), 0
@@ -136,8 +142,14 @@ def descend_along(f: Function, x0: Vector, tol: float, replaces: bool) -> Iterat
 
 
 def cmaes(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
-    """Generations of `evolve.CMAES` around x0, whose first step is a third of its size (at least 0.3)."""
-    from ..evolve import CMAES  # a room that only this method needs
+    """Minimise by generations of `evolve.CMAES` around x0, whose initial step is a third of its size (at least 0.3).
+
+    Args:
+        f: The function.
+        x0: The starting point.
+        tol: The tolerance of `evolve.CMAES`.
+    """
+    from ..evolve import CMAES  # imported here because only this method needs it
 
     f(x0)
     search = CMAES(torch.from_numpy(x0), sigma=0.3 * max(1.0, float(np.abs(x0).max())), tol=tol)

@@ -24,17 +24,17 @@ def run_fit(
     steps: int | None,
     after: Callable[[], bool],
 ) -> None:
-    """Fit until something ends it.
+    """Fit until the run ends.
 
     Args:
         run: The record of the run, with the user's residuals.
         options: Tolerances and variants.
-        mode: How the Jacobian is computed (`VectorFunction`).
+        mode: The mode in which the Jacobian is computed (`VectorFunction`).
         steps: The largest number of steps.
         after: Called after each step; a true result ends the run.
 
     Raises:
-        EndOfRun: Where an evaluation ended it.
+        EndOfRun: If an evaluation ends it.
     """
     variables = run.variables
     function = VectorFunction(run.fun, run.point, mode, variables.seen if variables.transform else None)
@@ -102,11 +102,17 @@ def _describe_end(run: SingleRun, state: FitState, function: VectorFunction, J: 
 
 
 def read_side(run: SingleRun, sides: list[Tensor | None], end: float) -> Array:
-    """Return the bounds of all variables on one side as a vector, with this end where they are open."""
+    """Return the bounds of all variables on one side as a vector.
+
+    Args:
+        run: The record of the run.
+        sides: The bounds of each leaf; None where open.
+        end: The value for open bounds: plus or minus infinity.
+    """
     if run.variables.transform:
         sides = [None] * len(sides)
     pairs = zip(sides, run.leaves, strict=True)
-    # Complex numbers have no bounds, and an infinite one would be no number in both of its parts.
+    # Complex leaves have no bounds; infinities would become NaN in them, so open bounds are marked separately.
     wide = [torch.full_like(leaf, 0.0) if side is None else side for side, leaf in pairs]
     vector = to_numpy(to_vector(wide))
     closed = to_vector(

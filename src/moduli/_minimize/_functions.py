@@ -1,7 +1,6 @@
-"""A user's function as `minimize` calls it.
+"""Wrappers of a user's function.
 
-It may have derivatives of its own, return floats or NumPy arrays, and have residuals with a robust loss or with values that
-are not a number.
+They support user-defined derivatives, results that are floats or NumPy arrays, and residuals with a robust loss or NaN values.
 """
 
 from __future__ import annotations
@@ -64,14 +63,14 @@ class DifferentiatedFunction:
         return values
 
     def locate(self, vector: Tensor) -> Any:
-        """Return the point of a vector as the user's functions take it."""
+        """Return a vector as a point in the form that the user's functions take."""
         leaves: list[Any] = from_vector(vector.detach(), self.point.leaves)
         if self.numpy:
             leaves = [leaf.cpu().numpy() for leaf in leaves]
         return self.point.form(leaves)
 
     def evaluate(self, vector: Tensor) -> Tensor:
-        """Return the values at a vector; the last one is not evaluated again."""
+        """Return the values at a vector; those of the last vector are stored."""
         if self.last is not None and torch.equal(self.last[0], vector):
             return self.last[1].clone()
         out, derivatives = self.fun(self.locate(vector)), None
@@ -153,7 +152,7 @@ class _UserDerivatives(torch.autograd.Function):
 
 
 def _read_matrix(out: Any, point: StartPoint, rows: int, vector: Tensor, name: str) -> Tensor:
-    """Return derivatives in the form of x0, after an axis of rows, as a matrix; raise ValueError where shapes differ."""
+    """Return derivatives in the form of x0, after an axis of rows, as a matrix; raise ValueError if shapes differ."""
     single = len(point.leaves) == 1 and not isinstance(point.x0, Mapping)
     parts = [out] if single else point.match(out, f"parts of {name}", lambda part: False)
     if any(part is None for part in parts):
@@ -169,7 +168,7 @@ def _read_matrix(out: Any, point: StartPoint, rows: int, vector: Tensor, name: s
 
 
 def _to_tensor(value: Any, like: Tensor) -> Tensor:
-    """Return what a user's function returned as a tensor without a graph; real numbers in the precision of the point."""
+    """Return the result of a user's function as a tensor without a graph; real numbers in the precision of the point."""
     data: Tensor | None = data_of(value)
     if data is not None:
         return data.detach().to(like.device)
@@ -203,9 +202,9 @@ def _holds_numpy(x0: Any) -> bool:
 
 
 def accept_numbers(fun: Callable[[Any], Any], x0: Any) -> Callable[[Any], Any]:
-    """Return the function for methods that look at values only: it may return floats and NumPy's numbers.
+    """Return the function for derivative-free methods: it may return floats and NumPy's numbers.
 
-    Where x0 is NumPy arrays the function is given those, because NumPy's functions do not take tensors.
+    If x0 is NumPy arrays, the function gets arrays, because NumPy's functions do not take tensors.
     """
     numpy = _holds_numpy(x0)
 
@@ -220,7 +219,7 @@ def accept_numbers(fun: Callable[[Any], Any], x0: Any) -> Callable[[Any], Any]:
 
 
 def _to_arrays(x: Any) -> Any:
-    """Return a point with NumPy arrays in place of its tensors."""
+    """Return a point with NumPy arrays instead of its tensors."""
     if isinstance(x, Mapping):
         return {key: _to_arrays(item) for key, item in x.items()}
     if isinstance(x, list | tuple):
@@ -254,14 +253,14 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "cauchy": _grow_like_cauchy,
     "arctan": _grow_like_arctan,
 }
-"""Of each robust loss rho(z), with z the square of a residual, rho(z) / z; smooth at zero."""
+"""For each robust loss rho(z), with z the square of a residual, the function rho(z) / z; smooth at zero."""
 
 
 def change_residuals(fun: Callable[[Any], Any], loss: str, f_scale: float, nan: str | None) -> Callable[[Any], Any]:
-    r"""Return the residuals whose half sum of squares is the robust cost, without those that are not a number.
+    r"""Return the residuals whose halved sum of squares is the robust cost, without those that are NaN.
 
     A residual r becomes $r \sqrt{\rho(z) / z}$ with $z = (r / C)^2$, so that half the sum of squares is SciPy's cost
-    $C^2/2 \sum \rho(z)$, and everything that is done with residuals follows.
+    $C^2/2 \sum \rho(z)$, and all methods for residuals apply.
 
     Args:
         fun: The residuals.

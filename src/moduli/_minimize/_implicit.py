@@ -1,4 +1,4 @@
-"""Derivatives of a solution by the arguments of its function: the implicit function theorem at the point that was found.
+"""Derivatives of a solution by the arguments of its function, by the implicit function theorem.
 
 S. G. Krantz, H. R. Parks, The Implicit Function Theorem (2002); M. Blondel et al., "Efficient and modular implicit
 differentiation", NeurIPS 2022.
@@ -24,7 +24,7 @@ from ._result import Result
 from ._variables import read_bounds
 
 DENSE = 200
-"""Up to so many variables and multipliers the second derivatives are a matrix; beyond, products with vectors."""
+"""The number of variables and multipliers up to which second derivatives are a matrix; beyond, products with vectors."""
 
 
 def minimize_implicit(
@@ -57,7 +57,7 @@ def minimize_implicit(
     plain = [bound.args for bound in task.bound]
     task.write_tensors(live)
     try:
-        # Each step with the inverse at the solution makes one more order of derivatives right.
+        # Each Newton step with the inverse at the solution makes the derivatives of one more order correct.
         for _ in range(2):
             change = task.differentiate(z) - slope
             z = z - (task.apply_inverse(change) if inverse.numel() == 0 else (inverse @ change[..., None])[..., 0])
@@ -68,7 +68,7 @@ def minimize_implicit(
 
 
 class _ImplicitTask:
-    """A minimisation that is repeated with other arguments, and the equations that hold where it ends.
+    """A minimisation that is repeated with other arguments, and the equations that hold at its solution.
 
     With multipliers λ the equations are that the gradient of the Lagrangian L(x, λ) vanishes, for the variables that are
     not at a bound and the constraints that are active. Their Jacobian is the symmetric matrix of second derivatives of L.
@@ -97,7 +97,7 @@ class _ImplicitTask:
         return _list_tensors([*(bound.args for bound in self.bound), self.x0])
 
     def write_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Put other tensors into the arguments, in the same order."""
+        """Replace the tensors in the arguments, in the same order."""
         rest = iter(tensors)
         for bound in self.bound:
             bound.args = _replace_tensors(bound.args, lambda _: next(rest))
@@ -108,7 +108,7 @@ class _ImplicitTask:
     def solve(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Minimise, and return the point with multipliers, the inverse of the second derivatives, and the gradient there.
 
-        The inverse is zero for what is held at a bound and for constraints that are not active. It is empty where there
+        The inverse is zero for variables at a bound and for constraints that are not active. It is empty if there
         are many variables, and `apply_inverse` solves with products instead.
         """
         self.write_tensors([tensor.detach() for tensor in tensors])
@@ -146,7 +146,7 @@ class _ImplicitTask:
                 self.apply_inverse = _make_solver(slope, leaf, free)
             if not result.success:
                 break
-            # Newton's steps, as far as they help: the point is then known to rounding, and so are its derivatives.
+            # Newton steps as long as they help: the point, and so its derivatives, are then accurate to rounding.
             change = slope.detach() * free
             step = inverse @ change if dense else self.apply_inverse(change)
             with torch.no_grad():
@@ -157,7 +157,7 @@ class _ImplicitTask:
         return z, inverse, self.differentiate(z).detach()
 
     def _find_free(self, z: Tensor, result: Result, sides: tuple[list[Any], list[Any]]) -> Tensor:
-        """Return one for what the equations determine: variables off their bounds, and multipliers of active constraints."""
+        """Return 1 for unknowns that the equations determine: variables off their bounds, multipliers of active constraints."""
         n = len(z) - sum(self.sizes)
         slope = self.differentiate(z).detach()[:n]
         free = torch.ones_like(z)
@@ -171,7 +171,7 @@ class _ImplicitTask:
             distance = sign * (
                 z[:n] - to_vector([bound.expand_as(leaf) for bound, leaf in zip(wide, like, strict=True)])
             )
-            # Where a bound is active the distance vanishes and the gradient does not; where it is not, the reverse.
+            # At an active bound the distance vanishes and the gradient does not; at an inactive one the reverse.
             free[:n] *= (distance > 0) & (sign * slope <= distance)
         with torch.no_grad():
             values = self._evaluate_constraints(z[:n])
@@ -185,7 +185,7 @@ class _ImplicitTask:
         return free
 
     def _invert(self, slope: Tensor, leaf: Tensor, free: Tensor) -> Tensor:
-        """Return the inverse of the second derivatives over what is free; raise ValueError where they are singular."""
+        """Return the inverse of the second derivatives over the free unknowns; raise ValueError if they are singular."""
         zeros = torch.zeros(len(leaf), len(leaf), dtype=leaf.dtype, device=leaf.device)
         rows = free.nonzero()[:, 0]
         if not len(rows):
@@ -245,7 +245,7 @@ class _ImplicitTask:
 
 
 class _FindSolution(torch.autograd.Function):
-    """The solution as numbers: torch's transforms call it with the values of the tensors that they trace."""
+    """The solution as constants: torch's transforms call it with the values of the tensors that they trace."""
 
     @staticmethod
     def forward(task: _ImplicitTask, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -306,7 +306,7 @@ class _SymmetricSolve(torch.autograd.Function):
 
 
 def _make_solver(slope: Tensor, leaf: Tensor, free: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a linear map that solves with the second derivatives over what is free, by products with vectors."""
+    """Return a linear map that solves with the second derivatives over the free unknowns, by products with vectors."""
     rows = free.nonzero()[:, 0]
 
     def multiply(v: Tensor) -> Tensor:

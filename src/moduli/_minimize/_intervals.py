@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find_t_quantile(probability: float, freedom: float) -> float:
-    """Return the number below which Student's t lies with this probability; the normal one for infinite freedom.
+    """Return the quantile of Student's t distribution; the normal one for infinite degrees of freedom.
 
     >>> round(find_t_quantile(0.975, 10), 4), round(find_t_quantile(0.975, math.inf), 4)
     (2.2281, 1.96)
@@ -76,7 +76,7 @@ def find_intervals(problem: FoundProblem, level: float, by: str) -> tuple[Tensor
     Args:
         problem: The function, and the point.
         level: The probability that an interval covers the true value.
-        by: "t" for the linear model of the residuals, "profile" for the sum of squares itself.
+        by: "t" for the linear model of the residuals, "profile" for the profile of the sum of squares.
     """
     if not 0 < level < 1:
         raise ValueError(f"confidence_interval: level is {level}; it is a probability, as 0.95")
@@ -101,7 +101,7 @@ def find_intervals(problem: FoundProblem, level: float, by: str) -> tuple[Tensor
 
 
 class LikelihoodProfile:
-    """The least value of a function with one of its numbers held at others.
+    """The minimum of a function over all variables except one, as a function of that one.
 
     Args:
         problem: The function, and its minimum.
@@ -125,7 +125,13 @@ class LikelihoodProfile:
         return float(value_of(values.reshape(()) if self.scalar else values))
 
     def refit(self, i: int, value: float, start: Tensor) -> Tensor:
-        """Return the point with the least loss where number i has this value."""
+        """Return the point with the least loss among those where variable i has a value.
+
+        Args:
+            i: The variable.
+            value: Its value.
+            start: The starting point.
+        """
         from . import minimize  # this module is imported by that one
 
         at = start.clone()
@@ -144,13 +150,13 @@ class LikelihoodProfile:
         return at.masked_scatter(free, x)
 
     def find_end(self, i: int, sign: int, error: float, quantile: float) -> float:
-        """Return where the profile has grown by the squared quantile: bracketed by growing steps, then by false position.
+        """Return the end of an interval, where the profile has grown by the squared quantile.
 
         Args:
-            i: The number.
+            i: The variable.
             sign: The direction: -1 for the lower end, 1 for the upper one.
             error: Its standard error.
-            quantile: By how many standard errors of a linear model.
+            quantile: The width of the interval in standard errors of a linear model.
         """
         centre, bound = float(self.at[i]), float(self.high[i] if sign > 0 else self.low[i])
         step = error * quantile if math.isfinite(error) and error > 0 else max(abs(centre), 1.0)
@@ -170,7 +176,7 @@ class LikelihoodProfile:
 
 
 def _find_root(excess: Callable[[float], float], step: float, limit: float, quantile: float) -> float:
-    """Return the distance at which a growing function that begins at minus the quantile is zero; infinity where it is none."""
+    """Return the root of a growing function that starts at minus the quantile: by growing steps, then false position."""
     near, low = 0.0, -quantile
     far = min(step, limit)
     high = excess(far) if far > 0 else -quantile
@@ -190,7 +196,7 @@ def _find_root(excess: Callable[[float], float], step: float, limit: float, quan
         at = excess(guess)
         if abs(at) <= 1e-7:
             return guess
-        # The Illinois rule: the end that stays counts half.
+        # The Illinois rule: the value at the end that stays is halved.
         if at < 0:
             near, low, high = guess, at, 0.5 * high
         else:

@@ -1,8 +1,8 @@
-"""Levenberg and Marquardt's method as Moré made it: a trust region in variables scaled by the columns of the Jacobian.
+"""Moré's version of the Levenberg-Marquardt method: a trust region in variables scaled by the columns of the Jacobian.
 
 J. J. Moré, "The Levenberg-Marquardt algorithm: implementation and theory", in Numerical Analysis, Lecture Notes in
-Mathematics 630 (1978). The singular value decomposition of the scaled Jacobian takes the place of its QR factorisation:
-the damped step is then a formula for every damping.
+Mathematics 630 (1978). The singular value decomposition of the scaled Jacobian is used instead of its QR factorisation,
+because it gives the damped step for every damping by a formula.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def measure(vector: Array) -> float:
 
 @dataclass(frozen=True)
 class LeastSquaresOptions:
-    """How a fit ends, and what replaces exact Jacobians.
+    """The tolerances of a fit, and the updates that replace exact Jacobians.
 
     Attributes:
         ftol: End when the actual and the predicted relative reduction of the sum of squares are at most this.
-        xtol: End when every variable is known to this, relative to itself: by the length of the last step and the rate at
-            which steps get shorter; or when the trust region is smaller than a hundredth of this.
+        xtol: End when the relative error of every variable is at most this, estimated from the length of the last step and the
+            rate at which steps get shorter; or when the trust region is smaller than a hundredth of this.
         gtol: End when the cosine of the angle between the residuals and every column of the Jacobian is at most this.
         tol: End when the largest component of the gradient is at most this.
         factor: The first trust region, relative to the scaled starting point.
@@ -90,13 +90,13 @@ class FitState:
         self.first = True
 
     def scale_columns(self) -> None:
-        """Let the scale of each variable be the largest norm that its column ever had."""
+        """Set the scale of each variable to the largest norm of its column so far."""
         if self.options.scale is None:
             norms = np.linalg.norm(self.J, axis=0)
             self.D = np.maximum(self.D, np.where((self.D == 0) & (norms == 0), 1.0, norms))
 
     def find_pushed(self, gradient: Array) -> Mask:
-        """Return which variables are at a bound that the gradient pushes against."""
+        """Return the mask of the variables at a bound that the gradient pushes against."""
         return ((self.x <= self.low) & (gradient > 0)) | ((self.x >= self.high) & (gradient < 0))
 
     def find_cosine(self, gradient: Array) -> float:
@@ -116,7 +116,13 @@ class Factors(NamedTuple):
 
     @classmethod
     def of(cls, J: Array, D: Array, r: Array) -> Factors:
-        """Decompose J / D."""
+        """Decompose J / D.
+
+        Args:
+            J: The Jacobian.
+            D: The scales of its columns.
+            r: The residuals.
+        """
         U, s, Vt = np.linalg.svd(J / D, full_matrices=False)
         return cls(s, Vt, U.T @ r)
 
@@ -165,7 +171,7 @@ class Factors(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A step that is proposed: to where, its scaled length, and what the linear model says of it."""
+    """A proposed step, its scaled length, and the reduction and slope that the linear model predicts."""
 
     step: Array
     length: float
@@ -175,7 +181,7 @@ class Trial(NamedTuple):
 
 @np.errstate(over="ignore")
 def propose(state: FitState, gradient: Array) -> Trial:
-    """Return the damped step within the bounds: what would leave them is put onto its bound, and the others solved again."""
+    """Return the damped step within the bounds: variables that would leave them are set to their bound, the others solved again."""
     fixed = state.find_pushed(gradient)
     step = np.zeros_like(state.x)
     for attempt in range(len(step) + 1):
@@ -206,7 +212,7 @@ def propose(state: FitState, gradient: Array) -> Trial:
 
 
 def _bend(state: FitState, step: Array) -> Array:
-    """Return the step with half of its geodesic acceleration, where that is small beside it."""
+    """Return the step with half of its geodesic acceleration, if that is small compared with the step."""
     curvature = state.functions.curve(state.x, step)
     if not np.isfinite(curvature).all():
         return step
@@ -216,7 +222,7 @@ def _bend(state: FitState, step: Array) -> Array:
 
 
 def fit_least_squares(state: FitState) -> Iterator[tuple[str, bool]]:
-    """Make steps until the fit has converged; yield after each of them why it ended, or "", and whether that is a success.
+    """Make steps until the fit has converged; yield after each the reason why it ended, or "", and whether it succeeded.
 
     Args:
         state: The starting point, which is moved.
@@ -244,7 +250,7 @@ def fit_least_squares(state: FitState) -> Iterator[tuple[str, bool]]:
             trial = propose(state, g)
             accepted, reason = _try_step(state, trial)
             if not accepted and updates:
-                break  # the fault may be that of Broyden's Jacobian
+                break  # Broyden's Jacobian may be the cause
         fresh = False
         if reason and updates and not accepted:
             reason = ""
@@ -255,7 +261,7 @@ def fit_least_squares(state: FitState) -> Iterator[tuple[str, bool]]:
 
 @np.errstate(over="ignore")
 def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
-    """Move if the sum of squares falls as predicted, and fit the trust region; return whether, and why to end."""
+    """Move if the sum of squares falls as predicted, and adapt the trust region; return whether, and the reason to end or ""."""
     options = state.options
     if state.first:
         state.delta = min(state.delta, trial.length)
@@ -264,6 +270,46 @@ def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
     norm = measure(r)
     reduction = 1 - (norm / state.norm) ** 2 if 0.1 * norm < state.norm else -1.0
     ratio = reduction / trial.predicted if trial.predicted > 0 else 0.0
+    _adapt_region(state, trial, norm, reduction, ratio)
+    size = measure(state.D * state.x)
+    # A change of the sum below rounding is not informative: the step is then accepted because of the model.
+    rounding = 64 * options.eps
+    level = trial.predicted <= rounding and abs(reduction) <= rounding
+    accepted = ratio >= 1e-4 or level
+    if accepted:
+        if options.broyden:
+            step = there - state.x
+            state.J = state.J + np.outer(r - state.r - state.J @ step, step) / (float(step @ step) or 1.0)
+        state.x, state.r, state.norm, state.first = there, r, norm, False
+        if _is_accurate(state, trial):
+            return True, f"The steps have become short: the point is known to {options.xtol:.2g} of itself."
+    if level or (abs(reduction) <= options.ftol and trial.predicted <= options.ftol and ratio <= 2):
+        return accepted, f"The sum of squares falls by at most {options.ftol:.2g} of itself."
+    if state.delta <= 0.01 * options.xtol * size or trial.length <= EPS * size:
+        return accepted, f"The next steps are at most {0.01 * options.xtol:.2g} of the point."
+    if state.delta <= EPS * EPS:
+        return accepted, "No lower point was found: the loss is at the limit of its precision."
+    return accepted, ""
+
+
+def _is_accurate(state: FitState, trial: Trial) -> bool:
+    """Whether the relative error of every variable, estimated from the lengths of the last two steps, is within `xtol`."""
+    before = state.last
+    rate, state.last = max(0.01, trial.length / state.last), trial.length if state.damping == 0 else math.inf
+    error = np.abs(trial.step) * rate / (1 - rate) if rate < 1 and math.isfinite(before) else math.inf
+    return bool((error <= state.options.xtol * np.abs(state.x)).all())
+
+
+def _adapt_region(state: FitState, trial: Trial, norm: float, reduction: float, ratio: float) -> None:
+    """Shrink or grow the trust region.
+
+    Args:
+        state: The fit before the step.
+        trial: The step.
+        norm: The length of the residuals after it.
+        reduction: The relative reduction of the sum of squares.
+        ratio: The reduction divided by the predicted one.
+    """
     if not ratio > 0.25:
         shrink = 0.5 if reduction >= 0 else 0.5 * trial.slope / (trial.slope + 0.5 * reduction)
         if not 0.1 * norm < state.norm or shrink < 0.1:
@@ -274,31 +320,8 @@ def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
         state.delta = trial.length / 0.5
         state.damping *= 0.5
     if state.damping == 0:
-        # Residuals that stay large turn steps of Gauss and Newton back and forth: the lowest point of the parabola along
-        # the step says how long the next one should be.
+        # With large residuals, Gauss-Newton steps oscillate: the minimum of the parabola along the step gives the length of
+        # the next one.
         bend = 2 * trial.slope + reduction
         longer = trial.slope / bend if bend < 0 else 2.0
         state.shorten = min(1.0, max(0.1, state.shorten * longer)) if ratio < 0.75 or state.shorten < 1 else 1.0
-    size = measure(state.D * state.x)
-    # Below rounding, whether the sum has fallen says nothing: the step is then taken for what the model says of it.
-    rounding = 64 * options.eps
-    level = trial.predicted <= rounding and abs(reduction) <= rounding
-    accepted = ratio >= 1e-4 or level
-    if accepted:
-        if options.broyden:
-            step = there - state.x
-            state.J = state.J + np.outer(r - state.r - state.J @ step, step) / (float(step @ step) or 1.0)
-        state.x, state.r, state.norm, state.first = there, r, norm, False
-    if accepted:
-        before = state.last
-        rate, state.last = max(0.01, trial.length / state.last), trial.length if state.damping == 0 else math.inf
-        error = np.abs(trial.step) * rate / (1 - rate) if rate < 1 and math.isfinite(before) else math.inf
-        if bool((error <= options.xtol * np.abs(state.x)).all()):
-            return True, f"The steps have become short: the point is known to {options.xtol:.2g} of itself."
-    if level or (abs(reduction) <= options.ftol and trial.predicted <= options.ftol and ratio <= 2):
-        return accepted, f"The sum of squares falls by at most {options.ftol:.2g} of itself."
-    if state.delta <= 0.01 * options.xtol * size or trial.length <= EPS * size:
-        return accepted, f"The next steps are at most {0.01 * options.xtol:.2g} of the point."
-    if state.delta <= EPS * EPS:
-        return accepted, "No lower point was found: the loss is at the limit of its precision."
-    return accepted, ""

@@ -1,4 +1,4 @@
-"""The loop around a chain of links, and many starts that go through it like the members of a population."""
+"""The loop around a chain of links, for one run or for many starts, which are treated like members of a population."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ._variables import Variables
 
 
 class BatchedRuns(SingleRun):
-    """Runs that are evaluated together, with what was found where each was evaluated last.
+    """Runs that are evaluated together, with the loss and gradient of each at its last evaluation.
 
     Args:
         variables: The starts, in the rows of every leaf; bounds by transform of the variables.
         fun: The loss of one point.
-        max_evals: How often each run may evaluate.
+        max_evals: The largest number of evaluations of each run.
         method: The name of the method.
     """
 
@@ -39,11 +39,11 @@ class BatchedRuns(SingleRun):
             raise TypeError("minimize: with batched=True the tensors of x0 are real, and of one dtype")
         #: Tensors like those of one start.
         self.like = [leaf.detach()[0] for leaf in leaves]
-        # What links move, and closures differentiate by.
+        # The tensor that links move and closures differentiate by.
         self.x = self._join([leaf.detach() for leaf in leaves]).requires_grad_()
         super().__init__(variables, [self.x], fun, max_evals, method, batch=(len(self.x),))
         self._pair = torch.func.vmap(torch.func.grad_and_value(self._one))
-        #: Where each run was evaluated last; runs that have not moved are not evaluated again.
+        #: The point of each run's last evaluation; runs that have not moved are not evaluated again.
         self.at, self.g = torch.full_like(self.x, math.nan), torch.zeros_like(self.x)
         self.f = torch.full_like(self.x[:, 0], math.inf)
         self.links: list[Module] = []
@@ -59,7 +59,7 @@ class BatchedRuns(SingleRun):
         return data
 
     def look(self, z: Tensor) -> None:
-        """Evaluate those runs that have moved since they were evaluated last; those that may not any more find infinity."""
+        """Evaluate the runs that have moved since their last evaluation; runs beyond their limit get infinity."""
         moved = (z != self.at).any(1)
         spent = moved & torch.as_tensor(self.each >= self.max_evals, device=z.device)
         self.f = torch.where(spent, math.inf, self.f)
@@ -68,12 +68,12 @@ class BatchedRuns(SingleRun):
             return
         self.evaluations += 1
         self.each[rows.cpu().numpy()] += 1
-        self.at[rows] = math.nan  # unless the function fails, that is known in a moment
+        self.at[rows] = math.nan  # stays so if the function raises
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             seen = z if not self.variables.bounded else self._join(self.variables.seen(from_vector(z, self.like)))
         x = seen.detach()
-        g, f = (found.detach() for found in self._pair(x[rows]))
+        g, f = (tensor.detach() for tensor in self._pair(x[rows]))
         f = torch.where(f.isnan(), math.inf, f)
         by_x = torch.zeros_like(x).index_copy(0, rows, g)
         followed = self.variables.follow(from_vector(x, self.like), from_vector(by_x, self.like))
@@ -85,7 +85,7 @@ class BatchedRuns(SingleRun):
         self.judge(judged, from_vector(x, self.like), self.largest(followed))
 
     def evaluate(self) -> Tensor:
-        """The losses of all runs."""
+        """Return the losses of all runs."""
         return _Losses.apply(self.x, self)  # type: ignore[no-untyped-call, no-any-return]
 
     def begin(self, links: list[Module]) -> None:
@@ -93,12 +93,12 @@ class BatchedRuns(SingleRun):
         self.links = links
 
     def advance(self, closure: Closure) -> str:
-        """Make a step of all runs; why all of them are over, or ""."""
-        held = self.x.detach().clone()
+        """Make a step of all runs; return the reason why all of them have ended, or ""."""
+        before = self.x.detach().clone()
         out = step(self._make_objective(closure), self.links)
         out.update_parameters()
         with torch.no_grad():  # runs that are over stay where they are
-            self.x.copy_(torch.where(self.spread(self.active, held), self.x, held))
+            self.x.copy_(torch.where(self.spread(self.active, before), self.x, before))
         self.accepted = out.accepted
         self.end(f"The limit of {self.max_evals} evaluations was reached.", False, self.each >= self.max_evals)
         return self.reason if out.should_terminate else ""
@@ -110,20 +110,20 @@ class BatchedRuns(SingleRun):
         return objective
 
     def begin_again(self, rows: Numbers) -> None:
-        """Give these runs what new links know when they have seen the point where the runs are."""
+        """Reset the links' state of some runs to that of new links at the present point."""
         fresh, chosen = CHAINS[self.method](), torch.as_tensor(rows, device=self.x.device)
         objective = self._make_objective(Closure(self.evaluate, fixed=True))
         step(objective, [link for link in fresh if not isinstance(link, LineSearchBase)])
         for link, new in zip(self.links[-len(fresh) :], fresh, strict=True):
-            known = [(link.state[self.x], new.state[self.x]), (link.global_state, new.global_state)]
-            for held, begun in known:
-                for key, value in held.items():
+            pairs = [(link.state[self.x], new.state[self.x]), (link.global_state, new.global_state)]
+            for state, fresh_state in pairs:
+                for key, value in state.items():
                     if isinstance(value, Tensor) and value.shape[:1] == chosen.shape:
-                        value[chosen] = begun[key][chosen] if key in begun else 0
+                        value[chosen] = fresh_state[key][chosen] if key in fresh_state else 0
 
 
 class _Losses(torch.autograd.Function):
-    """The losses of all runs, whose gradients were found with them."""
+    """The losses of all runs, whose gradients were computed with them."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, runs: BatchedRuns) -> Tensor:
@@ -138,7 +138,7 @@ class _Losses(torch.autograd.Function):
 
 
 class GradientWatch(Module):
-    """Looks at the gradients before every step, and ends the runs where they vanish.
+    """Checks the gradients before every step, and ends the runs whose gradient vanishes.
 
     Args:
         run: The runs.
@@ -153,7 +153,7 @@ class GradientWatch(Module):
         self.run, self.tol = run, tol
 
     def apply(self, objective: Objective) -> Objective:
-        """Ends the chain where all runs have ended."""
+        """End the chain if all runs have ended."""
         run, variables = self.run, self.run.variables
         loss, grads = objective.get_loss_grads()
         norm = run.largest(grads if variables.transform else variables.follow(objective.params, grads))
@@ -174,7 +174,7 @@ class GradientWatch(Module):
 
 
 def _evaluate_at(objective: Objective, points: list[Tensor]) -> None:
-    """Evaluate the closure elsewhere, and come back."""
+    """Evaluate the closure at other points, and restore the present ones."""
     with objective.moved():
         objective.move_to(points)
         objective.get_loss(backward=False, at_x0=False)
@@ -182,10 +182,10 @@ def _evaluate_at(objective: Objective, points: list[Tensor]) -> None:
 
 @np.errstate(over="ignore")  # a run that ends for it says so
 def run_chain(run: SingleRun, links: list[Module], *, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
-    """Steps of a chain until something ends them.
+    """Make steps of a chain until the run ends.
 
     Args:
-        run: What is known of the run, or of many.
+        run: The record of the run, or of many.
         links: The chain.
         tol: The largest component of the gradient at the end.
         steps: The largest number of steps.

@@ -16,7 +16,7 @@ from ._variables import Variables
 
 
 class BoundedLevenbergMarquardt(m.LevenbergMarquardt):
-    r"""Minimises the damped model over the box: numbers that would leave it are put onto their bound, the others solved again.
+    r"""Minimises the damped model over the box: variables that would leave it are set to their bound, the others solved again.
 
     With $F$ the free and $A$ the held numbers, $(B + D)_{FF}\,d_F = u_F - B_{FA}\,d_A$. Numbers at a bound that the
     gradient pushes against are held from the beginning. Each pass holds at least one more, so that there are at most n, and
@@ -38,7 +38,7 @@ class BoundedLevenbergMarquardt(m.LevenbergMarquardt):
         self.variables = variables
 
     def apply(self, objective: Objective) -> Objective:
-        """Notes where the bounds are from here."""
+        """Compute the distances to the bounds, then apply the link."""
         leaves, variables = objective.params, self.variables
 
         def distance(bounds: list[Tensor | None], open_end: float) -> Tensor:
@@ -50,38 +50,45 @@ class BoundedLevenbergMarquardt(m.LevenbergMarquardt):
         return super().apply(objective)
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """The damped step within the box."""
+        """Return the damped step within the box.
+
+        Args:
+            H: The Hessian.
+            u: The gradient.
+            radius: The trust radius, the inverse of the damping.
+            setting: The settings of the link.
+        """
         B = H.to_dense()
         damping = 1 / radius
         damped = B + torch.diag(torch.full_like(u, damping))
-        held = ((self.most <= 0) & (u > 0)) | ((self.least >= 0) & (u < 0))
+        at_bound = ((self.most <= 0) & (u > 0)) | ((self.least >= 0) & (u < 0))
         d = torch.zeros_like(u)
         for _ in range(len(u) + 1):
-            free = ~held
+            free = ~at_bound
             if not bool(free.any()):
                 break
-            right = u[free] - B[free][:, held] @ d[held]
-            found, failed = torch.linalg.solve_ex(damped[free][:, free], right)
+            right = u[free] - B[free][:, at_bound] @ d[at_bound]
+            part, failed = torch.linalg.solve_ex(damped[free][:, free], right)
             if int(failed):
                 return torch.zeros_like(u)
-            d[free] = found
+            d[free] = part
             over = free & ((d > self.most) | (d < self.least))
             if not bool(over.any()):
                 break
             d = torch.where(over, torch.minimum(torch.maximum(d, self.least), self.most), d)
-            held = held | over
+            at_bound = at_bound | over
         return d if float(torch.dot(d, u)) > 0 else torch.zeros_like(u)
 
 
 class Free(Module):
-    """Takes out of the update what pushes against a bound."""
+    """Sets the update to zero where it pushes against a bound."""
 
     def __init__(self, variables: Variables) -> None:
         super().__init__()
         self.variables = variables
 
     def apply(self, objective: Objective) -> Objective:
-        """Zero where a variable is held by its bound."""
+        """Zero the update of variables that are held by their bounds."""
         free = self.variables.find_free(objective.params, objective.get_grads())
         objective.updates = [u * f for u, f in zip(objective.peek_updates(), free, strict=True)]
         return objective
@@ -96,7 +103,7 @@ CHAINS: dict[str, Callable[[], list[Module]]] = {
     "cg": lambda: [m.PolakRibiere(), m.StrongWolfe(c2=0.1, a_init="first-order", maxiter=40)],
     "newton": lambda: [m.Newton(eigval_fn=torch.abs, eigv_tol=1e-14), m.Backtracking(maxiter=40)],
     "damped-newton": lambda: [m.LevenbergMarquardt(m.Newton(), max_attempts=30)],
-    # Looser systems (in both, and by the square root of the gradient) cost more evaluations than they save products.
+    # Looser tolerances of the linear systems (also by the square root of the gradient) cost more evaluations than they save.
     "newton-cg": lambda: [m.NewtonCG(tol=1e-2, reg=0.0), m.Backtracking(maxiter=40)],
     "trust-ncg": lambda: [m.TrustCG(m.NewtonCG(reg=0.0), cg_tol=0.03, max_attempts=30, **_RADIUS)],
     "trust-exact": lambda: [m.TrustExact(m.Newton(), max_attempts=30, **_RADIUS)],

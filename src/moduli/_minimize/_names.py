@@ -1,4 +1,4 @@
-"""The names of methods, by what runs them: known without the links of their chains, which take long to import."""
+"""The names of methods, separate from the links of their chains, which take long to import."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ALIASES = {
 }
 
 
-# Methods of SciPy without an equal here, and what serves in their place.
+# Methods of SciPy without a counterpart here, and the alternatives.
 _INSTEAD = {
     "trustconstr": "sqp, or any method with constraints=",
     "cobyla": "nelder-mead with constraints=, or sqp where there are derivatives",
@@ -49,12 +49,12 @@ _INSTEAD = {
 
 
 def canonical(name: str) -> str:
-    """A name as it is in the tables."""
-    known = sorted({*CHAINED, *DIRECT, "lm", "sqp", "auto"})
+    """Return the canonical name of a method; raise ValueError if there is none."""
+    names = sorted({*CHAINED, *DIRECT, "lm", "sqp", "auto"})
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
-    spelled = {"".join(filter(str.isalnum, other)): other for other in known} | _ALIASES
+    spelled = {"".join(filter(str.isalnum, other)): other for other in names} | _ALIASES
     if plain in spelled:
         return spelled[plain]
     if plain in _INSTEAD:
         raise ValueError(f"minimize: there is no method {name!r}; use {_INSTEAD[plain]}")
-    raise ValueError(f"minimize: there is no method {name!r}; use {', '.join(known)}, or a list of links")
+    raise ValueError(f"minimize: there is no method {name!r}; use {', '.join(names)}, or a list of links")

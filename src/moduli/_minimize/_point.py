@@ -1,4 +1,4 @@
-"""Points in the user's own form: tensors, nested dictionaries and lists of them, labelled tensors, modules."""
+"""`StartPoint`: points in the user's form (tensors, nested dictionaries and lists, labelled tensors, modules) as leaf tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..labels import Tensor as Labelled
 
 
 class StartPoint:
-    """The numbers of x0 as leaf tensors, and the way back to its form.
+    """The numbers of x0 as leaf tensors, and the conversion back to its form.
 
     Args:
         x0: A tensor, number, array, labelled tensor, `nn.Module`, or a nesting of dictionaries, lists and tuples of those.
@@ -29,7 +29,7 @@ class StartPoint:
         self.x0 = x0
         self.module: nn.Module | None = None
         if isinstance(x0, nn.Module):
-            # The user's module stays as it is; the copy is what moves.
+            # The user's module is not changed; the copy is.
             self.module = copy.deepcopy(x0)
             named = {name: param for name, param in self.module.named_parameters() if param.requires_grad}
             self.names, self.leaves, self.dims = list(named), list(named.values()), [None] * len(named)
@@ -52,44 +52,50 @@ class StartPoint:
         self.dims.append(value.dims if isinstance(value, Labelled) else None)
 
     def _form(self, leaves: Sequence[Any]) -> Any:
-        """What belongs to the leaves in the form of x0, labelled where it is."""
+        """Return values, one for each leaf, in the form of x0, labelled where x0 is."""
         rest = iter(leaves)
 
         def put(value: Any, name: str) -> Any:
-            found = next(rest)
+            part = next(rest)
             if not isinstance(value, Labelled):
-                return found
+                return part
             # One of many starts lacks the first axis.
             shape, dims = value.data.shape, value.dims
-            fits = isinstance(found, Tensor) and found.shape in (shape, shape[1:])
-            return Labelled(found, dims[len(dims) - found.dim() :]) if fits else found
+            fits = isinstance(part, Tensor) and part.shape in (shape, shape[1:])
+            return Labelled(part, dims[len(dims) - part.dim() :]) if fits else part
 
         return _map_leaves(put, self.x0, "x0")
 
     @property
     def size(self) -> int:
-        """How many real numbers."""
+        """The number of real numbers."""
         return sum(leaf.numel() * (2 if leaf.is_complex() else 1) for leaf in self.leaves)
 
-    def choose_tol(self, given: float | None, double: float, single: float) -> float:
-        """A tolerance, or the default in the precision of x0."""
+    def choose_tol(self, tol: float | None, double: float, single: float) -> float:
+        """Return a tolerance, or the default for the precision of x0.
+
+        Args:
+            tol: The tolerance, or None.
+            double: The default in double precision.
+            single: The default in other precisions.
+        """
         exact = self.leaves[0].dtype in (torch.float64, torch.complex128)
-        return given if given is not None else double if exact else single
+        return tol if tol is not None else double if exact else single
 
     def call(self, fun: Callable[[Any], Any], leaves: list[Tensor]) -> Any:
-        """The user's function at these leaves."""
+        """Return the user's function at these leaves."""
         if isinstance(self.x0, Tensor):
             return fun(leaves[0])
         if self.module is None:
             return fun(self._form(leaves))
         if all(map(operator.is_, leaves, self.leaves)):
             return fun(self.module)
-        held = _FunctionOfModule(fun, self.module)
+        wrapped = _FunctionOfModule(fun, self.module)
         named = {f"module.{name}": leaf for name, leaf in zip(self.names, leaves, strict=True)}
-        return torch.func.functional_call(held, named, ())
+        return torch.func.functional_call(wrapped, named, ())
 
     def result(self, values: list[Tensor]) -> Any:
-        """The point with these numbers, detached from everything."""
+        """Return the point with these values, copied and detached."""
         if self.module is not None:
             out = copy.deepcopy(self.module)
             with torch.no_grad():
@@ -101,25 +107,25 @@ class StartPoint:
         return self._form([value.detach().clone() for value in values])
 
     def row(self, i: int) -> StartPoint:
-        """The form of one of many starts, which are along the first axis of every leaf."""
+        """Return the form of one of many starts, which are along the first axis of every leaf."""
         out = copy.copy(self)
         out.leaves = [leaf.detach()[i] for leaf in self.leaves]
         out.dims = [None if dims is None else dims[1:] for dims in self.dims]
         return out
 
     def form(self, parts: Sequence[Any]) -> Any:
-        """What belongs to the leaves (a tensor or anything else for each) in the form of x0; by name for a module."""
+        """Return values, one for each leaf, in the form of x0; by name for a module."""
         if self.module is not None:
             return dict(zip(self.names, parts, strict=True))
         return self._form(parts)
 
-    def match(self, given: Any, what: str, covers: Callable[[Any], bool]) -> list[Any]:
-        """What is given for every leaf; None where nothing is.
+    def match(self, values: Any, what: str, covers: Callable[[Any], bool]) -> list[Any]:
+        """Return the value for every leaf from a nesting like x0; None where there is none.
 
         Args:
-            given: A nesting like x0, for a module a dictionary by parameter name. None is nothing.
-            what: What it is called in errors.
-            covers: Whether something is meant for all leaves that are below its place.
+            values: A nesting like x0, for a module a dictionary by parameter name; None for no values.
+            what: The plural noun for the values in errors.
+            covers: Whether a value applies to all leaves below its place.
         """
         out: dict[str, Any] = dict.fromkeys(self.names)
 
@@ -141,7 +147,7 @@ class StartPoint:
             else:
                 raise TypeError(f"minimize: {what} do not have the form of {name or 'the module, by parameter name'}")
 
-        walk(given, *((self.x0, "x0") if self.module is None else (out, "")))
+        walk(values, *((self.x0, "x0") if self.module is None else (out, "")))
         return list(out.values())
 
 
@@ -151,7 +157,7 @@ def choose_tolerance(exact: bool) -> float:
 
 
 def _map_leaves(act: Callable[[Any, str], Any], value: Any, name: str) -> Any:
-    """A nesting with every leaf, which is called by its path, replaced; its containers are new, of the same kinds."""
+    """Return a nesting with every leaf replaced by a function of the leaf and its path; containers are new, of the same kinds."""
     if isinstance(value, Mapping):
         return {key: _map_leaves(act, item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple) and not (value and all(isinstance(item, int | float) for item in value)):
@@ -161,7 +167,7 @@ def _map_leaves(act: Callable[[Any, str], Any], value: Any, name: str) -> Any:
 
 
 def _read_leaf(value: Any, name: str) -> Tensor:
-    """The numbers of a leaf: a tensor, labelled or not, or what NumPy takes for numbers, in double precision."""
+    """Return the data of a leaf: a tensor, labelled or not, or numbers for NumPy, in double precision."""
     if isinstance(value, Labelled | Tensor):
         data: Tensor = value.data if isinstance(value, Labelled) else value
         return data
@@ -185,18 +191,18 @@ class _FunctionOfModule(nn.Module):
         return self.fun(self.module)
 
 
-def data_of(found: Any) -> Any:
-    """What a function returned, without its labels; None where it is no tensor."""
-    data = found.data if isinstance(found, Labelled) else found
+def data_of(result: Any) -> Any:
+    """Return the result of a function without its labels; None if it is no tensor."""
+    data = result.data if isinstance(result, Labelled) else result
     return data if isinstance(data, Tensor) else None
 
 
-def loss_of(found: Any, residuals: bool) -> Tensor:
-    """What a user's function returned, as a 0-d tensor or a vector of residuals."""
-    data: Tensor | None = data_of(found)
+def loss_of(result: Any, residuals: bool) -> Tensor:
+    """Return the result of a user's function as a 0-d tensor, or a vector of residuals."""
+    data: Tensor | None = data_of(result)
     if data is None:
         raise TypeError(
-            f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor, "
+            f"minimize: the function returned a {type(result).__name__}; return the loss as a 0-d tensor, "
             "or give jac=, or use a method that looks at values only, as nelder-mead"
         )
     if data.is_complex() and not residuals:
@@ -211,18 +217,18 @@ def loss_of(found: Any, residuals: bool) -> Tensor:
 
 
 def value_of(data: Tensor) -> Tensor:
-    """The loss: the number itself, or half of the sum of the squares of residuals."""
+    """Return the loss: the number itself, or half of the sum of the squares of residuals."""
     return data if data.dim() == 0 else 0.5 * data.abs().square().sum()
 
 
 def to_vector(tensors: Sequence[Tensor]) -> Tensor:
-    """All numbers as one real vector, complex ones as pairs."""
+    """Return all numbers as one real vector, complex ones as pairs."""
     parts = [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in tensors]
     return torch.cat([part.reshape(-1) for part in parts])
 
 
 def from_vector(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The vector, or the rows of a matrix, in pieces like these tensors."""
+    """Return a vector, or the rows of a matrix, split into tensors like these."""
     out, position = [], 0
     for tensor in like:
         shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)

@@ -59,12 +59,18 @@ class ProximalSum:
         return float(loss), list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
 
     def move(self, point: Point, gradient: Point, step: float) -> Point:
-        """Return the proximal point of a step against the gradient."""
+        """Return the proximal point of a step against the gradient.
+
+        Args:
+            point: The point.
+            gradient: The gradient there.
+            step: The step size.
+        """
         moved = [x - step * g for x, g in zip(point, gradient, strict=True)]
         return [x if prox is None else prox(x, step) for x, prox in zip(moved, self.prox, strict=True)]
 
     def measure_penalty(self, point: Point) -> float:
-        """Return the penalties that say what they are."""
+        """Return the sum of the penalties that define a value."""
         pairs = zip(point, self.prox, strict=True)
         return sum(float(prox.value(x)) for x, prox in pairs if prox is not None and hasattr(prox, "value"))
 
@@ -117,7 +123,7 @@ def run_proximal(
                 x = new
     except EndOfRun as end:
         run.end(str(end), False)
-    # The derivatives of the function alone say nothing of error bars where a penalty has a corner.
+    # Error bars can't be computed from the function's derivatives if a penalty has a corner.
     return replace(run.result(), problem=None)
 
 
@@ -126,7 +132,7 @@ def _backtrack(
 ) -> tuple[Point, float, float, bool]:
     """Return the proximal point of the first step that is short enough, the function there, and the step.
 
-    Besides, return whether the comparison was clear of rounding: otherwise a longer step would not be noticed to be too long.
+    Also return whether the comparison was above rounding: otherwise a step that is too long would not be detected.
     """
     while True:
         new = problem.move(y, g, step)
@@ -134,7 +140,7 @@ def _backtrack(
         moves = [b - a for a, b in zip(y, new, strict=True)]
         slope = sum(_dot(one, d) for one, d in zip(g, moves, strict=True))
         square = sum(_dot(d, d) for d in moves)
-        # Differences of values below their rounding decide nothing.
+        # Differences of values below their rounding are ignored.
         if value <= f + slope + 0.5 * square / step + 16 * eps * abs(f):
             return new, value, step, square / step > 1e4 * eps * abs(f)
         step *= 0.5

@@ -1,4 +1,4 @@
-"""BFGS and L-BFGS over small vectors: what the chains of `m.BFGS` and `m.LBFGS` do with `m.StrongWolfe`, in NumPy.
+"""BFGS and L-BFGS over small vectors in NumPy, equal to the chains of `m.BFGS` and `m.LBFGS` with `m.StrongWolfe`.
 
 A step of a chain costs some forty operations of torch, several times the evaluation of a function of a few numbers.
 """
@@ -32,7 +32,7 @@ class DescentPoint(NamedTuple):
 
 
 LARGEST = 10_000
-"""Over longer vectors torch's own operations cost less than NumPy's."""
+"""The length of vectors above which torch's operations are faster than NumPy's."""
 
 
 def fits_numpy(leaves: list[Tensor]) -> bool:
@@ -58,7 +58,7 @@ class InverseOfPairs:
         return direction
 
     def learn(self, before: DescentPoint, after: DescentPoint) -> None:
-        """Take in the pair of a step, unless rounding is all that it holds."""
+        """Add the pair of a step, unless it is dominated by rounding."""
         s, y = after.x - before.x, after.g - before.g
         sy, yy = float(s @ y), float(y @ y)
         rounding = self.pairs.eps * math.sqrt(float(s @ s) * yy)
@@ -66,12 +66,12 @@ class InverseOfPairs:
             self.pairs.add(s, y, sy)
 
     def clear(self) -> None:
-        """Forget all pairs."""
+        """Remove all pairs."""
         self.pairs.clear()
 
 
 class InverseMatrix:
-    """The inverse Hessian as a matrix that learns from every pair (`m.BFGS`).
+    """The inverse Hessian as a matrix that is updated by every pair (`m.BFGS`).
 
     Args:
         like: A vector with the length and dtype of the variables.
@@ -86,7 +86,7 @@ class InverseMatrix:
         return None if self.H is None else self.H @ g
 
     def learn(self, before: DescentPoint, after: DescentPoint) -> None:
-        """Take in the pair of a step, unless the curvature along it is not positive."""
+        """Update the matrix by the pair of a step, unless the curvature along it is not positive."""
         s, y = after.x - before.x, after.g - before.g
         sy, yy = float(s @ y), float(y @ y)
         if not math.inf > sy > self.tiny:
@@ -125,7 +125,7 @@ MATRICES: dict[str, Callable[[Tensor], InverseOfPairs | InverseMatrix]] = {
 
 @cache
 def _make_search() -> StrongWolfe:
-    """Return the line search of all runs: what it remembers is passed to it."""
+    """Return the line search of all runs; its state is passed to it at every call."""
     return StrongWolfe()
 
 
@@ -159,7 +159,7 @@ class Descent:
             at += memory.size
 
     def evaluate(self, x: Array) -> DescentPoint:
-        """Return a point with the loss and the gradient there; remember the best."""
+        """Return a point with the loss and the gradient there, and record it if it is the best."""
         run = self.run
         self.place(x)
         seen, data, loss = run.read_loss()
@@ -183,7 +183,7 @@ class Descent:
         return np.concatenate(parts)
 
     def watch(self) -> None:
-        """End the run where the gradient vanishes, or the function seems to have no minimum."""
+        """End the run if the gradient vanishes, or the function seems to be unbounded."""
         run, norm = self.run, self.here.norm
         if run.steps == 0 and math.isfinite(norm):
             run.steepness = np.float64(norm)
@@ -192,7 +192,7 @@ class Descent:
             run.look_far(self.probe)
 
     def probe(self, points: list[Tensor]) -> None:
-        """Evaluate the function elsewhere, and come back."""
+        """Evaluate the function at other points, and restore the present ones."""
         try:
             self.place(np.concatenate([point.numpy().reshape(-1) for point in points]))
             with torch.no_grad():
@@ -201,7 +201,7 @@ class Descent:
             self.place(self.here.x)
 
     def begin_again(self) -> None:
-        """Forget what was learned of the function."""
+        """Clear the inverse Hessian and the state of the line search."""
         self.inverse.clear()
         self.remembered.clear()
 
@@ -250,7 +250,7 @@ class NoDerivative(Exception):
 @torch.enable_grad()
 @np.errstate(all="ignore")  # a run that ends for it says so
 def run_quasi_newton(run: SingleRun, *, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
-    """Make steps until something ends the run.
+    """Make steps until the run ends.
 
     Args:
         run: The record of the run; its method is a name of `MATRICES`.

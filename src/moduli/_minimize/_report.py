@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def name_numbers(problem: FoundProblem) -> list[str]:
-    """Return the name of every real number of a point: its path, with labels of axes where there are any."""
+    """Return the name of every real number of a point: its path, with labels of axes if there are any."""
     out: list[str] = []
     for path, leaf, dims in zip(problem.point.names, problem.point.leaves, problem.point.dims, strict=True):
         plain = path.removeprefix("x0")
@@ -95,7 +95,7 @@ def _find_correlations(covariance: Any, names: list[str], least: float) -> Itera
 
 
 def correlate(covariance: Tensor) -> Tensor:
-    """Return the correlations of a covariance: 1 on the diagonal, 0 with what does not vary, NaN with what is undetermined."""
+    """Return the correlations of a covariance: 0 with variables of variance 0, NaN with those of infinite variance."""
     errors = covariance.diagonal().sqrt()
     sizes = torch.where(errors == 0, 1.0, errors)
     out = covariance / sizes[:, None] / sizes
@@ -105,7 +105,7 @@ def correlate(covariance: Tensor) -> Tensor:
 
 
 def draw_result(result: Result) -> Any:
-    """Return a figure: data, fit and residuals; of a loss, how it fell."""
+    """Return a figure: data, fit and residuals; for a loss, its history."""
     residuals, size = _find_residuals(result), (6.4, 4.8)
     if residuals is None:
         axes = make_axes(None, size)
@@ -126,7 +126,7 @@ def draw_result(result: Result) -> Any:
 
 
 def write_result_html(result: Result) -> str:
-    """Return what a result says of itself, how the loss fell, and its parameters if there are at most 60 numbers."""
+    """Return HTML with the facts of a result, the history of the loss, and its parameters if there are at most 60."""
     value = f"{float(torch.as_tensor(result.value).min()):.6g}"
     facts = [("value", value), ("success", str(result.success)), ("reason", result.reason), ("method", result.method)]
     facts += [("steps", str(result.steps)), ("evaluations", str(result.evaluations))]
@@ -139,7 +139,7 @@ def write_result_html(result: Result) -> str:
 
 
 def _find_residuals(result: Result) -> Any:
-    """Return the residuals as an array, of a curve fit in the units of y; None where the function is a loss."""
+    """Return the residuals as an array, for a curve fit in the units of y; None if the function is a loss."""
     if result.data is not None:
         with torch.no_grad():
             predicted = data_of(result.data.predict(result.x, result.data.x))
@@ -158,7 +158,7 @@ def _read_history(result: Result) -> tuple[Any, Any]:
 
 
 def _draw_curve(result: Result, above: Any, below: Any) -> None:
-    """Draw data with their errors and the model above, and what it leaves below."""
+    """Draw data with their errors and the model above, and the residuals below."""
     data, residuals = result.data, _find_residuals(result)
     x = data_of(data.x)
     line = x is not None and x.dim() == 1 and len(x) == len(residuals)

@@ -1,4 +1,4 @@
-"""What a minimisation returns, with derivatives and error bars there, in the form of x0."""
+"""`Result`, with derivatives and error bars in the form of x0; above 400 lines because half of them are docstrings."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ def ask_to_stop(callback: Callable[[Result], Any], result: Result) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The best point that was seen, and how it came about.
+    """The best point of a run, and a report of the run.
 
-    Among values that are equal to rounding the flattest point is the best. With residuals r the value is half of |r|^2.
+    Among points with equal values up to rounding, the one with the smallest gradient is the best. With residuals r the value is
+    half of |r|^2.
 
     Args:
         x: The best point, in the form of x0.
         value: The loss there (one per start, for batched starts).
-        reason: Why it ended, as a sentence.
-        success: Whether it ended at what looks like a minimum (for batched starts: all of them).
-        steps: How many steps were made.
-        evaluations: How often the function was called.
+        reason: The reason why it ended, as a sentence.
+        success: Whether it ended at an apparent minimum (for batched starts: all of them).
+        steps: The number of steps.
+        evaluations: The number of calls of the function.
         gradient_norm: The largest component of the gradient at `x`, as far as bounds let it be followed; None for methods
             without gradients.
-        seconds: How long it took.
+        seconds: The duration.
         history: (evaluations, best value) after each step.
         method: The method that was used.
         starts: For batched starts the result of each; otherwise empty.
         multipliers: For each constraint its Lagrange multipliers, in the order they were given.
         kkt_residual: The largest violation of the conditions of Karush, Kuhn and Tucker: of the gradient of the Lagrangian,
             of a constraint, or of complementarity. None without constraints.
-        jacobians: How many Jacobians a fit has computed.
+        jacobians: The number of Jacobians that a fit has computed.
         data: The data of a `curve_fit`, which `plot` draws.
 
     `fun`, `jac`, `nfev`, `njev`, `nit`, `message` and `status` are SciPy's names of these.
@@ -91,27 +92,27 @@ class Result:
 
     @property
     def nfev(self) -> int:
-        """How often the function was called: `evaluations`, by SciPy's name."""
+        """The number of calls of the function: `evaluations`, by SciPy's name."""
         return self.evaluations
 
     @property
     def njev(self) -> int:
-        """How many Jacobians a fit has computed; for other methods with gradients at most one for each evaluation."""
+        """The number of Jacobians of a fit; for other methods with gradients an upper bound, one per evaluation."""
         return self.jacobians or (self.evaluations if self.gradient_norm is not None else 0)
 
     @property
     def nit(self) -> int:
-        """How many steps were made: `steps`, by SciPy's name."""
+        """The number of steps: `steps`, by SciPy's name."""
         return self.steps
 
     @property
     def message(self) -> str:
-        """Why it ended: `reason`, by SciPy's name."""
+        """The reason why it ended: `reason`, by SciPy's name."""
         return self.reason
 
     @property
     def status(self) -> int:
-        """0 at what looks like a minimum, 1 at a limit, 99 where the callback ended the run, 2 otherwise."""
+        """0 for an apparent minimum, 1 for a limit, 99 if the callback ended the run, 2 otherwise."""
         if self.success:
             return 0
         return 1 if "limit of" in self.reason and "reached" in self.reason else 99 if "callback" in self.reason else 2
@@ -122,14 +123,14 @@ class Result:
         return self._require_problem().evaluate_residuals()
 
     def jacobian(self) -> Any:
-        """The derivatives of the function at `x`: of the residuals, an axis before those of x0's; else the gradient.
+        """Return the derivatives of the function at `x`: for residuals with one more axis before those of x0; else the gradient.
 
         In the form of x0, labelled where x0 is (the axis of residuals is called "residual", or as they call it).
         """
         return self._require_problem().jacobian()
 
     def hessian(self) -> Any:
-        """The second derivatives of the value at `x`: for each tensor of x0, in its form, a block for each tensor of x0.
+        """Return the second derivatives of the value at `x`: for each tensor of x0, in its form, a block for each tensor of x0.
 
         For one tensor of shape S it has shape S + S. Where x0 is labelled, the second axes have a prime in their name.
         """
@@ -137,11 +138,11 @@ class Result:
         return problem.part_blocks(problem.compute_hessian())
 
     def covariance(self) -> Any:
-        r"""The covariance of the parameters, in the form of `hessian`.
+        r"""Return the covariance of the parameters, in the form of `hessian`.
 
-        For residuals $s^2 (J^TJ)^{-1}$ with $s^2 = |r|^2 / (m - n)$, as SciPy's `curve_fit` has it. For a loss the inverse of
-        its Hessian, which is the covariance if the loss is a negative log-likelihood. What is fixed, and what constraints
-        determine, does not vary; what the function does not determine has an infinite variance.
+        For residuals it is $s^2 (J^TJ)^{-1}$ with $s^2 = |r|^2 / (m - n)$, as in SciPy's `curve_fit`; for a loss the inverse of
+        its Hessian, which is the covariance if the loss is a negative log-likelihood. Parameters that are fixed, or determined by
+        constraints, have variance 0; parameters that the function does not determine have an infinite variance.
         """
         problem = self._require_problem()
         return problem.part_blocks(problem.compute_covariance())
@@ -154,14 +155,14 @@ class Result:
         return problem.point.form(from_vector(variances.sqrt(), problem.point.leaves))
 
     def correlation(self) -> Any:
-        """The correlations of the parameters, in the form of `hessian`; NaN with what is not determined."""
+        """Return the correlations of the parameters, in the form of `hessian`; NaN with undetermined ones."""
         problem = self._require_problem()
         return problem.part_blocks(correlate(problem.compute_covariance()))
 
     def confidence_interval(self, level: float = 0.95, by: str = "t") -> tuple[Any, Any]:
-        """The ends of the confidence interval of each parameter: a pair, both in the form of x0.
+        """Return the ends of the confidence interval of each parameter: a pair, both in the form of x0.
 
-        A function of one number is taken for a negative log-likelihood.
+        A function that returns one number is treated as a negative log-likelihood.
 
         Args:
             level: The probability that an interval covers the true value.
@@ -178,7 +179,7 @@ class Result:
         return problem.point.form(from_vector(low, leaves)), problem.point.form(from_vector(high, leaves))
 
     def report(self, min_correlation: float = 0.1) -> str:
-        """A table of the fit, its parameters with standard errors, and correlations; for `print`.
+        """Return a table of the fit, its parameters with standard errors, and correlations, as text.
 
         Args:
             min_correlation: The least absolute correlation that is listed.
@@ -186,7 +187,7 @@ class Result:
         return write_report(self, min_correlation)
 
     def plot(self) -> Any:
-        """A figure of matplotlib, which is not shown: data, fit and residuals; of a loss, its value by evaluations.
+        """Return a figure of matplotlib: data, fit and residuals; for a loss, its value by evaluations.
 
         `figure.savefig("fit.png")` writes it; a notebook shows it. Needs `pip install moduli[plot]`.
         """
@@ -206,25 +207,25 @@ class Result:
         return write_result_html(self)
 
     def __repr__(self) -> str:
-        shown = f"{self.value:.6g}" if isinstance(self.value, float) else repr(self.value)
+        value = f"{self.value:.6g}" if isinstance(self.value, float) else repr(self.value)
         return (
-            f"Result(value={shown}, success={self.success}, steps={self.steps}, evaluations={self.evaluations}, "
+            f"Result(value={value}, success={self.success}, steps={self.steps}, evaluations={self.evaluations}, "
             f"method={self.method!r}, reason={self.reason!r})"
         )
 
 
 class FoundProblem(NamedTuple):
-    """A function of a point of some form, differentiated where it is asked.
+    """A function of a point of some form, and the point at which it is differentiated.
 
     Args:
         fun: The function.
         point: The form of x0.
-        at: Where it is differentiated, as the real vector of all leaves.
-        fixed: For each leaf the numbers that bounds fix, or None.
-        constraints: Functions of the point that are zero: what holds as an equation at the result.
-        J: The Jacobian there, where the run has computed it.
+        at: The point, as the real vector of all leaves.
+        fixed: For each leaf the mask of the numbers that bounds fix, or None.
+        constraints: Functions of the point that are zero at the result: the active constraints.
+        J: The Jacobian at the point, if the run has computed it.
         absolute: Whether residuals have unit variance, so that covariances are not scaled by their size.
-        sides: The lower and upper bounds of each leaf; empty where there are none.
+        sides: The lower and upper bounds of each leaf; empty if there are none.
     """
 
     fun: Callable[[Any], Any]
@@ -237,13 +238,13 @@ class FoundProblem(NamedTuple):
     sides: tuple[Sequence[Tensor | None], Sequence[Tensor | None]] = ((), ())
 
     def __reduce__(self) -> Any:
-        # Functions are seldom picklable, and a result is worth keeping without.
+        # Functions are seldom picklable, so a result is pickled without them.
         return type(None), ()
 
     # ------------------------------------------------------------------ as matrices
 
     def _evaluate(self, fun: Callable[[Any], Any], vector: Tensor) -> Any:
-        """A function at the point with these real numbers."""
+        """Return a function at the point of a real vector."""
         return self.point.call(fun, from_vector(vector, self.point.leaves))
 
     def _differentiate(self, fun: Callable[[Any], Any]) -> tuple[Tensor, Tensor]:
@@ -256,7 +257,7 @@ class FoundProblem(NamedTuple):
         return values, function.jacobian(self.at, values.numel())
 
     def compute_hessian(self) -> Tensor:
-        """The Hessian of the value by the real vector of all leaves."""
+        """Return the Hessian of the value by the real vector of all leaves."""
 
         def value(vector: Tensor) -> Tensor:
             data: Tensor = data_of(self._evaluate(self.fun, vector))
@@ -289,12 +290,14 @@ class FoundProblem(NamedTuple):
             scale = float(vector.square().sum()) / freedom if freedom > 0 else math.inf
             scale = 1.0 if self.absolute else scale
         least = torch.finfo(values.dtype).eps * max(J.shape) * float(values.abs().max() if values.numel() else 0.0)
-        known = values > least if math.isfinite(scale) else torch.zeros_like(values, dtype=torch.bool)
+        determined = values > least if math.isfinite(scale) else torch.zeros_like(values, dtype=torch.bool)
         directions = Z @ (vectors / sizes[:, None])
         out: Tensor = (
-            scale * (directions[:, known] / weights[known]) @ directions[:, known].T if known.any() else 0 * Z @ Z.T
+            scale * (directions[:, determined] / weights[determined]) @ directions[:, determined].T
+            if determined.any()
+            else 0 * Z @ Z.T
         )
-        blind = directions[:, ~known]
+        blind = directions[:, ~determined]
         if blind.shape[1]:
             # An undetermined direction has a weight of rounding in variables that it does not concern.
             blind = blind / torch.linalg.vector_norm(blind, dim=0)
@@ -303,19 +306,19 @@ class FoundProblem(NamedTuple):
         return out
 
     def count_values(self) -> int:
-        """Return how many real values the function has."""
+        """Return the number of real values of the function."""
         with torch.no_grad():
             return VectorFunction(self.fun, self.point)(self.at).numel()
 
     def count_freedom(self) -> float:
-        """Return the degrees of freedom of the residuals; infinite where their variance is known, and for a loss."""
+        """Return the degrees of freedom of the residuals; infinite if their variance is known, and for a loss."""
         count = self.count_values()
         if count == 1 or self.absolute:
             return math.inf
         return count - self._find_free_directions(self.at.dtype).shape[1]
 
     def find_fixed(self) -> Tensor:
-        """Return for every real number whether bounds fix it."""
+        """Return the mask of the real numbers that bounds fix."""
         marks = [torch.zeros_like(leaf) for leaf in self.point.leaves]
         for mark, fixed in zip(marks, self.fixed, strict=True):
             if fixed is not None:
@@ -334,7 +337,7 @@ class FoundProblem(NamedTuple):
         return out[0], out[1]
 
     def _find_free_directions(self, dtype: torch.dtype) -> Tensor:
-        """Return an orthonormal basis of the directions in which neither what is fixed nor a constraint changes."""
+        """Return an orthonormal basis of the directions in which no fixed number and no constraint changes."""
         fixed_numbers = self.find_fixed()
         identity = torch.eye(len(fixed_numbers), dtype=dtype, device=fixed_numbers.device)
         if not self.constraints:
@@ -348,7 +351,7 @@ class FoundProblem(NamedTuple):
     # ------------------------------------------------------------------ in x0's form
 
     def evaluate_residuals(self) -> Any:
-        """Return what the function returns, where that is residuals."""
+        """Return the residuals as the function returns them."""
         with torch.no_grad():
             values = self._evaluate(self.fun, self.at)
         if data_of(values).dim() == 0:
@@ -356,16 +359,16 @@ class FoundProblem(NamedTuple):
         return values
 
     def jacobian(self) -> Any:
-        """Rows of the Jacobian by leaf."""
+        """Return the Jacobian in the form of x0."""
         _, J = self._differentiate(self.fun)
-        found = self._evaluate(self.fun, self.at)
-        shape = data_of(found).shape
-        if isinstance(found, Labelled):
-            return self._part(J, shape, found.dims, everywhere=True)
+        values = self._evaluate(self.fun, self.at)
+        shape = data_of(values).shape
+        if isinstance(values, Labelled):
+            return self._part(J, shape, values.dims, everywhere=True)
         return self._part(J, shape, [Space(n, "residual") for n in shape])
 
     def part_blocks(self, matrix: Tensor) -> Any:
-        """A matrix by pairs of leaves, in x0's form."""
+        """Return a matrix as blocks by pairs of leaves, in the form of x0."""
         point = self.point
         if any(leaf.is_complex() for leaf in point.leaves):
             raise TypeError("minimize: second derivatives are given of real parameters; x0 has complex ones")
@@ -374,9 +377,9 @@ class FoundProblem(NamedTuple):
         return point.form([self._part(band, leaf.shape, dims) for band, leaf, dims in rows])
 
     def _part(self, matrix: Tensor, shape: Sequence[int], dims: Any, everywhere: bool = False) -> Any:
-        """Rows of a matrix in x0's form, after the axes that the rows themselves have.
+        """Return the rows of a matrix in the form of x0, after the axes of the rows themselves.
 
-        Labelled where the rows and x0 are, or everywhere.
+        Labelled if the rows and x0 are, or always with `everywhere`.
         """
         parts: list[Any] = []
         for leaf, own in zip(from_vector(matrix, self.point.leaves), self.point.dims, strict=True):
@@ -388,7 +391,7 @@ class FoundProblem(NamedTuple):
 
 
 def _prime(spaces: Sequence[Space], taken: Sequence[Space]) -> tuple[Space, ...]:
-    """The spaces, with a prime where another axis has that name already."""
+    """Return Spaces with a prime appended to names that another axis has."""
     names = {space.name for space in taken if space.name is not None}
     out = []
     for space in spaces:
@@ -401,5 +404,5 @@ def _prime(spaces: Sequence[Space], taken: Sequence[Space]) -> tuple[Space, ...]
 
 
 def _avoid_zeros(sizes: Tensor) -> Tensor:
-    """Return the sizes to divide by, with one in place of zero."""
+    """Return divisors, with 1 instead of 0."""
     return torch.where(sizes == 0, 1.0, sizes)

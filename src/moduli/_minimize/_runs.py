@@ -1,4 +1,4 @@
-"""What is known of a run, or of many at once: the best point of each, and every way to end."""
+"""`RunRecord`: the record of one run, or of many at once: the best point of each, counts, and the reasons to end."""
 
 from __future__ import annotations
 
@@ -19,44 +19,50 @@ FAR = 1e9
 """A function that still falls as steeply this far from the start, relative to its size, is taken to be unbounded."""
 
 STRIDE = 6
-"""After so many steps the way that they went is compared with that of the steps before; even, for what oscillates."""
+"""The number of steps after which their sum is compared with that of the steps before; even, because of oscillations."""
 
 OUTSIDE = (ArithmeticError, AssertionError, RuntimeError, ValueError)
-"""What a function may raise far outside of its domain, where only the check for unbounded functions goes."""
+"""Exceptions that a function may raise far outside of its domain, where only the check for unbounded functions evaluates it."""
 
 
-# One number, or an array of one for each run: NumPy's numbers take a fraction of the time of tensors without axes.
+# A number, or an array with one for each run. NumPy's numbers are several times faster than 0-d tensors.
 Numbers = Any
 
 
 def read(numbers: Tensor) -> Numbers:
-    """A number of each run, on the host."""
+    """Return one number per run, copied to the host."""
     if numbers.dim() == 0:
         return np.float64(numbers.item())
     return numbers.detach().double().cpu().numpy()[()]
 
 
 def choose(rows: Numbers, new: Numbers, old: Numbers) -> Numbers:
-    """Of each run one of two numbers."""
+    """Select elementwise per run, like `np.where`.
+
+    Args:
+        rows: The condition of each run.
+        new: The numbers where it holds.
+        old: The numbers where it does not.
+    """
     if isinstance(rows, bool | np.bool_):
         return new if rows else old
-    found: Any = np.where(rows, new, old)
-    return found[()]
+    selected: Any = np.where(rows, new, old)
+    return selected[()]
 
 
 class RunRecord:
-    """The best point of each run with its value and gradient, counts, and why it ended.
+    """The best point of each run with its value and gradient, counts, and the reason why it ended.
 
     Numbers of runs are arrays of the shape `batch`: () for a single run, (N,) for N starts along the first axis of every
-    leaf. What is not known is infinite.
+    leaf. Unknown numbers are infinite.
 
     Args:
-        variables: The numbers of x0, and the way from them to what the function sees.
-        leaves: What is moved.
+        variables: The variables of x0, and their map to the function's argument.
+        leaves: The tensors that the method moves.
         fun: The function of x.
-        max_evals: How often each run may call it; 10000 or 200 per number, if not given.
+        max_evals: The largest number of calls per run; by default 10000, or 200 per number if that is more.
         method: The name of the method.
-        values_only: Whether the method asks for no gradients.
+        values_only: Whether the method needs no gradients.
         batch: The shape of the runs.
     """
 
@@ -74,7 +80,7 @@ class RunRecord:
         self.leaves, self.values_only, self.batch = leaves, values_only, batch
         size = self.point.size // math.prod(batch)
         self.max_evals = max(10_000, 200 * size) if max_evals is None else max_evals
-        #: How often a Jacobian was computed, and that at the end of a fit.
+        #: The number of computed Jacobians, and the Jacobian at the end of a fit.
         self.jacobians = 0
         self.end_jacobian: Tensor | None = None
         #: Whether the function may return a vector.
@@ -85,7 +91,7 @@ class RunRecord:
         self.values: Numbers = np.full(batch, math.inf)[()]
         self.lowest: Numbers = self.values
         self.norms: Numbers = self.values
-        # Until they are known, nothing falls.
+        # The initial loss and gradient; with these values no function counts as unbounded.
         self.first: Numbers = -self.values
         self.steepness: Numbers = np.ones(batch)[()]
         self.active: Numbers = np.ones(batch, bool)[()]
@@ -95,7 +101,7 @@ class RunRecord:
         self.evaluations = self.steps = 0
         self.history: list[tuple[int, Any]] = []
         self.began = time.perf_counter()
-        #: Whether evaluations ask only how the function goes on, and are no candidates for the best.
+        #: Whether evaluations only probe the function, and are no candidates for the best point.
         self.probing = False
         self._mark, self._way = [leaf.detach().clone() for leaf in leaves], leaves
         self._next: Numbers = self.each + 2 * STRIDE
@@ -110,7 +116,7 @@ class RunRecord:
 
     @property
     def reason(self) -> str:
-        """Why it ended; "" where it has not."""
+        """The reason why it ended; "" if it has not."""
         if len(set(self.reasons)) == 1 or "" in self.reasons:
             return min(self.reasons)
         if bool(self.good.all()):
@@ -119,21 +125,21 @@ class RunRecord:
         return f"{bad} of {count} starts ended where the gradient does not vanish; the others converged."
 
     def some(self, rows: Numbers) -> bool:
-        """Whether it is so for one run at least."""
+        """Whether a condition holds for at least one run."""
         return bool(rows.any() if self.batch else rows)
 
     def largest(self, tensors: list[Tensor]) -> Numbers:
-        """The largest absolute value of all numbers of each run; NaN where one is."""
-        found: Numbers = np.zeros(self.batch)[()]
+        """Return the largest absolute value of each run; NaN if there is one."""
+        largest: Numbers = np.zeros(self.batch)[()]
         for tensor in tensors:
             if not self.batch and tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64) and tensor.numel():
-                found = np.maximum(found, np.abs(tensor.detach().numpy()).max())
+                largest = np.maximum(largest, np.abs(tensor.detach().numpy()).max())
             elif tensor.numel():
-                found = np.maximum(found, read(tensor.detach().abs().reshape(*self.batch, -1).amax(-1)))
-        return found
+                largest = np.maximum(largest, read(tensor.detach().abs().reshape(*self.batch, -1).amax(-1)))
+        return largest
 
     def spread(self, numbers: Numbers, like: Tensor) -> Tensor:
-        """A number for each run, to be combined with a tensor of all runs."""
+        """Return one number per run as a tensor that broadcasts with a tensor of all runs."""
         axes = (*self.batch, *[1] * (like.dim() - len(self.batch)))
         return torch.as_tensor(np.asarray(numbers), device=like.device).reshape(axes)
 
@@ -141,12 +147,12 @@ class RunRecord:
         return torch.where(self.spread(rows, old), new, old) if self.batch else new.clone()
 
     def judge(self, values: Tensor, seen: list[Tensor], norms: Numbers = None) -> None:
-        """Remember points that are better than the best: lower by more than rounding, or as low and flatter.
+        """Record points that are better than the best: lower by more than rounding, or as low with a smaller gradient.
 
         Args:
-            values: The losses; infinite where there is nothing to judge.
+            values: The losses; infinite for runs that were not evaluated.
             seen: The points.
-            norms: The largest component of the gradient there, where it is known.
+            norms: The largest component of the gradient there, or None.
         """
         if self.batch:
             self._judge_many(values, seen, norms)
@@ -154,13 +160,13 @@ class RunRecord:
             self.judge_one(values.item(), torch.finfo(values.dtype).eps, seen, norms)
 
     def judge_one(self, loss: float, eps: float, seen: list[Tensor], norm: float | None) -> None:
-        """Judge the point of a single run, with Python's numbers, which take a fraction of the time of arrays.
+        """Record the point of a single run if it is better, with Python's numbers, which are faster than arrays.
 
         Args:
             loss: The loss.
             eps: The relative rounding of it.
             seen: The point.
-            norm: The largest component of the gradient there, where it is known.
+            norm: The largest component of the gradient there, or None.
         """
         best, flattest, size = float(self.values), float(self.norms), float(self.size)
         least_fall, fallen = 1e-3 * float(self.steepness), float(self.first) - loss
@@ -187,7 +193,7 @@ class RunRecord:
     def _judge_many(self, values: Tensor, seen: list[Tensor], norms: Numbers) -> None:
         eps, losses = torch.finfo(values.dtype).eps, read(values)
         falls = losses < -1e200
-        # A number that tells most of the time that there is nothing to look at.
+        # A cheap condition that is false for most steps.
         if self.some(self.first - losses >= 1e-3 * self.steepness * FAR * self.size):
             far = self.largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
             falls = falls | ((far > FAR * self.size) & (self.first - losses >= 1e-3 * self.steepness * far))
@@ -208,15 +214,27 @@ class RunRecord:
         self.end("The function seems to be unbounded below: it falls without limit.", False, falls)
 
     def check_gradient(self, values: Numbers, norms: Numbers, tol: float) -> None:
-        """End the runs that are at a point where the gradient vanishes, or where it or the loss is not finite."""
+        """End the runs whose gradient vanishes, or whose gradient or loss is not finite.
+
+        Args:
+            values: The losses.
+            norms: The largest components of the gradients.
+            tol: The largest component of a gradient that vanishes.
+        """
         if not self.batch and tol < norms < math.inf and math.isfinite(values):
-            return  # a single run that goes on, which is seen without arrays
+            return  # the common case of a single run that continues, without arrays
         finite = np.isfinite(norms) & np.isfinite(values)
         self.end("The loss or its gradient is not finite along the way.", False, ~finite)
         self.end(f"The gradient vanishes: its largest component is at most {tol:.2g}.", True, norms <= tol)
 
     def end(self, reason: str, good: Numbers, rows: Numbers = None) -> None:
-        """These runs, or all of them, are over; the first reason counts."""
+        """End runs that are active.
+
+        Args:
+            reason: The reason.
+            good: Whether they succeeded.
+            rows: The runs; None for all.
+        """
         rows = self.active if rows is None else rows & self.active
         if self.some(rows):
             for row in np.flatnonzero(rows):
@@ -224,7 +242,7 @@ class RunRecord:
             self.good, self.active = self.good | (rows & good), self.active & ~rows
 
     def count_step(self, after: Callable[[], bool], limit: int | None) -> bool:
-        """A step was made; whether all runs are over, for the callback or for the limit of steps too."""
+        """Count a step, end the runs for the callback or the limit of steps, and return whether all runs have ended."""
         self.steps += 1
         self.history.append((self.evaluations, torch.as_tensor(self.values) if self.batch else float(self.lowest)))
         if after():
@@ -235,10 +253,10 @@ class RunRecord:
 
     @np.errstate(all="ignore")
     def look_far(self, probe: Callable[[list[Tensor]], object]) -> None:
-        """Look at one value far along a way that goes on as it went; where it falls that far, the run is over.
+        """Evaluate one distant point along the search direction, to detect an unbounded objective.
 
         Args:
-            probe: Evaluates the function where the variables are these, and puts them back.
+            probe: Evaluates the function at other values of the variables, and restores them.
         """
         if self.steps % STRIDE or self.variables.bounded:
             return
@@ -261,10 +279,10 @@ class RunRecord:
 
     @np.errstate(all="ignore")
     def check_progress(self, stays: Numbers, before: Numbers) -> Numbers:
-        """Which runs should begin again, because they stay where they are or fall no more; end them when it did not help.
+        """Return the runs that should restart because they do not move or fall any more; end them if restarts did not help.
 
         Args:
-            stays: Which runs are where they were before the step.
+            stays: The runs that the last step did not move.
             before: The lowest values before the step.
         """
         self._still = (self._still + 1) * stays
@@ -287,24 +305,24 @@ class RunRecord:
         return again & self.active
 
     def find_still(self, there: list[Tensor]) -> Numbers:
-        """Return which runs are at a place."""
+        """Return the runs that are at a point."""
         if self.batch:
             return read((self.leaves[0] == there[0]).all(1)).astype(bool)
         return np.bool_(all(map(torch.equal, there, self.leaves)))
 
     def result(self) -> Result:
-        """All runs so far."""
+        """Return the result of all runs so far."""
         if not self.batch:
             return self._describe(self.point)
         starts = tuple(self._describe(self.point.row(i), (i,)) for i in range(*self.batch))
-        values, norms = (torch.as_tensor(found).to(self.best[0].dtype) for found in (self.values, self.norms))
+        values, norms = (torch.as_tensor(each).to(self.best[0].dtype) for each in (self.values, self.norms))
         x, good, reason = self.point.result(self.best), bool(self.good.all()), self.reason or "Still running."
         counts, history = (self.steps, self.evaluations), tuple(self.history)
         seconds = time.perf_counter() - self.began
         return Result(x, values, reason, good, *counts, norms, seconds, history, self.method, starts=starts)
 
     def _describe(self, point: StartPoint, at: tuple[int, ...] = ()) -> Result:
-        """One run, at its place in `batch`."""
+        """Return the result of one run, by its index in `batch`."""
         best, value, good = [leaf[at] for leaf in self.best], float(self.values[at]), bool(self.good[at])
         reason, counts = self.reasons[sum(at)] or "Still running.", (self.steps, int(self.each[at]))
         norm = float(self.norms[at]) if bool(self.norms[at] < math.inf) else None

@@ -46,7 +46,7 @@ def _run_for_scipy(name: str, fun: Callable[..., Any], x0: Any, args: Any, optio
 
     from . import minimize  # this module is imported by that one
 
-    options.pop("hessp", None)  # products are taken with hess, or not at all
+    options.pop("hessp", None)  # not supported: products are computed from hess
     jac, hess = options.pop("jac", None), options.pop("hess", None)
     callback, constraints = options.pop("callback", None), options.pop("constraints", ())
     several = constraints if isinstance(constraints, list | tuple) else [constraints]
@@ -98,7 +98,7 @@ def _translate(constraint: Any, x0: Any) -> Any:
     else:
         dense = np.asarray(A.toarray() if hasattr(A, "toarray") else A, dtype=float)
         function = _differentiate(lambda x: dense @ x, lambda x: dense, (), x0)
-    # SciPy's ends may be read-only views of one number, which torch does not take.
+    # SciPy's ends may be read-only views of one number, which torch does not accept.
     return FunctionBetween(function, np.array(constraint.lb, dtype=float), np.array(constraint.ub, dtype=float))
 
 

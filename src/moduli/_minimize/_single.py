@@ -1,4 +1,4 @@
-"""One run: its evaluations, its limits, and what is known at its end."""
+"""`SingleRun`: a run from one start, its evaluations and limits, and the gradient at its end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class EndOfRun(Exception):
 
 
 def describe_start(loss: float, missing: int, count: int) -> str:
-    """Return the reason of a run that can't begin.
+    """Return the reason why a run can't start.
 
     Args:
         loss: The loss at x0, which is not finite.
-        missing: How many residuals are NaN there.
-        count: How many residuals there are.
+        missing: The number of residuals that are NaN there.
+        count: The number of residuals.
     """
     if not missing:
         return f"The loss is {loss} at the start."
@@ -36,8 +36,8 @@ def describe_start(loss: float, missing: int, count: int) -> str:
 class SingleRun(RunRecord):
     """A run from one start.
 
-    Unless it looks at values only, one evaluation is kept for the gradient at the point that is returned, which may have been
-    seen by its value only.
+    Except for derivative-free methods, one evaluation is reserved for the gradient at the returned point, of which possibly
+    only the value is known.
     """
 
     ready: tuple[list[Tensor], Any] | None = None
@@ -45,10 +45,10 @@ class SingleRun(RunRecord):
     optimizer: Optimizer
 
     def check_limit(self) -> None:
-        """Count an evaluation, unless its result is there already; raise EndOfRun where there have been enough."""
+        """Count an evaluation, unless its result is available already; raise EndOfRun at the limit."""
         if self.ready is not None:
             return
-        # A gradient at the end may take one; these methods have that of the point which they evaluated.
+        # The gradient at the end may need one; these methods always have it.
         spare = 0 if self.values_only or self.method in ("lm", "sqp", "fista", "proximal-gradient") else 1
         limit = max(self.max_evals - spare, 1)
         if self.evaluations >= limit:
@@ -57,16 +57,16 @@ class SingleRun(RunRecord):
         self.each += 1
 
     def call(self) -> tuple[list[Tensor], Any]:
-        """What the function sees now, and what it returns."""
+        """Evaluate the function; return its argument and its result."""
         self.check_limit()
         seen = self.variables.seen()
         return seen, self.point.call(self.fun, seen)
 
     def read_loss(self) -> tuple[list[Tensor], Tensor, float]:
-        """Return what the function sees now, what it returns with its graph, and the loss."""
-        seen, found = self.ready or self.call()
+        """Evaluate the function; return its argument, its result with the graph, and the loss."""
+        seen, result = self.ready or self.call()
         self.ready = None
-        data = loss_of(found, self.residuals)
+        data = loss_of(result, self.residuals)
         loss = (data if data.dim() == 0 else value_of(data.detach())).item()
         if self.first == -math.inf:
             if not math.isfinite(loss):
@@ -76,7 +76,7 @@ class SingleRun(RunRecord):
         return seen, data, loss
 
     def evaluate(self) -> Tensor:
-        """Return the user's function at the variables as they are now; remember the best point."""
+        """Evaluate the function at the present variables, and record the point if it is the best."""
         seen, data, loss = self.read_loss()
         self.judge_one(loss, torch.finfo(data.dtype).eps, seen, None)
         if not self.active:
@@ -85,12 +85,12 @@ class SingleRun(RunRecord):
 
     def begin(self, links: list[Module]) -> None:
         """Take the links of the run."""
-        from ..optim import Optimizer  # a room that methods without links do not need
+        from ..optim import Optimizer  # imported here because methods without links do not need it
 
         self.optimizer = Optimizer(self.leaves, *links)
 
     def advance(self, closure: Closure) -> str:
-        """Make a step; why a link ended the run, or ""."""
+        """Make a step; return the reason why a link ended the run, or ""."""
         self.optimizer.step(closure)
         self.variables.project()
         if self.residuals and self.value == 0.0:
@@ -100,11 +100,11 @@ class SingleRun(RunRecord):
         return (self.optimizer.reasons or ["A link of the chain asked to stop."])[-1]
 
     def begin_again(self, rows: Numbers) -> None:
-        """Forget what the links have learned."""
+        """Reset the links."""
         self.optimizer.reset()
 
     def finish(self, tol: float) -> None:
-        """Know the gradient at the point that is returned, and say so where the run ended at another one."""
+        """Compute the gradient at the returned point, and set the reason if the run ended at another one."""
         if self.batch or self.values_only or math.isfinite(self.norms) or not math.isfinite(self.values):
             return
         if self.evaluations < self.max_evals:
@@ -114,8 +114,8 @@ class SingleRun(RunRecord):
             with torch.enable_grad():
                 loss = value_of(loss_of(self.point.call(self.fun, leaves), self.residuals))
             if loss.requires_grad:
-                found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-                self.norms = self.largest(self.variables.follow(leaves, list(found)))
+                grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                self.norms = self.largest(self.variables.follow(leaves, list(grads)))
         if bool(self.good) and not self.variables.transform and tol < float(self.norms) < math.inf:
             self.good = np.bool_(False)
             fact = "The run ended where the gradient vanishes, but had seen a lower point, which is returned"

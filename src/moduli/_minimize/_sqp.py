@@ -21,11 +21,11 @@ class ConstrainedProblem(NamedTuple):
     """A function with constraints, on vectors of NumPy.
 
     Attributes:
-        value: Returns the function at a point; infinite where it is not defined. It counts as an evaluation.
+        value: Returns the function at a point; infinity outside of its domain. A call counts as an evaluation.
         gradient: Returns its gradient at the point that was evaluated last.
         constraints: Returns the constraints at a point, equations first, the others at least zero.
         jacobian: Returns the Jacobian of the constraints at a point.
-        equalities: How many constraints are equations.
+        equalities: The number of equations.
         low: Lower bounds, minus infinity where open.
         high: Upper bounds.
         curvature: Returns an estimate of the second derivatives at a point, positive semidefinite, or None.
@@ -63,7 +63,7 @@ class SqpState:
         self.kkt = math.inf
 
     def measure_violation(self, c: Array) -> Array:
-        """Return by how much each constraint is violated."""
+        """Return the violation of each constraint."""
         equalities = self.problem.equalities
         return np.concatenate([np.abs(c[:equalities]), np.maximum(-c[equalities:], 0.0)])
 
@@ -72,7 +72,7 @@ class SqpState:
         return f + float(self.penalties @ self.measure_violation(c))
 
     def measure_kkt(self) -> float:
-        """Return the largest violation of the conditions of Karush, Kuhn and Tucker with the multipliers of now.
+        """Return the largest violation of the conditions of Karush, Kuhn and Tucker with the present multipliers.
 
         The gradient is compared with the sizes of its terms, so that the units of the function do not matter above one.
         """
@@ -120,7 +120,7 @@ def minimize_by_sqp(state: SqpState) -> Iterator[tuple[str, bool]]:
             continue
         failures += 1
         if failures > 1:
-            # Where not even the gradient leads lower, rounding is all that is left.
+            # If not even the gradient direction leads lower, only rounding is left.
             short = float(np.abs(step).max(initial=0.0)) <= 1e-6 * max(1.0, float(np.abs(state.x).max(initial=0.0)))
             if violation > max(state.tol, 1e-6):
                 yield f"The constraints can not be met: the least violation found is {violation:.2g}.", False
@@ -228,7 +228,7 @@ def _accept(state: SqpState, there: Array, f: float, c: Array) -> bool:
     if not math.isfinite(sy) or ss == 0.0:
         return ss > 0.0
     if state.fresh and sy > 0:
-        # The first difference tells the scale of the function.
+        # The first difference gives the scale of the function.
         state.B, state.fresh = float(y @ y) / sy * np.eye(len(s)), False
     Bs = state.B @ s
     sBs = float(s @ Bs)

@@ -1,4 +1,4 @@
-"""Bounds as they are written, and what the optimizer moves: the numbers of x0, as they are or changed to stay within them."""
+"""Reading bounds, and `Variables`: the tensors that the method moves, projected onto bounds or transformed to stay within them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Bound = Tensor | None
 
 
 class Variables:
-    """The variables of a run, and the way from them to the point that the function sees.
+    """The variables of a run, and their map to the function's argument.
 
-    A number whose bounds are equal is put onto them, and stays: nothing that it could follow is left of its gradient.
+    A number whose bounds are equal is set to them and stays fixed: its gradient is zero.
 
     Args:
         point: The starting point.
@@ -36,12 +36,12 @@ class Variables:
                 leaf.copy_(start(leaf, a, b))
 
     def find_fixed(self) -> list[Tensor | None]:
-        """For each leaf which numbers have equal bounds; None where none has."""
+        """Return, for each leaf, the mask of numbers with equal bounds; None if it has no bounds."""
         pairs = zip(self.low, self.high, strict=True)
         return [None if a is None or b is None else a == b for a, b in pairs]
 
     def seen(self, leaves: list[Tensor] | None = None) -> list[Tensor]:
-        """The leaves that the function sees, with their graph."""
+        """Return the leaves that are passed to the function, with their graph."""
         leaves = self.leaves if leaves is None else leaves
         if not self.bounded:
             return leaves
@@ -49,26 +49,26 @@ class Variables:
         return [at(z, a, b) for z, a, b in zip(leaves, self.low, self.high, strict=True)]
 
     def project(self) -> None:
-        """Put the variables back into the box."""
+        """Project the variables onto the box."""
         if self.bounded and not self.transform:
             with torch.no_grad():
                 for z, inside in zip(self.leaves, self.seen(), strict=True):
                     z.copy_(inside)
 
     def find_free(self, leaves: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """For each number whether it can go downhill: not where it is at a bound that the gradient pushes against."""
+        """Return the masks of the numbers that can go downhill: not those at a bound that the gradient pushes against."""
         out = []
         for z, g, low, high in zip(leaves, grads, self.low, self.high, strict=True):
-            held = torch.zeros_like(z, dtype=torch.bool)
+            at_bound = torch.zeros_like(z, dtype=torch.bool)
             if low is not None:
-                held |= (z <= low) & (g > 0)
+                at_bound |= (z <= low) & (g > 0)
             if high is not None:
-                held |= (z >= high) & (g < 0)
-            out.append(~held)
+                at_bound |= (z >= high) & (g < 0)
+            out.append(~at_bound)
         return out
 
     def follow(self, values: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """Gradients at the function's arguments, as far as bounds let them be followed."""
+        """Return projected gradients at the function's arguments."""
         ends = zip(values, grads, self.low, self.high, strict=True)
         return [g if low is None and high is None else x - _clamp(x - g, low, high) for x, g, low, high in ends]
 
@@ -78,7 +78,7 @@ def _clamp(z: Tensor, low: Bound, high: Bound) -> Tensor:
 
 
 def _sides(x: Tensor, low: Bound, high: Bound) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Finite bounds, and which of them count; zeros elsewhere, so that nothing infinite enters a graph."""
+    """Return bounds with 0 instead of infinity, so that no infinity enters a graph, and the masks of finite ones."""
     a = torch.full_like(x, -torch.inf) if low is None else low
     b = torch.full_like(x, torch.inf) if high is None else high
     below, above = a.isfinite(), b.isfinite()
@@ -86,7 +86,7 @@ def _sides(x: Tensor, low: Bound, high: Bound) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def _open(z: Tensor, low: Bound, high: Bound) -> Tensor:
-    """A smooth map of all numbers onto the box."""
+    """Map all numbers smoothly onto the box."""
     if low is None and high is None:
         return z
     a, b, below, above = _sides(z.detach(), low, high)
@@ -97,7 +97,7 @@ def _open(z: Tensor, low: Bound, high: Bound) -> Tensor:
 
 
 def _close(x: Tensor, low: Bound, high: Bound) -> Tensor:
-    """Where the variables start. At a bound the map is flat, so that the gradient would be zero: a little inside."""
+    """Return the numbers that `_open` maps to x; a point at a bound, where the map is flat, is moved slightly inside."""
     x = x.detach()
     if low is None and high is None:
         return x
@@ -112,14 +112,14 @@ def _close(x: Tensor, low: Bound, high: Bound) -> Tensor:
 def read_bounds(
     point: StartPoint, bounds: Any, lower: Any, upper: Any, batched: bool = False
 ) -> tuple[list[Bound], list[Bound]]:
-    """The lower and upper bound of every leaf, as tensors of its shape; None where a whole leaf is open.
+    """Return the lower and upper bound of every leaf, as tensors of its shape; None where a whole leaf is open.
 
     Args:
         point: The starting point.
-        bounds: Intervals, as SciPy has them.
+        bounds: Intervals, in SciPy's form.
         lower: A number, or in the form of x0, with None where it is open.
         upper: The same.
-        batched: Whether the leaves hold many starts along their first axis; intervals are those of one of them.
+        batched: Whether the leaves have many starts along their first axis; intervals are those of one start.
     """
     if bounds is not None and (lower is not None or upper is not None):
         raise TypeError("minimize: give either bounds=, or lower= and upper=")
@@ -134,8 +134,8 @@ def read_bounds(
         both = (point.match(lower, "lower bounds", _is_end), point.match(upper, "upper bounds", _is_end))
         sides = list(zip(*both, strict=True))
     else:
-        given = point.match(bounds, "bounds", _is_interval)
-        sides = [_part_intervals(*one, batched) for one in zip(given, point.leaves, point.names, strict=True)]
+        intervals = point.match(bounds, "bounds", _is_interval)
+        sides = [_part_intervals(*one, batched) for one in zip(intervals, point.leaves, point.names, strict=True)]
     low: list[Bound] = []
     high: list[Bound] = []
     for (below, above), name, leaf in zip(sides, point.names, point.leaves, strict=True):
@@ -155,19 +155,19 @@ def _check(name: str, leaf: Tensor, low: Tensor, high: Tensor) -> None:
         raise ValueError(f"minimize: a bound of {name} is not a number; None is open")
     if bool((low > high).any()):
         raise ValueError(f"minimize: a lower bound of {name} is not below its upper bound, nor equal to it (fixed)")
-    # What is fixed is put where it belongs.
+    # Numbers with equal bounds are set to them, wherever they start.
     outside = ((leaf < low) | (leaf > high)) & ((low != high) | low.isinf())
     if bool(outside.any()):
         raise ValueError(f"minimize: the start is outside of the bounds in {int(outside.sum())} numbers of {name}")
 
 
-def _read_side(given: Any, leaf: Tensor, name: str, side: str, end: float) -> Tensor:
-    """A bound of one leaf: numbers that fit its shape; None is open."""
-    if isinstance(given, bool | str):
-        raise TypeError(f"minimize: {side} bounds are numbers in the form of x0, not {given!r}")
-    if isinstance(given, list | tuple):
-        given = [end if item is None else item for item in given]
-    data = given.data if isinstance(given, Labelled) else given
+def _read_side(bound: Any, leaf: Tensor, name: str, side: str, end: float) -> Tensor:
+    """Return a bound of one leaf as a tensor of its shape; None is open."""
+    if isinstance(bound, bool | str):
+        raise TypeError(f"minimize: {side} bounds are numbers in the form of x0, not {bound!r}")
+    if isinstance(bound, list | tuple):
+        bound = [end if item is None else item for item in bound]
+    data = bound.data if isinstance(bound, Labelled) else bound
     if not isinstance(data, Tensor):  # torch would round Python's numbers to single precision
         data = torch.as_tensor(np.asarray(end if data is None else data))
     try:
@@ -181,25 +181,25 @@ def _is_end(value: Any) -> bool:
     return value is None or number or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
 
 
-def _is_interval(given: Any) -> bool:
-    return isinstance(given, list | tuple) and len(given) == 2 and all(map(_is_end, given))
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_end, value))
 
 
-def _part_intervals(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Any, Any]:
-    """Both bounds of one leaf from an interval, a list of intervals, or an array with intervals along its last axis."""
+def _part_intervals(intervals: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Any, Any]:
+    """Return both bounds of one leaf from an interval, a list of intervals, or an array with intervals along its last axis."""
     one = leaf[0] if batched and leaf.dim() else leaf
-    if given is None or _is_interval(given):
-        return given or (None, None)
-    if isinstance(given, np.ndarray) and given.dtype == object:
-        given = given.tolist()
-    if isinstance(given, list | tuple) and all(pair is None or _is_interval(pair) for pair in given):
-        ends = [(-torch.inf, torch.inf) if pair is None else pair for pair in given]
+    if intervals is None or _is_interval(intervals):
+        return intervals or (None, None)
+    if isinstance(intervals, np.ndarray) and intervals.dtype == object:
+        intervals = intervals.tolist()
+    if isinstance(intervals, list | tuple) and all(pair is None or _is_interval(pair) for pair in intervals):
+        ends = [(-torch.inf, torch.inf) if pair is None else pair for pair in intervals]
         open_ = [(-torch.inf if a is None else a, torch.inf if b is None else b) for a, b in ends]
-        given = torch.tensor(open_[0] if one.dim() == 0 and len(open_) == 1 else open_, dtype=torch.float64)
-    if not isinstance(given, Tensor | Labelled | np.ndarray) or getattr(given.dtype, "kind", "f") not in "iuf":
+        intervals = torch.tensor(open_[0] if one.dim() == 0 and len(open_) == 1 else open_, dtype=torch.float64)
+    if not isinstance(intervals, Tensor | Labelled | np.ndarray) or getattr(intervals.dtype, "kind", "f") not in "iuf":
         forms = "give (low, high) for all variables, a list of those, or a dictionary by name, or lower= and upper="
         raise TypeError(f"minimize: bounds of {name} are not understood; {forms}")
-    data = torch.as_tensor(given.data if isinstance(given, Labelled) else given)
+    data = torch.as_tensor(intervals.data if isinstance(intervals, Labelled) else intervals)
     if data.shape not in ((2,), (*one.shape, 2), (*leaf.shape, 2)):
         fact = f"minimize: {name} has {one.numel()} variables, and its bounds are of shape {tuple(data.shape)}"
         raise ValueError(f"{fact}; give (low, high) for each of {tuple(one.shape)}, or one for all")

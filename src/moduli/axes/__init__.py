@@ -3,15 +3,15 @@
 * `trace`: the axes of a model, from one forward; `ModelAxes` is the value that it returns, `ModelAxis` one axis, `ParameterAxes`
   those of one parameter, with `Segments` where axes are concatenated.
 * `INDEXED`: the reason why the rows of an embedding are fixed.
-* `from_labels`: the axes of a module as its labelled tensors tell them.
+* `from_labels`: the axes of a module according to the labels of its tensors.
 * `label`: labelled views of a plain module's parameters, by the names of its axes (`LabelledParameters`).
 * `parse` reads the notation of einops for axes; `list_names`, `measure` and `locate_units` read the `Factors` of one axis of a
   parameter.
-* `match_units`: which units of a saved model are which of one here, by label or position.
-* `check`: permutes every free axis and compares the outputs; `ModelAxesError` says which axis is not free.
+* `match_units`: maps from the units of a saved model to those of another one, by label or position.
+* `check`: permutes every free axis and compares the outputs (`measure_difference`); `ModelAxesError` says which axis is not free.
 * `find_step_scale`: the factor of a parameter's step in the maximal update parametrization; `check_base` checks its base width.
-* `rule`: how an operation pairs the axes of its tensors, for operations that `trace` does not know. A rule takes a `RuleCall` and
-  the `Traced` axes of the operands.
+* `rule`: registers how an operation pairs the axes of its tensors, for operations without a built-in rule. A rule takes a
+  `RuleCall` and the `Traced` axes of the operands.
 
 Example:
     >>> import torch, moduli as mo
@@ -24,6 +24,7 @@ Example:
 from ._atoms import INDEXED as INDEXED
 from ._check import ModelAxesError as ModelAxesError
 from ._check import check as check
+from ._check import measure_difference as measure_difference
 from ._factors import Factors as Factors
 from ._factors import Segments as Segments
 from ._factors import list_names as list_names
@@ -64,6 +65,7 @@ __all__ = [
     "locate_units",
     "match_units",
     "measure",
+    "measure_difference",
     "parse",
     "rule",
     "trace",

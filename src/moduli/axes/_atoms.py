@@ -1,8 +1,8 @@
-"""Identity of axes: a union-find over atoms, which are split into factors and segments where an operation needs them so.
+"""Identity of axes: a union-find over atoms, which operations split into factors and segments.
 
 An axis of a tensor is a `Dim`, the row-major product of atoms; an axis of size one is the empty product. An atom is a leaf, or
 it is split: into a product of atoms (heads times the size of a head), or into segments, each a `Dim` (the two inputs of a
-concatenation). Two axes that an operation pairs entry by entry are unified; what can't be unified is fixed, with a reason.
+concatenation). Two axes that an operation pairs entry by entry are unified; axes that can't be unified are fixed, with a reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INDEXED = "it is indexed by values"
 NAMED_UNITS = "its units have labels"
 LABELLED = "known by its labels; trace with an example to learn whether it is free"
 
-# The ends of reasons that say nothing about the axis itself, but that a rule is missing or can't follow the factors.
+# The ends of reasons that are not about the axis itself: a rule is missing, or can't follow the factors.
 _UNCLEAR = (
     *("has no rule", "depends on the order", "cuts its factors", "do not agree", "have different sizes"),
     *("in the middle of a factor", LABELLED),
@@ -29,12 +29,12 @@ _UNCLEAR = (
 
 
 def is_width(reasons: Iterable[str]) -> bool:
-    """Whether an axis with these reasons has units that a wider model has more of: neither data, nor positions, nor indices."""
+    """Whether an axis fixed for these reasons is a width of the model: not data, positions or indices."""
     return all(reason.endswith(_UNCLEAR) for reason in reasons)
 
 
 def find_growth(reasons: Iterable[str]) -> str | None:
-    """Return how more units of an axis with these reasons leave what the others do as it is; see `ModelAxis.growth`."""
+    """Return how an axis fixed for these reasons can get units that do not affect the others; see `ModelAxis.growth`."""
     kinds = set(reasons) - {NAMED_UNITS}
     if not kinds:
         return "copy"
@@ -50,8 +50,8 @@ class Atoms:
 
     Attributes:
         sizes: The size of each atom.
-        reasons: Why each atom is fixed; empty for a free one.
-        hints: A word for the kind of an axis ("head"), where an operation shows it.
+        reasons: The reasons why each atom is fixed; empty for a free one.
+        hints: A word for the kind of an axis ("head"), if an operation implies it.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,13 @@ class Atoms:
         self._segments: dict[int, tuple[Dim, ...]] = {}
 
     def new(self, size: int, *reasons: str, read: bool = True) -> Dim:
-        """Return an axis of one new atom; fixed if there are reasons. `read` is False for entries that nothing has read."""
+        """Return an axis of one new atom.
+
+        Args:
+            size: Its size.
+            *reasons: The reasons why it is fixed; none for a free one.
+            read: Whether an operation has read its entries.
+        """
         if size == 1:
             return ()
         self.sizes.append(size)
@@ -102,18 +108,18 @@ class Atoms:
         return math.prod(self.sizes[atom] for atom in dim)
 
     def fix(self, dim: Iterable[int], reason: str) -> None:
-        """Fix everything in an axis."""
+        """Fix all leaves of an axis."""
         for leaf in self.list_leaves(dim):
             if reason not in self.reasons[leaf]:
                 self.reasons[leaf] = (*self.reasons[leaf], reason)
 
     def hint(self, dim: Iterable[int], word: str) -> None:
-        """Note what kind of axis this is, for its name."""
+        """Set the word for the kind of an axis, which is used in its name, unless it has one."""
         for leaf in self.list_leaves(dim):
             self.hints[leaf] = self.hints[leaf] or word
 
     def list_leaves(self, dim: Iterable[int]) -> list[int]:
-        """Return every leaf in an axis, also those in segments."""
+        """Return every leaf of an axis, including those in segments."""
         leaves = []
         for atom in self.resolve(dim):
             parts = self._segments.get(atom)
@@ -121,12 +127,12 @@ class Atoms:
         return leaves
 
     def mark_read(self, dim: Iterable[int]) -> None:
-        """Note that an operation reads this axis."""
+        """Mark an axis as read by an operation."""
         for leaf in self.list_leaves(dim):
             self._read[leaf] = True
 
     def fix_unread(self, dim: Iterable[int]) -> None:
-        """Fix the leaves of an axis that no operation has read: nothing is known of them."""
+        """Fix the leaves of an axis that no operation has read, because nothing is known about them."""
         for leaf in self.list_leaves(dim):
             if not self._read[leaf]:
                 self.fix((leaf,), UNREAD)
@@ -134,7 +140,7 @@ class Atoms:
     # ------------------------------------------------------------------ pairing
 
     def unify(self, left: Iterable[int], right: Iterable[int]) -> None:
-        """Make two axes of one size the same, splitting the coarser one; fix both where their factors do not agree."""
+        """Make two axes of one size the same, splitting the coarser one; fix both if their factors do not agree."""
         a, b = self.resolve(left), self.resolve(right)
         while a and b:
             size, other = self.sizes[a[0]], self.sizes[b[0]]
@@ -150,11 +156,11 @@ class Atoms:
                 return
 
     def _take_factor(self, atoms: list[int], size: int) -> list[int]:
-        """Split the first atom so that its first factor has this size (a divisor of its own)."""
+        """Split the first atom so that its first factor has this size, a divisor of the atom's."""
         return [*self._factorize(atoms[0], size), *atoms[1:]]
 
     def _factorize(self, atom: int, size: int) -> list[int]:
-        """Split an atom into (size, the rest); fix it where it has segments that do not fit."""
+        """Split an atom into a factor of this size and the rest; fix it if its segments do not fit."""
         whole = self.sizes[atom]
         parts = self._segments.get(atom)
         if parts is None:
@@ -165,7 +171,7 @@ class Atoms:
             self._factors[atom] = factors
         elif not self.collapse(atom):
             self.fix((atom,), "its segments have different sizes")
-            # The segments keep their own (fixed) atoms; a fixed product takes their place here.
+            # The segments keep their own (fixed) atoms; the result is a fixed product instead.
             return [*self.new(size, *self.reasons_of(atom)), *self.new(whole // size, *self.reasons_of(atom))]
         resolved = self.resolve((atom,))
         if self.sizes[resolved[0]] == size:
@@ -175,11 +181,11 @@ class Atoms:
         return resolved
 
     def reasons_of(self, atom: int) -> tuple[str, ...]:
-        """Return the reasons why anything in an atom is fixed."""
+        """Return the reasons why leaves of an atom are fixed."""
         return tuple(dict.fromkeys(reason for leaf in self.list_leaves((atom,)) for reason in self.reasons[leaf]))
 
     def collapse(self, atom: int) -> bool:
-        """Turn segments of equal size into a product of a fixed index and one segment; whether they have one size."""
+        """Turn segments of equal size into a product of a fixed index and one segment; return whether they have one size."""
         parts = self.flatten(atom)
         if len({self.size(part) for part in parts}) != 1:
             return False
@@ -190,7 +196,7 @@ class Atoms:
         return True
 
     def _union(self, first: int, second: int) -> None:
-        """Make two resolved atoms of one size one atom."""
+        """Merge two resolved atoms of one size."""
         if first == second:
             return
         if first in self._segments and second in self._segments:

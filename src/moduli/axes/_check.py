@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ._trace import trace
 
 
 class ModelAxesError(ValueError):
-    """An axis of a model is not what it was taken for: permuting its units changes the output."""
+    """An axis of a model is not free: permuting its units changes the output."""
 
 
 def check(
@@ -29,7 +29,7 @@ def check(
 ) -> float:
     """Permute every free axis of a copy of the model at random, and compare its output with the model's.
 
-    The copies are in evaluation mode, and their parameters get a little noise, so that values from an initialisation (zeros,
+    The copy is in evaluation mode, and its parameters get a little noise, so that initial values (zeros,
     ones) do not hide a difference.
 
     Args:
@@ -37,15 +37,15 @@ def check(
         *example: The arguments of a forward, with numbers.
         axes: The axes; by default those of `trace`.
         kwargs: Keyword arguments of the forward.
-        output: A function of the result of the forward that returns what is compared.
-        tolerance: The largest difference, relative to the largest output (at least 1).
-        seed: Of the permutations and the noise.
+        output: A function from the result of the forward to the outputs that are compared.
+        tolerance: The largest accepted difference, relative to the largest output (at least 1).
+        seed: The seed of the permutations and the noise.
 
     Returns:
         The largest difference, relative to the largest output.
 
     Raises:
-        ModelAxesError: If the outputs differ, with the axes that make the difference.
+        ModelAxesError: If the outputs differ, with the axes that cause it.
 
     Example:
         >>> import torch, moduli as mo
@@ -61,7 +61,7 @@ def check(
     units = {axis.name: torch.randperm(axis.size, generator=generator) for axis in axes.free}
 
     def run(stored: Mapping[str, Tensor]) -> list[Tensor]:
-        # Layers write to their statistics; the tensors of the next call must not change.
+        # Layers write to their running statistics, so every call gets copies.
         fresh = {name: tensor.clone() for name, tensor in stored.items()}
         with torch.no_grad():
             result = torch.func.functional_call(other, fresh, example, dict(kwargs or {}))
@@ -69,10 +69,10 @@ def check(
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
     expected = run(tensors)
-    difference = _compare(expected, run(axes.take(tensors, units)))
+    difference = measure_difference(expected, run(axes.take(tensors, units)))
     if difference <= tolerance:
         return difference
-    alone = {name: _compare(expected, run(axes.take(tensors, {name: units[name]}))) for name in units}
+    alone = {name: measure_difference(expected, run(axes.take(tensors, {name: units[name]}))) for name in units}
     worst = sorted((name for name, each in alone.items() if each > tolerance), key=lambda name: -alone[name])
     where = "; ".join(f"{name!r} in {', '.join(place for place, _ in axes[name].places[:4])}" for name in worst[:3])
     raise ModelAxesError(
@@ -90,16 +90,21 @@ def _disturb(net: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
     return {**tensors, **{name: buffer.clone() for name, buffer in net.named_buffers()}}
 
 
-def _compare(left: list[Tensor], right: list[Tensor]) -> float:
-    """Return the largest difference of two lists of tensors, relative to the largest entry of each tensor (at least 1)."""
-    worst = 0.0
-    for one, two in zip(left, right, strict=True):
-        one, two = (
-            each.double() if not each.is_complex() else torch.view_as_real(each).double() for each in (one, two)
-        )
-        if one.numel():
-            difference = torch.where(one == two, 0.0, (one - two).abs()).max() / one.abs().nan_to_num().max().clamp(
-                min=1
-            )
-            worst = max(worst, float(difference.nan_to_num(nan=float("inf"))))
-    return worst
+def measure_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """Return the largest difference between two lists of tensors, relative to the largest entry of each tensor (at least 1).
+
+    Lists or tensors of different sizes, and NaN in one of them only, give infinity.
+    """
+    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
+        return float("inf")
+    return max(map(_measure, before, after), default=0.0)
+
+
+def _measure(before: Tensor, after: Tensor) -> float:
+    if not before.numel():
+        return 0.0
+    if before.is_complex():
+        before, after = torch.view_as_real(before), torch.view_as_real(after)
+    before, after = before.double(), after.double()
+    difference = torch.where(before == after, 0.0, (before - after).abs()).max()
+    return float((difference / before.abs().nan_to_num().max().clamp(min=1)).nan_to_num(nan=float("inf")))

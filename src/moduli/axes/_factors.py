@@ -27,7 +27,7 @@ Factors = tuple["str | Segments", ...]
 
 
 def list_names(factors: Factors) -> list[str]:
-    """Return the names of the model's axes in a product, in order, also those in concatenations."""
+    """Return the names of the model's axes in a product, in order, including those in concatenations."""
     names: list[str] = []
     for factor in factors:
         if isinstance(factor, str):
@@ -46,7 +46,13 @@ def measure(factors: Factors, sizes: Mapping[str, int]) -> int:
 
 
 def index_factors(factors: Factors, sizes: Mapping[str, int], units: Mapping[str, Tensor]) -> Tensor:
-    """Return the positions along an axis of the chosen units of each factor; factors without a choice keep all."""
+    """Return the positions along an axis of the chosen units of each factor.
+
+    Args:
+        factors: The factors of the axis.
+        sizes: The sizes of the model's axes.
+        units: The chosen units by axis; of other axes all units are taken.
+    """
     index = torch.zeros(1, dtype=torch.int64)
     for factor in factors:
         if isinstance(factor, str):
@@ -63,7 +69,7 @@ def index_factors(factors: Factors, sizes: Mapping[str, int], units: Mapping[str
 
 
 def locate_units(factors: Factors, sizes: Mapping[str, int], name: str) -> Tensor:
-    """Return which unit of an axis each position along a product of factors belongs to; -1 for none.
+    """Return, for each position along a product of factors, the unit of an axis that it belongs to; -1 for none.
 
     Args:
         factors: The product.
@@ -89,7 +95,14 @@ def locate_units(factors: Factors, sizes: Mapping[str, int], name: str) -> Tenso
 
 
 def show_factors(factors: Factors, sizes: Mapping[str, int], owner: str | None = None, outer: bool = False) -> str:
-    """Return a product of factors as text, with sizes."""
+    """Return a product of factors as text, with sizes.
+
+    Args:
+        factors: The product.
+        sizes: The sizes of the model's axes.
+        owner: The layer whose name is left out of names.
+        outer: Whether to put a product of several factors in parentheses.
+    """
     words = []
     for factor in factors:
         if isinstance(factor, str):
@@ -103,7 +116,7 @@ def show_factors(factors: Factors, sizes: Mapping[str, int], owner: str | None =
 
 def find_owner(parameter: str) -> str:
     """Return the name of the layer of a parameter: the module for a weight or bias, else the parameter's own name."""
-    if "parametrizations." in parameter:  # the tensors that a parametrized one is computed from
+    if "parametrizations." in parameter:  # a tensor from which a parametrized one is computed
         parameter = list_bases(parameter)[-1]
     parameter = public_name(parameter)
     path, _, last = parameter.rpartition(".")
@@ -118,5 +131,5 @@ def encode(factors: Factors) -> list[Any]:
 
 
 def decode(factors: Sequence[Any]) -> Factors:
-    """Return the factors that `encode` has written."""
+    """Return factors from the plain data of `encode`."""
     return tuple(each if isinstance(each, str) else Segments(tuple(map(decode, each))) for each in factors)

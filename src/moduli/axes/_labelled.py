@@ -1,4 +1,4 @@
-"""Axes and labels: labelled modules know their axes by name, and plain modules get labelled views by the names of a trace."""
+"""Axes and labels: the axes of labelled modules by name, and labelled views of plain modules by the names of a trace."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def apply_labels(atoms: Atoms, parameters: Mapping[str, Traced], layout: Layout)
     Args:
         atoms: The atoms of the trace, which are changed.
         parameters: The axes of parameters and buffers by name.
-        layout: The layout of the model, which knows the labels.
+        layout: The layout of the model, which has the labels.
 
     Returns:
         The axes that have names, each with its name.
@@ -124,5 +124,5 @@ def list_labelled(layout: Layout) -> list[tuple[str, Axes]]:
     parameters = [(entry.name, entry.axes) for entry in layout.entries if entry.axes is not None]
     buffers = [(entry.name, entry.axes) for entry in layout.buffers if entry.axes is not None]
     ranks = {entry.name: len(entry.shape) for entry in (*layout.entries, *layout.buffers)}  # type: ignore[attr-defined]
-    # A tensor that a labelled one is computed from may have other axes.
+    # A tensor from which a labelled one is computed may have other axes.
     return [(name, axes) for name, axes in (*parameters, *buffers) if len(axes) == ranks[name]]

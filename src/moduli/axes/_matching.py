@@ -1,4 +1,4 @@
-"""Which units of a saved model are which of a model here, where the numbers or labels of units differ."""
+"""Matching the units of a saved model with those of another one whose numbers or labels of units differ."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def match_units(
     shapes: Mapping[str, Sequence[int]],
     labels: Mapping[str, tuple[Axes, Axes]] | None = None,
 ) -> dict[str, UnitMap]:
-    """Return how saved tensors get the units that a model has: by label where both have labels, otherwise by position.
+    """Return maps that give saved tensors the units of a model: by label if both have labels, otherwise by position.
 
-    Units that only the model has are new; units that only the saved one has are left out.
+    Units that only the model has are new; units that only the saved one has are dropped.
 
     Args:
         axes: The axes of the model.
-        shapes: The shapes of the saved tensors by name; names that the model does not have are left out.
+        shapes: The shapes of the saved tensors by name; names that the model does not have are ignored.
         labels: The axes of labelled tensors, in the model and saved, by name.
 
     Returns:
-        The maps by name, of the tensors that have axes with other units.
+        The maps, by name, of the tensors that have axes with other units.
 
     Raises:
         ValueError: If the shapes are not those of one model with other numbers of units.
@@ -40,50 +40,43 @@ def match_units(
         >>> maps["bias"].resize_state(torch.tensor([5.0, 6.0]))
         tensor([5., 6., 0.])
     """
-    known = {name: shape for name, shape in shapes.items() if _is_known(axes, name)}
-    before = _find_sizes(axes, known)
+    saved = {name: shape for name, shape in shapes.items() if axes.has_parameter(name)}
+    before = _find_sizes(axes, saved)
     words = _find_labels(axes, labels or {})
     sources: dict[str, Tensor] = {}
+    changed: set[str] = set()
     for name, axis in axes.axes.items():
-        if name in words and set(words[name][0]) != set(words[name][1]):
-            places = {label: position for position, label in enumerate(words[name][1])}
-            sources[name] = torch.tensor([places.get(label, -1) for label in words[name][0]], dtype=torch.int64)
-        elif name in before and before[name] != axis.size and name not in words:
+        if name in words:
+            ours, theirs = words[name]
+            if ours != theirs:
+                places = {label: position for position, label in enumerate(theirs)}
+                sources[name] = torch.tensor([places.get(label, -1) for label in ours], dtype=torch.int64)
+            if set(ours) != set(theirs):
+                changed.add(name)
+        elif name in before and before[name] != axis.size:
             positions = torch.arange(axis.size)
             sources[name] = torch.where(positions < before[name], positions, -1)
-    for name, pair in words.items():  # another order, beside other axes that have other units
-        if name not in sources and pair[0] != pair[1]:
-            places = {label: position for position, label in enumerate(pair[1])}
-            sources[name] = torch.tensor([places[label] for label in pair[0]], dtype=torch.int64)
-    changed = {name for name in sources if name not in words or set(words[name][0]) != set(words[name][1])}
+            changed.add(name)
     smaller = axes.resize({name: size for name, size in before.items() if name in axes})
     maps = {}
-    for name, shape in known.items():
+    for name, shape in saved.items():
         own = smaller.of(name)
         if changed & set(own.sizes):
             maps[name] = _map_tensor(own, axes.of(name), shape, sources)
     return maps
 
 
-def _is_known(axes: ModelAxes, name: str) -> bool:
-    try:
-        axes.of(name)
-    except KeyError:
-        return False
-    return True
-
-
 def _find_sizes(axes: ModelAxes, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the numbers of units that a model with these shapes has, by axis."""
+    """Return the number of units of each axis in a model with these shapes."""
     pairs = [
         (name, factors, size)
         for name, shape in shapes.items()
         for factors, size in zip(axes.of(name).dims, shape, strict=True)
     ]
     here = {name: axis.size for name, axis in axes.axes.items()}
-    # Positions of a kernel, chunks and the like are what they are.
+    # Axes that can't grow, such as positions of a kernel and chunks, have the same size in both.
     sizes = {name: axis.size for name, axis in axes.axes.items() if axis.growth is None}
-    for assumed in (None, here):  # first what follows, then with as few other axes as there can be
+    for assumed in (None, here):  # first the sizes that follow, then those that change the fewest axes
         progress = True
         while progress:
             progress = False
@@ -105,13 +98,13 @@ def _find_sizes(axes: ModelAxes, shapes: Mapping[str, Sequence[int]]) -> dict[st
 def _solve(
     factors: Factors, size: int, sizes: Mapping[str, int], assumed: Mapping[str, int] | None
 ) -> tuple[str, int] | None:
-    """Return an axis of a product whose size is not known yet, and the size that it has to have; None if there are several.
+    """Return an axis of a product whose size is unknown, and the size that it must have; None if it is not determined.
 
     Args:
         factors: The product.
         size: Its size.
-        sizes: The sizes that are known.
-        assumed: Sizes that the others have, where several are not known.
+        sizes: The known sizes.
+        assumed: The sizes to assume for the others if several are unknown.
     """
     unknown = list(dict.fromkeys(name for name in list_names(factors) if name not in sizes))
     if not unknown or any(isinstance(factor, Segments) for factor in factors):
@@ -128,7 +121,7 @@ def _solve(
 def _list_solutions(
     factors: Factors, size: int, sizes: Mapping[str, int], names: Sequence[str]
 ) -> list[tuple[str, int]]:
-    """Return the axes that can have the size which makes a product that large, with the size."""
+    """Return the axes among `names`, with the size that gives the product its size."""
     solutions = []
     for name in names:
         rest = measure(tuple(factor for factor in factors if factor != name), sizes)
@@ -140,10 +133,10 @@ def _list_solutions(
 def _find_labels(
     axes: ModelAxes, labels: Mapping[str, tuple[Axes, Axes]]
 ) -> dict[str, tuple[Sequence[Any], Sequence[Any]]]:
-    """Return the labels of each axis that has some on both sides, here and saved."""
+    """Return the labels in the model and the saved labels of each axis that has both."""
     words: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {}
     for name, (here, saved) in labels.items():
-        if not _is_known(axes, name) or [axis.name for axis in here] != [axis.name for axis in saved]:
+        if not axes.has_parameter(name) or [axis.name for axis in here] != [axis.name for axis in saved]:
             continue
         for factors, ours, theirs in zip(axes.of(name).dims, here, saved, strict=False):
             if (

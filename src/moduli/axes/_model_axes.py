@@ -1,4 +1,4 @@
-"""`ModelAxes`: what a trace has found, as an immutable value."""
+"""`ModelAxes`: the axes of a model, as an immutable value."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ModelAxis:
     """One axis of a model: a set of units that occurs in one or more parameters.
 
     Attributes:
-        name: Its name: that of the layer that makes it, or the one that was given.
+        name: Its name: that of the layer that makes it, or one chosen by the caller of `trace`.
         size: The number of units.
-        reasons: Why it is fixed; empty for a free one.
+        reasons: The reasons why it is fixed; empty for a free one.
         places: The parameters and buffers that have it, each with the position of the axis.
     """
 
@@ -40,11 +40,11 @@ class ModelAxis:
 
     @property
     def growth(self) -> str | None:
-        """How the axis gets more units while the others do what they did; None where it can't.
+        """The way in which the axis can get units that do not affect the others; None if it can't.
 
-        "copy": new units are copies, or nothing reads them. "fresh": an axis of outputs, or one that is indexed by values
-        (classes, tokens), of which new entries are read by nothing yet. "input": an axis of inputs, of which new ones are
-        multiplied by zero. "zero": only labels are known of it.
+        "copy": new units are copies of others. "fresh": an axis of outputs, or one that is indexed by values
+        (classes, tokens), whose new entries nothing reads yet. "input": an axis of inputs, whose new entries are
+        multiplied by zero. "zero": an axis of which only labels are known.
         """
         return find_growth(self.reasons)
 
@@ -57,9 +57,9 @@ class ParameterAxes:
         name: The name of the parameter.
         shape: Its shape.
         dims: For each axis, the factors whose product it is.
-        uses: For each axis, what it is in its layer: "out", "in", "index" (of an embedding), "batch" (of experts) or "kernel".
-        role: What the parameter is in the model: "input" (from data to units), "hidden" (from units to units), "output" (from units
-            to results), "tied" (input and output), "fixed" (no units), "vector" (a bias, a scale), or "buffer".
+        uses: The use of each axis in its layer: "out", "in", "index" (of an embedding), "batch" (of experts) or "kernel".
+        role: The role of the parameter in the model: "input" (from data to units), "hidden" (from units to units), "output" (from
+            units to results), "tied" (input and output), "fixed" (no units), "vector" (a bias, a scale), or "buffer".
         sizes: The sizes of the model's axes that occur here.
     """
 
@@ -92,14 +92,14 @@ class ParameterAxes:
         return show_factors(self.dims[axis], self.sizes, owner, outer=True)
 
     def index(self, axis: int, units: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the positions along an axis of chosen units of the model's axes; None where none of these occurs.
+        """Return the positions along an axis of chosen units of the model's axes; None if none of these occurs in it.
 
         Args:
             axis: The axis of the parameter.
-            units: For axes of the model, the units that are taken, in order.
+            units: For axes of the model, the chosen units, in order.
 
         Returns:
-            The positions, to index the parameter along this axis with.
+            The positions, for indexing the parameter along this axis.
 
         Example:
             >>> import torch, moduli as mo
@@ -114,15 +114,15 @@ class ParameterAxes:
 
 
 class ModelAxes:
-    """The axes of a whole model, as `trace` finds them; immutable, and equal for equal structures.
+    """The axes of a whole model, the result of `trace`; immutable, and equal for equal structures.
 
     `ax["0.out"]` is a `ModelAxis`, `ax.of("0.weight")` the axes of a parameter. Iterating gives the names of all axes.
 
     Attributes:
         axes: Every axis of the model by name.
         parameters: The axes of every parameter and buffer by name.
-        ties: Other names of tied parameters, and the name that `parameters` has.
-        unknown: Operations without a rule: the axes that reach them are fixed.
+        ties: For each other name of a tied parameter, its name in `parameters`.
+        unknown: Operations without a rule, which fix the axes that reach them.
 
     Example:
         >>> import torch, moduli as mo
@@ -192,15 +192,23 @@ class ModelAxes:
             raise KeyError(f"the model has no parameter or buffer {name!r}.{suggest_name(name, names)}")
         return self.parameters[self.ties.get(public[plain], public[plain])]
 
+    def has_parameter(self, name: str) -> bool:
+        """Whether the model has a parameter or buffer of this name, so that `of` returns its axes."""
+        try:
+            self.of(name)
+        except KeyError:
+            return False
+        return True
+
     def take(self, tensors: Mapping[str, Tensor], units: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors with chosen units of some axes, wherever these occur: a permutation, a part, or repeated ones.
+        """Return tensors with chosen units of some axes, in every tensor that has them: permuted, selected or repeated.
 
         Args:
-            tensors: Parameters and buffers by name; names that the model does not have are refused.
+            tensors: Parameters and buffers by name; names that the model does not have raise.
             units: For axes of the model by name, the positions of the units, in order.
 
         Returns:
-            The tensors by name; those without the axes are the ones that were passed.
+            The tensors by name; those without the axes are returned unmodified.
 
         Example:
             >>> import torch, moduli as mo
@@ -223,7 +231,7 @@ class ModelAxes:
         return results
 
     def resize(self, sizes: Mapping[str, int]) -> ModelAxes:
-        """Return the axes of the model with other numbers of units, as `particles.grow` and `particles.shrink` leave it.
+        """Return the axes of the model with other numbers of units, as after `particles.grow` and `particles.shrink`.
 
         Args:
             sizes: For axes of the model by name, the number of units.
@@ -248,7 +256,7 @@ class ModelAxes:
         )
 
     def list_units(self, name: str, use: str) -> list[str]:
-        """Return the axes of units in those axes of a parameter that have a use: what a wider model has more of.
+        """Return the axes of units, which are larger in a wider model, in those axes of a parameter that have a use.
 
         Args:
             name: The parameter.
@@ -261,7 +269,7 @@ class ModelAxes:
     def initialise_mup(
         self, net: nn.Module, base: int | ModelAxes = 64, generator: torch.Generator | None = None
     ) -> None:
-        r"""Draw the parameters of a model anew, as the maximal update parametrization has it.
+        r"""Initialise the parameters of a model according to the maximal update parametrization.
 
         Matrices are normal with variance $1/\text{fan-in}$; those from units to results $n_0/\text{fan-in}^2$, with the base width
         $n_0$; rows of embeddings have variance 1. Parameters whose names end in "bias" become zero; other vectors (scales of
@@ -270,10 +278,10 @@ class ModelAxes:
         Args:
             net: The model.
             base: The width at which this is the standard parametrization, or the axes of the model of that width.
-            generator: The random numbers; by default torch's.
+            generator: The random number generator; torch's default one if None.
 
         Raises:
-            ValueError: If the axes are of another model, or a parameter is an embedding and a head at once. Nothing is changed.
+            ValueError: If the axes belong to another model, or a parameter is both an embedding and a head. Nothing is changed.
 
         Example:
             >>> import torch, moduli as mo
@@ -317,7 +325,7 @@ class ModelAxes:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> ModelAxes:
-        """Return the axes that `to_data` has written.
+        """Return axes from the data of `to_data`.
 
         Raises:
             ValueError: If the data has another format.
@@ -365,7 +373,14 @@ def build(
     ties: Mapping[str, str],
     unknown: Sequence[str],
 ) -> ModelAxes:
-    """Return `ModelAxes` from the sizes and reasons of axes, and the shape, factors, uses and role of parameters."""
+    """Return `ModelAxes` from its parts.
+
+    Args:
+        axes: The size and the reasons of each axis.
+        parameters: The shape, factors, uses and role of each parameter.
+        ties: The name in `parameters` of each other name of a tied parameter.
+        unknown: The operations without a rule.
+    """
     places: dict[str, list[tuple[str, int]]] = {name: [] for name in axes}
     values = {}
     for name, (shape, dims, uses, role) in parameters.items():

@@ -1,7 +1,7 @@
-"""The maximal update parametrization: how starts and steps of parameters change with the width of a model.
+"""The maximal update parametrization: initial values and step sizes of parameters by the width of a model.
 
-After Yang et al., "Tensor Programs V: tuning large neural networks via zero-shot hyperparameter transfer", 2022, table 3, in which
-everything is in the start and the step size of a parameter, and nothing in the forward. Widths are relative to a base, at which the
+After Yang et al., "Tensor Programs V: tuning large neural networks via zero-shot hyperparameter transfer", 2022, table 3, which
+changes only the initial values and the step size of a parameter, not the forward. Widths are relative to a base, at which the
 parametrization is the standard one.
 """
 
@@ -25,7 +25,7 @@ def measure_fans(axes: ModelAxes, name: str, base: int | ModelAxes) -> tuple[int
     Args:
         axes: The axes of the model.
         name: The parameter.
-        base: The width of the base: a size, to which every product of units is compared, or the axes of the base model.
+        base: The base width, to which every product of units is compared, or the axes of the base model.
 
     Raises:
         ValueError: If the base model has no such parameter, or one with another number of axes.
@@ -41,7 +41,7 @@ def _count(own: ParameterAxes, uses: tuple[str, ...]) -> int:
 
 def _compare(axes: ModelAxes, own: ParameterAxes, use: str, base: int | ModelAxes) -> float:
     if isinstance(base, int):
-        # Data, positions and indices are as many in every model.
+        # Axes of data, positions and indices have the same size in every model.
         units = [axes[name].size for name in axes.list_units(own.name, use)]
         return math.prod(units) / base if units else 1.0
     other = base.of(own.name)
@@ -57,7 +57,7 @@ def find_step_scale(axes: ModelAxes, name: str, base: int | ModelAxes, rule: Lit
         axes: The axes of the model.
         name: The parameter.
         base: The base width, or the axes of the base model.
-        rule: "adam" for updates whose size does not depend on that of the gradient, "sgd" for gradients.
+        rule: "adam" for updates whose size does not depend on that of the gradient, "sgd" for updates proportional to it.
     """
     own = axes.of(name)
     refuse_tied(own)
@@ -68,7 +68,7 @@ def find_step_scale(axes: ModelAxes, name: str, base: int | ModelAxes, rule: Lit
 
 
 def refuse_tied(own: ParameterAxes) -> None:
-    """Raise ValueError if a parameter is an embedding and a head at once."""
+    """Raise ValueError if a parameter is both an embedding and a head."""
     if own.role == "tied":
         raise ValueError(
             f"muP: {public_name(own.name)!r} is an embedding and a head, whose steps and starts change with width in two ways; "
@@ -77,7 +77,14 @@ def refuse_tied(own: ParameterAxes) -> None:
 
 
 def initialise_mup(axes: ModelAxes, net: nn.Module, base: int | ModelAxes, generator: torch.Generator | None) -> None:
-    """Draw the parameters of a model by table 3; see `ModelAxes.initialise_mup`."""
+    """Draw the parameters of a model by table 3; see `ModelAxes.initialise_mup`.
+
+    Args:
+        axes: The axes of the model.
+        net: The model.
+        base: The base width, or the axes of the base model.
+        generator: The random number generator; torch's default one if None.
+    """
     deviations = {}
     for name, param in net.named_parameters():
         own = axes.of(name)
@@ -98,7 +105,7 @@ def initialise_mup(axes: ModelAxes, net: nn.Module, base: int | ModelAxes, gener
 
 
 def check_base(base: object) -> None:
-    """Raise an error unless a base is a width or the axes of a model."""
+    """Raise TypeError or ValueError unless a base is a width or the axes of a model."""
     from ._model_axes import ModelAxes
 
     if isinstance(base, bool) or not isinstance(base, int | ModelAxes):

@@ -1,4 +1,4 @@
-"""Names of axes given by hand, in the notation of einops: "(qkv=3 head=4 size) model"."""
+"""User-defined names of axes, in the notation of einops: "(qkv=3 head=4 size) model"."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TOKEN = re.compile(r"\(|\)|[^\s()]+")
 
 
 def parse(text: str) -> list[list[Word]]:
-    """Return the factors of each axis, with their sizes where these are given.
+    """Return the factors of each axis, with their sizes or None.
 
     Raises:
-        ValueError: If the parentheses do not match, or a word is no name.
+        ValueError: If the parentheses do not match, or a word is not a name.
 
     Example:
         >>> from moduli.axes._notation import parse
@@ -52,7 +52,12 @@ def _parse_word(token: str, text: str) -> Word:
 
 
 def fit(words: Sequence[Word], size: int, where: str) -> list[int]:
-    """Return the sizes of factors whose product is an axis of a size; at most one of them need not be given.
+    """Return the sizes of factors whose product has a size; at most one of them may be unknown.
+
+    Args:
+        words: The factors.
+        size: The size of their product.
+        where: The parameter and axis, for errors.
 
     Raises:
         ValueError: If they do not fit, with the parameter and both sizes.
@@ -74,14 +79,14 @@ def apply_names(
     names: Mapping[str, str],
     labels: Sequence[tuple[Dim, str]] = (),
 ) -> dict[int, str]:
-    """Split and unify axes as names given by hand say.
+    """Split and unify axes according to user-defined names.
 
     Args:
         atoms: The atoms of the trace, which are changed.
         parameters: The axes of parameters and buffers by name.
         ties: Other names of tied parameters.
         names: Names of axes by pattern.
-        labels: Axes that have a name already, by their labels; those given by hand win.
+        labels: Axes that have a name already, by their labels; user-defined names replace it.
 
     Returns:
         The name of each leaf that has one.

@@ -27,8 +27,8 @@ def collect_axes(
         tracer: The trace.
         parameters: The axes of parameters and buffers by name.
         buffers: The names of the buffers.
-        layout: The layout of the model, which knows ties and labels.
-        names: Names of axes by pattern, given by hand.
+        layout: The layout of the model, which has ties and labels.
+        names: User-defined names of axes by pattern.
 
     Returns:
         The axes.
@@ -63,7 +63,7 @@ def _simplify(atoms: Atoms, dim: Any) -> None:
 
 
 def _find_uses(tracer: Tracer, name: str, traced: Traced) -> tuple[str, ...]:
-    """Return what each axis of a parameter is in its layer; by width where no product has shown it."""
+    """Return the use of each axis of a parameter in its layer; guessed from widths if no product has determined it."""
     uses = [tracer.uses.get((name, axis)) for axis in range(len(traced.dims))]
     if set(uses) & {"in", "out", "index"}:
         return tuple(use or ("in" if "out" in uses else "out") for use in uses)
@@ -74,14 +74,20 @@ def _find_uses(tracer: Tracer, name: str, traced: Traced) -> tuple[str, ...]:
 
 
 def is_wide(atoms: Atoms, dim: Any) -> bool:
-    """Whether an axis has units that a wider model would have more of: neither data, nor positions, nor indices."""
+    """Whether an axis has units of a width of the model: not data, positions or indices."""
     return any(is_width(atoms.reasons[leaf]) for leaf in atoms.list_leaves(dim))
 
 
 def find_role(tracer: Tracer, name: str, traced: Traced, uses: tuple[str, ...]) -> str:
-    """Return what a parameter is: by whether its inputs and its outputs are wide.
+    """Return the role of a parameter, which depends on whether its inputs and outputs are widths of the model.
 
     A parameter that no product has used is a vector, whatever its shape: biases of experts, scales, positions.
+
+    Args:
+        tracer: The trace.
+        name: The parameter.
+        traced: Its axes.
+        uses: Their uses.
     """
     multiplied = any((name, axis) in tracer.uses for axis in range(len(uses))) or name not in tracer.touched
     if sum(size != 1 for size in traced.shape) < 2 or not multiplied:
@@ -100,7 +106,7 @@ def find_role(tracer: Tracer, name: str, traced: Traced, uses: tuple[str, ...]) 
 def _order_places(
     tracer: Tracer, parameters: Mapping[str, Traced], uses: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str, int]]:
-    """Return all axes of parameters in the order in which they name axes: first what layers make, as the forward runs."""
+    """Return all axes of parameters in the order in which axes get names: first outputs of layers, in order of the forward."""
     places = [(name, axis) for name, traced in parameters.items() for axis in range(len(traced.dims))]
     first = [place for place, use in tracer.uses.items() if use == "out"]
     second = [place for place in places if uses[place[0]][place[1]] == "out"]
@@ -127,7 +133,13 @@ class _Namer:
         self._unique = {label for label, count in counts.items() if count == 1}
 
     def name(self, parameter: str, use: str, dim: Any) -> None:
-        """Name the leaves of an axis of a parameter that have no name."""
+        """Name the leaves of an axis of a parameter that have no name yet.
+
+        Args:
+            parameter: The parameter.
+            use: The use of the axis.
+            dim: The axis.
+        """
         leaves = list(dict.fromkeys(self._list_units(dim)))
         owner = find_owner(parameter)
         hints = [self.atoms.hints[leaf] for leaf in leaves]
@@ -146,7 +158,7 @@ class _Namer:
             self.axes[name] = (self.atoms.sizes[leaf], self.atoms.reasons_of(leaf))
 
     def express(self, dim: Any) -> Factors:
-        """Return an axis as names."""
+        """Return an axis as a product of names."""
         factors: list[str | Segments] = []
         for atom in self.atoms.resolve(dim):
             parts = None if atom in self._names else self.atoms.segments(atom)
@@ -154,7 +166,7 @@ class _Namer:
         return tuple(factors)
 
     def _list_units(self, dim: Any) -> list[int]:
-        """Return the leaves of an axis; a concatenation of which everything is fixed counts as one."""
+        """Return the leaves of an axis; a concatenation whose leaves are all fixed counts as one."""
         units = []
         for atom in self.atoms.resolve(dim):
             parts = self.atoms.segments(atom)

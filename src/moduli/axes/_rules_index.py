@@ -1,7 +1,7 @@
 """Rules of indexing: lookups, gathers, scatters, and the operations that make indices.
 
 Indices that come from a comparison of the entries of an axis (`topk` of the scores of experts) point into that axis: it may be
-permuted, if the axis that they index is permuted with it. Other indices, such as tokens, fix the axis that they index.
+permuted together with the axis that they index. Other indices, such as tokens, fix the axis that they index.
 """
 
 from __future__ import annotations
@@ -16,17 +16,29 @@ from ._tracer import RuleCall, Traced, rule
 
 
 def point(call: RuleCall, dim: Dim, index: Traced) -> None:
-    """Unify an axis with the one that indices point into, or fix it."""
+    """Unify an axis with the one into which its indices point; fix it if they point into none.
+
+    Args:
+        call: The operation.
+        dim: The axis.
+        index: The indices.
+    """
     if index.points is not None:
         call.same(dim, index.points)
     else:
         call.fix(dim, INDEXED)
 
 
+def _fix_all(call: RuleCall, operands: Sequence[Traced]) -> None:
+    for operand in operands:
+        for dim in operand.dims:
+            call.fix(dim)
+
+
 @rule("aten::embedding")
 @keep_points
-def embedding(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named: Any) -> Any:
-    """Rows of a table."""
+def _embedding(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named: Any) -> Any:
+    """Return the axes of rows of a table, selected by index."""
     point(call, weight.dims[0], index)
     call.use(weight, 0, "index")
     call.use(weight, 1, "out")
@@ -34,8 +46,8 @@ def embedding(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named
 
 
 @rule("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def embedding_bag(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named: Any) -> Any:
-    """Sums of rows of a table."""
+def _embedding_bag(call: RuleCall, weight: Traced, index: Traced, *args: Any, **named: Any) -> Any:
+    """Return the axes of sums of rows of a table."""
     call.fix(weight.dims[0], INDEXED)
     call.use(weight, 0, "index")
     call.use(weight, 1, "out")
@@ -46,22 +58,21 @@ def embedding_bag(call: RuleCall, weight: Traced, index: Traced, *args: Any, **n
 
 @rule("aten::index_select")
 @keep_points
-def index_select(call: RuleCall, x: Traced, dim: int, index: Traced) -> Any:
-    """Entries of an axis by index."""
+def _index_select(call: RuleCall, x: Traced, dim: int, index: Traced) -> Any:
+    """Return the axes of entries selected along one axis."""
     point(call, x.dims[dim], index)
     return x.change(dim, index.dims[0] if index.dims else (), call.shape[dim])
 
 
 @rule("aten::index", "aten::_unsafe_index")
 @keep_points
-def index_tensors(call: RuleCall, x: Traced, indices: Sequence[Traced | None]) -> Any:
-    """Advanced indexing: the broadcast axes of the indices stand where the first one was, or in front."""
+def _index_tensors(call: RuleCall, x: Traced, indices: Sequence[Traced | None]) -> Any:
+    """Return the axes of advanced indexing: the broadcast axes of the indices are at the first indexed axis, or in front."""
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     arrays = [index for index in indices if index is not None]
     rank = len(call.shape) - (len(x.dims) - len(axes))
-    if any(len(array.dims) > rank for array in arrays):  # masks, of which one stands for several axes
-        for dim in (*x.dims, *(dim for array in arrays for dim in array.dims)):
-            call.fix(dim)
+    if any(len(array.dims) > rank for array in arrays):  # a mask indexes several axes
+        _fix_all(call, (x, *arrays))
         return tuple(call.new(size, "chosen by a mask") for size in call.shape)
     for axis, array in zip(axes, arrays, strict=True):
         point(call, x.dims[axis], array)
@@ -83,8 +94,8 @@ def index_tensors(call: RuleCall, x: Traced, indices: Sequence[Traced | None]) -
 
 @rule("aten::gather", "aten::take_along_dim")
 @keep_points
-def gather(call: RuleCall, x: Traced, dim: int, index: Traced, *args: Any, **named: Any) -> Any:
-    """For every entry of the indices one of an axis; along the other axes they are paired."""
+def _gather(call: RuleCall, x: Traced, dim: int, index: Traced, *args: Any, **named: Any) -> Any:
+    """Pair the axes of the indices with the others, and let the entries of the indices point into the gathered axis."""
     _pair_others(call, x, dim, index)
     point(call, x.dims[dim], index)
     return Traced(call.shape, index.dims, index.origins, points=x.points)
@@ -103,8 +114,8 @@ def _pair_others(call: RuleCall, x: Traced, dim: int, index: Traced) -> None:
 
 @rule("aten::scatter", "aten::scatter_add", "aten::scatter_reduce")
 @keep_points
-def scatter(call: RuleCall, x: Traced, dim: int, index: Traced, source: Any = None, *args: Any, **named: Any) -> Any:
-    """Entries are written to places of an axis."""
+def _scatter(call: RuleCall, x: Traced, dim: int, index: Traced, source: Any = None, *args: Any, **named: Any) -> Any:
+    """Pair the axes of indices and source; indices point into the axis whose entries are written."""
     _pair_others(call, x, dim, index)
     point(call, x.dims[dim], index)
     if isinstance(source, Traced):
@@ -119,8 +130,8 @@ def scatter(call: RuleCall, x: Traced, dim: int, index: Traced, source: Any = No
 
 @rule("aten::index_add", "aten::index_copy", "aten::index_reduce", "aten::index_fill")
 @keep_points
-def index_add(call: RuleCall, x: Traced, dim: int, index: Traced, source: Any, *args: Any, **named: Any) -> Any:
-    """Slices are added to places of an axis."""
+def _index_add(call: RuleCall, x: Traced, dim: int, index: Traced, source: Any, *args: Any, **named: Any) -> Any:
+    """Pair the axes of slices that are added along an axis, into which the indices point."""
     point(call, x.dims[dim], index)
     if isinstance(source, Traced) and source.dims:
         for axis in range(len(x.dims)):
@@ -133,14 +144,13 @@ def index_add(call: RuleCall, x: Traced, dim: int, index: Traced, source: Any, *
 
 @rule("aten::index_put", "aten::_index_put_impl")
 @keep_points
-def index_put(
+def _index_put(
     call: RuleCall, x: Traced, indices: Sequence[Traced | None], values: Traced, *args: Any, **named: Any
 ) -> Any:
-    """Entries are written by advanced indexing; understood where the indices are the first axes."""
+    """Pair the axes of values written by advanced indexing if the indices are the first axes; fix all otherwise."""
     arrays = [index for index in indices if index is not None]
     if len(arrays) != len(indices) or any(len(array.dims) > 1 for array in arrays[1:]):
-        for dim in (*x.dims, *values.dims, *(dim for array in arrays for dim in array.dims)):
-            call.fix(dim)
+        _fix_all(call, (x, values, *arrays))
         return x.dims
     for axis, array in enumerate(arrays):
         point(call, x.dims[axis], array)
@@ -152,8 +162,8 @@ def index_put(
 
 
 @rule("aten::topk", "aten::sort")
-def rank(call: RuleCall, x: Traced, *args: Any, dim: int = -1, stable: Any = None, **named: Any) -> Any:
-    """Entries of an axis in the order of their values: that order is fixed, and the indices point into the axis."""
+def _rank(call: RuleCall, x: Traced, *args: Any, dim: int = -1, stable: Any = None, **named: Any) -> Any:
+    """Return a fixed axis for the order of values, and indices that point into the sorted axis."""
     position = 1 if call.operation == "aten::topk" else 0
     axis = args[position] if len(args) > position and not isinstance(args[position], bool) else dim
     ranks = call.new(call.shape[axis], "the order of values")
@@ -163,8 +173,8 @@ def rank(call: RuleCall, x: Traced, *args: Any, dim: int = -1, stable: Any = Non
 
 @rule("aten::one_hot")
 @keep_points
-def one_hot(call: RuleCall, index: Traced, *args: Any, **named: Any) -> Any:
-    """Indices as rows of zeros and a one."""
+def _one_hot(call: RuleCall, index: Traced, *args: Any, **named: Any) -> Any:
+    """Return the axes of one-hot rows: the indices point into the axis of classes."""
     classes = call.new(call.shape[-1])
     point(call, classes, index)
     return (*index.dims, classes)

@@ -15,8 +15,8 @@ KERNEL = "positions of a kernel"
 
 
 @rule("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::vdot", "aten::matmul")
-def multiply(call: RuleCall, x: Traced, y: Traced, *args: Any, **named: Any) -> Any:
-    """The last axis of the first and the last but one of the second are summed over; those before are a batch."""
+def _multiply(call: RuleCall, x: Traced, y: Traced, *args: Any, **named: Any) -> Any:
+    """Contract the last axis of the first operand with the last but one of the second; axes before these are a batch."""
     right = max(len(y.dims) - 2, 0)
     call.contract(x, -1, y, right)
     batch = []
@@ -37,22 +37,22 @@ def multiply(call: RuleCall, x: Traced, y: Traced, *args: Any, **named: Any) -> 
 
 def _note_batch(call: RuleCall, x: Traced, y: Traced, axis: int) -> None:
     if x.varies and y.varies:
-        # Activations times activations: what is a batch here and is made by a layer is the axis of heads.
+        # In a product of activations, a batch axis that a layer makes is the axis of heads.
         call.atoms.hint(x.dims[axis], "head")
     for weight in (x, y):
         call.use(weight, axis, "batch")
 
 
 @rule("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activation")
-def multiply_add(call: RuleCall, bias: Traced, x: Traced, y: Traced, *args: Any, **named: Any) -> Any:
-    """A product plus a tensor."""
-    product = multiply(call, x, y)
+def _multiply_add(call: RuleCall, bias: Traced, x: Traced, y: Traced, *args: Any, **named: Any) -> Any:
+    """Return the axes of a product plus a tensor."""
+    product = _multiply(call, x, y)
     return broadcast(call, (product, bias), call.shape)
 
 
 @rule("aten::linear", "aten::mkldnn_linear")
-def linear(call: RuleCall, x: Traced, weight: Traced, bias: Traced | None = None) -> Any:
-    """The last axis of the input and that of the weight are summed over."""
+def _linear(call: RuleCall, x: Traced, weight: Traced, bias: Traced | None = None) -> Any:
+    """Contract the last axis of the input with that of the weight."""
     call.contract(x, -1, weight, -1)
     call.use_rest(weight, len(weight.dims) - 1)
     if bias is not None and weight.dims:
@@ -61,7 +61,7 @@ def linear(call: RuleCall, x: Traced, weight: Traced, bias: Traced | None = None
 
 
 @rule("aten::_trilinear")
-def trilinear(
+def _trilinear(
     call: RuleCall,
     first: Traced,
     second: Traced,
@@ -72,7 +72,7 @@ def trilinear(
     sumdim: Sequence[int],
     *args: Any,
 ) -> Any:
-    """Three operands, each with axes of size one put in, multiplied and summed over some axes; `nn.Bilinear` is one."""
+    """Multiply three operands, each expanded by axes of size one, and sum over some axes, as in `nn.Bilinear`."""
     grown = []
     for operand, new in ((first, expand1), (second, expand2), (third, expand3)):
         axes: list[int | None] = list(range(len(operand.dims)))
@@ -92,7 +92,7 @@ def trilinear(
 
 
 @rule("aten::convolution", "aten::_convolution", "aten::convolution_overrideable", "aten::mkldnn_convolution")
-def convolution(
+def _convolution(
     call: RuleCall,
     x: Traced,
     weight: Traced,
@@ -105,7 +105,7 @@ def convolution(
     groups: int = 1,
     *args: Any,
 ) -> Any:
-    """Channels are summed over within groups; positions of the kernel and of the image are fixed."""
+    """Contract channels within groups; fix the positions of the kernel and of the image."""
     space = len(weight.dims) - 2
     channels = len(x.dims) - space - 1
     group, inner = call.atoms.regroup([x.dims[channels]], [groups, x.shape[channels] // groups])
@@ -155,8 +155,8 @@ def _note_convolution(call: RuleCall, weight: Traced, transposed: bool, groups: 
     "aten::_adaptive_avg_pool1d",
     "aten::max_pool3d",
 )
-def pool(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
-    """Every channel is treated alike; axes that change their size, and those after them, are of an image."""
+def _pool(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
+    """Return the same channels; fix the axes that change their size and those after them, which are positions of an image."""
     lead = next(
         (axis for axis, sizes in enumerate(zip(x.shape, call.shape, strict=False)) if sizes[0] != sizes[1]), None
     )
@@ -165,7 +165,7 @@ def pool(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
     for dim in x.dims[lead:]:
         call.fix(dim, "positions of an image")
     for other in args:
-        if isinstance(other, Traced):  # the places to sample at
+        if isinstance(other, Traced):  # the positions to sample
             for dim in other.dims[1:]:
                 call.fix(dim, "positions of an image")
     dims = (*x.dims[:lead], *(call.new(size, "positions of an image") for size in call.shape[lead:]))
@@ -177,13 +177,13 @@ def _count_space(operation: str) -> int:
 
 
 @rule("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::channel_shuffle")
-def shuffle(call: RuleCall, x: Traced, factor: int, *args: Any) -> Any:
-    """Channels become positions, by their order."""
+def _shuffle(call: RuleCall, x: Traced, factor: int, *args: Any) -> Any:
+    """Turn channels into positions or back, by their order."""
     channels = x.dims[-3]
     if call.operation == "aten::pixel_shuffle":
-        kept_channels, rest = call.atoms.regroup([channels], [call.shape[-3], factor * factor])
+        head: Dim
+        head, rest = call.atoms.regroup([channels], [call.shape[-3], factor * factor])
         call.fix(rest)
-        head: Dim = kept_channels
     elif call.operation == "aten::pixel_unshuffle":
         head = (*channels, *call.new(factor * factor, "positions of an image"))
     else:
@@ -198,8 +198,8 @@ def shuffle(call: RuleCall, x: Traced, factor: int, *args: Any) -> Any:
 
 
 @rule("aten::native_layer_norm", "aten::layer_norm", "aten::_fused_rms_norm", "aten::rms_norm")
-def layer_norm(call: RuleCall, x: Traced, shape: Sequence[int], *weights: Any, **named: Any) -> Any:
-    """The last axes are normalised together, and scaled entry by entry."""
+def _layer_norm(call: RuleCall, x: Traced, shape: Sequence[int], *weights: Any, **named: Any) -> Any:
+    """Unify the last axes, which are normalised together, with those of the scale and shift."""
     for weight in (*weights, *named.values()):
         if isinstance(weight, Traced):
             for back in range(1, len(weight.dims) + 1):
@@ -212,8 +212,8 @@ def layer_norm(call: RuleCall, x: Traced, shape: Sequence[int], *weights: Any, *
 @rule("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional")
 @rule("aten::_native_batch_norm_legit_no_training", "aten::batch_norm", "aten::_batch_norm_with_update")
 @rule("aten::_batch_norm_with_update_functional", "aten::_batch_norm_no_update", "aten::cudnn_batch_norm")
-def batch_norm(call: RuleCall, x: Traced, *weights: Any, **named: Any) -> Any:
-    """Every channel is normalised over the batch, and has a scale, a shift and running statistics."""
+def _batch_norm(call: RuleCall, x: Traced, *weights: Any, **named: Any) -> Any:
+    """Unify the axis of channels with those of the scale, the shift and the running statistics."""
     channels = x.dims[1] if len(x.dims) > 1 else x.dims[0]
     for weight in (*weights, *named.values()):
         if isinstance(weight, Traced) and weight.dims:
@@ -222,8 +222,8 @@ def batch_norm(call: RuleCall, x: Traced, *weights: Any, **named: Any) -> Any:
 
 
 @rule("aten::native_group_norm", "aten::group_norm")
-def group_norm(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
-    """Groups of channels are normalised; each channel has a scale and a shift."""
+def _group_norm(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
+    """Split channels into groups, and unify them with the axes of the scale and shift."""
     weights = [each for each in args if isinstance(each, Traced)]
     groups = args[0] if call.operation == "aten::group_norm" else args[5]
     call.atoms.regroup([x.dims[1]], [groups, x.shape[1] // groups])
@@ -239,8 +239,8 @@ def group_norm(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
 @rule("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_attention_math")
 @rule("aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_fused_attention_overrideable")
 @rule("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math_for_mps")
-def attention(call: RuleCall, query: Traced, key: Traced, value: Traced, *args: Any, **named: Any) -> Any:
-    """Heads are paired, the sizes of queries and keys are summed over; fewer key heads serve groups of query heads."""
+def _attention(call: RuleCall, query: Traced, key: Traced, value: Traced, *args: Any, **named: Any) -> Any:
+    """Pair heads, contract the sizes of queries and keys; a key head may serve a group of query heads."""
     call.same(query.dims[-1], key.dims[-1])
     call.same(key.dims[-2], value.dims[-2])
     for axis in range(len(query.dims) - 2):

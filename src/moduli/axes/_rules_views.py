@@ -14,15 +14,15 @@ from ._tracer import NOWHERE, Origins, RuleCall, Traced, rule
 
 @rule("aten::t", "aten::numpy_T", "aten::mT")
 @view_rule
-def transpose_last(call: RuleCall, x: Traced) -> Any:
-    """The axes in reverse."""
+def _transpose_last(call: RuleCall, x: Traced) -> Any:
+    """Return the axes in reverse."""
     return x.pick(reversed(range(len(x.dims))))
 
 
 @rule("aten::transpose", "aten::swapaxes")
 @view_rule
-def transpose(call: RuleCall, x: Traced, first: int, second: int) -> Any:
-    """Two axes exchanged."""
+def _transpose(call: RuleCall, x: Traced, first: int, second: int) -> Any:
+    """Return the axes with two of them exchanged."""
     axes = list(range(len(x.dims)))
     axes[first], axes[second] = axes[second], axes[first]
     return x.pick(axes)
@@ -30,15 +30,15 @@ def transpose(call: RuleCall, x: Traced, first: int, second: int) -> Any:
 
 @rule("aten::permute")
 @view_rule
-def permute(call: RuleCall, x: Traced, dims: Sequence[int]) -> Any:
-    """The axes in another order."""
+def _permute(call: RuleCall, x: Traced, dims: Sequence[int]) -> Any:
+    """Return the axes in another order."""
     return x.pick([axis % len(x.dims) for axis in dims])
 
 
 @rule("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias", "aten::view_copy")
 @view_rule
-def view(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
-    """Axes are split into factors and joined; a view in another dtype keeps them where it can."""
+def _view(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
+    """Split axes into factors and join them; a view in another dtype keeps the axes whose sizes stay."""
     if math.prod(call.shape) != math.prod(x.shape):
         return [refresh(call, x, call.shape)]
     if 0 in x.shape:
@@ -49,10 +49,10 @@ def view(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
 
 
 def _regroup_origins(x: Traced, shape: Sequence[int]) -> tuple[Origins, ...]:
-    """Return the origins of the axes of a view: those of the smallest run of axes that has the same number of entries."""
+    """Return the origins of the axes of a view: those of the smallest run of axes with the same number of entries."""
     olds = [(size, origins) for size, origins in zip(x.shape, x.origins, strict=True) if size != 1]
     results: list[Origins] = []
-    run: list[int] = []  # positions of the axes of the view that the current run has
+    run: list[int] = []  # the positions of the view's axes in the current run
     have = want = 1
     origins: Origins = NOWHERE
     for position, size in enumerate(shape):
@@ -74,8 +74,8 @@ def _regroup_origins(x: Traced, shape: Sequence[int]) -> tuple[Origins, ...]:
 
 @rule("aten::expand", "aten::expand_copy")
 @view_rule
-def expand(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
-    """Axes of size one get equal entries."""
+def _expand(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
+    """Return axes of size one with equal entries instead."""
     missing = len(call.shape) - len(x.dims)
     grown = x.pick([*[None] * missing, *range(len(x.dims))])
     dims = tuple(
@@ -87,8 +87,8 @@ def expand(call: RuleCall, x: Traced, *args: Any, **named: Any) -> Any:
 
 @rule("aten::repeat", "aten::tile")
 @view_rule
-def repeat(call: RuleCall, x: Traced, repeats: Sequence[int], *args: Any, **named: Any) -> Any:
-    """An axis becomes a product with an axis of equal entries."""
+def _repeat(call: RuleCall, x: Traced, repeats: Sequence[int], *args: Any, **named: Any) -> Any:
+    """Return each axis as a product with an axis of equal entries."""
     grown = x.pick([*[None] * (len(repeats) - len(x.dims)), *range(len(x.dims))])
     dims = tuple((*call.new(times), *dim) for dim, times in zip(grown.dims, repeats, strict=True))
     return dataclasses.replace(grown, shape=call.shape, dims=dims)
@@ -96,8 +96,8 @@ def repeat(call: RuleCall, x: Traced, repeats: Sequence[int], *args: Any, **name
 
 @rule("aten::unsqueeze")
 @view_rule
-def unsqueeze(call: RuleCall, x: Traced, dim: int) -> Any:
-    """A new axis of size one."""
+def _unsqueeze(call: RuleCall, x: Traced, dim: int) -> Any:
+    """Insert an axis of size one."""
     axes: list[int | None] = list(range(len(x.dims)))
     axes.insert(dim % (len(axes) + 1), None)
     return x.pick(axes)
@@ -105,8 +105,8 @@ def unsqueeze(call: RuleCall, x: Traced, dim: int) -> Any:
 
 @rule("aten::squeeze")
 @view_rule
-def squeeze(call: RuleCall, x: Traced, dim: Any = None) -> Any:
-    """Axes of size one are left out."""
+def _squeeze(call: RuleCall, x: Traced, dim: Any = None) -> Any:
+    """Drop axes of size one."""
     wanted = range(len(x.dims)) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {axis % max(len(x.dims), 1) for axis in wanted}
     return x.pick([axis for axis, size in enumerate(x.shape) if axis not in gone or size != 1])
@@ -114,8 +114,8 @@ def squeeze(call: RuleCall, x: Traced, dim: Any = None) -> Any:
 
 @rule("aten::cat", "aten::concat")
 @keep_points
-def cat(call: RuleCall, tensors: Sequence[Traced], dim: int = 0) -> Any:
-    """An axis becomes segments; the others are the same."""
+def _cat(call: RuleCall, tensors: Sequence[Traced], dim: int = 0) -> Any:
+    """Concatenate along an axis, which becomes segments, and unify the others."""
     parts = [each for each in tensors if each.shape != (0,)]
     first = parts[0]
     dim %= len(first.dims)
@@ -141,9 +141,9 @@ def _join_points(call: RuleCall, parts: Sequence[Traced]) -> Dim | None:
 
 @rule("aten::stack")
 @keep_points
-def stack(call: RuleCall, tensors: Sequence[Traced], dim: int = 0) -> Any:
-    """A new axis, of which each tensor is an entry."""
-    return cat(call, [unsqueeze(call, each, dim) for each in tensors], dim)
+def _stack(call: RuleCall, tensors: Sequence[Traced], dim: int = 0) -> Any:
+    """Concatenate along a new axis."""
+    return _cat(call, [_unsqueeze(call, each, dim) for each in tensors], dim)
 
 
 def _cut(call: RuleCall, x: Traced, dim: int, sizes: Sequence[int]) -> list[Traced]:
@@ -163,23 +163,23 @@ def _cut(call: RuleCall, x: Traced, dim: int, sizes: Sequence[int]) -> list[Trac
 
 @rule("aten::split", "aten::split_with_sizes", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::chunk")
 @view_rule
-def split(call: RuleCall, x: Traced, size: Any, dim: int = 0) -> Any:
-    """An axis is cut into segments."""
+def _split(call: RuleCall, x: Traced, size: Any, dim: int = 0) -> Any:
+    """Cut an axis into segments."""
     dim %= len(x.dims)
     return _cut(call, x, dim, [shape[dim] for shape in call.shapes])
 
 
 @rule("aten::unbind")
 @view_rule
-def unbind(call: RuleCall, x: Traced, dim: int = 0) -> Any:
-    """Entries of an axis are told apart."""
-    return [select(call, x, dim, 0)] * len(call.shapes)
+def _unbind(call: RuleCall, x: Traced, dim: int = 0) -> Any:
+    """Fix an axis whose entries become separate tensors."""
+    return [_select(call, x, dim, 0)] * len(call.shapes)
 
 
 @rule("aten::select")
 @view_rule
-def select(call: RuleCall, x: Traced, dim: int, index: Any) -> Any:
-    """One entry of an axis is chosen by its position."""
+def _select(call: RuleCall, x: Traced, dim: int, index: Any) -> Any:
+    """Fix an axis of which one entry is selected by position."""
     dim %= len(x.dims)
     call.fix(x.dims[dim], CHUNK)
     return x.pick([axis for axis in range(len(x.dims)) if axis != dim])
@@ -187,10 +187,10 @@ def select(call: RuleCall, x: Traced, dim: int, index: Any) -> Any:
 
 @rule("aten::slice")
 @view_rule
-def slice_(
+def _slice(
     call: RuleCall, x: Traced, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
-    """A segment of an axis, or every n-th entry of it."""
+    """Return a segment of an axis, or every n-th entry of it."""
     dim %= len(x.dims)
     size, taken = x.shape[dim], call.shape[dim]
     if taken == size or taken == 0:
@@ -217,8 +217,8 @@ def _fix_slice(call: RuleCall, x: Traced, dim: int) -> Traced:
 
 
 @rule("aten::constant_pad_nd")
-def pad(call: RuleCall, x: Traced, pad: Sequence[int], value: Any = 0) -> Any:
-    """Axes get segments of equal entries before and after them."""
+def _pad(call: RuleCall, x: Traced, pad: Sequence[int], value: Any = 0) -> Any:
+    """Return axes with segments of equal entries before and after them."""
     dims = list(x.dims)
     for back, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
         if before < 0 or after < 0:
@@ -231,8 +231,8 @@ def pad(call: RuleCall, x: Traced, pad: Sequence[int], value: Any = 0) -> Any:
 
 
 @rule("aten::view_as_real", "aten::view_as_complex", "aten::_view_as_complex")
-def view_complex(call: RuleCall, x: Traced) -> Any:
-    """Complex numbers as pairs, and back."""
+def _view_complex(call: RuleCall, x: Traced) -> Any:
+    """Split complex numbers into pairs, or join pairs."""
     if len(call.shape) < len(x.shape):
         call.fix(x.dims[-1], "the parts of a complex number")
         return x.pick(range(len(x.dims) - 1))
@@ -241,8 +241,8 @@ def view_complex(call: RuleCall, x: Traced) -> Any:
 
 
 @rule("aten::diagonal")
-def diagonal(call: RuleCall, x: Traced, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """Entries with equal positions on two axes."""
+def _diagonal(call: RuleCall, x: Traced, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Unify two axes whose entries at equal positions are selected."""
     one, two = dim1 % len(x.dims), dim2 % len(x.dims)
     if offset or x.shape[one] != x.shape[two]:
         call.fix(x.dims[one])
@@ -250,5 +250,5 @@ def diagonal(call: RuleCall, x: Traced, offset: int = 0, dim1: int = 0, dim2: in
         tail = call.new(call.shape[-1], f"made by {call.operation}")
     else:
         tail = call.same(x.dims[one], x.dims[two])
-    kept_axes = [axis for axis in range(len(x.dims)) if axis not in (one, two)]
-    return (*(x.dims[axis] for axis in kept_axes), tail)
+    others = [axis for axis in range(len(x.dims)) if axis not in (one, two)]
+    return (*(x.dims[axis] for axis in others), tail)

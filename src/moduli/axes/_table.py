@@ -15,10 +15,10 @@ def write_table(axes: ModelAxes) -> str:
     """Return the parameters with their axes, then the axes with their places, then operations without a rule."""
     lines = []
     names = ["parameter", *axes.parameters]
-    shown = ["axes", *(" ".join(_show(each)) for each in axes.parameters.values())]
+    dims = ["axes", *(" ".join(_show(each)) for each in axes.parameters.values())]
     roles = ["role", *(each.role for each in axes.parameters.values())]
-    first, second = _measure(names), _measure(shown)
-    for row in zip(names, shown, roles, strict=True):
+    first, second = _measure(names), _measure(dims)
+    for row in zip(names, dims, roles, strict=True):
         lines.append(f"{row[0]:{first}}  {row[1]:{second}}  {row[2]}".rstrip())
     width = max(_measure(["axis", *axes]), first)
     lines += ["", f"{'axis':{width}}  size  where"]
@@ -45,7 +45,7 @@ def _describe(axis: ModelAxis) -> str:
 
 
 def write_html(axes: ModelAxes) -> str:
-    """Return the same as HTML: every free axis has a colour, by which it is found in all parameters."""
+    """Return the table as HTML, in which every free axis has a colour."""
     free = [axis.name for axis in axes.free]
     hues = {name: round(360 * position / max(len(free), 1)) for position, name in enumerate(free)}
     rows = []

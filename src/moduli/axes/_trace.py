@@ -1,4 +1,4 @@
-"""`trace`: the axes of a model, from one forward on tensors without numbers."""
+"""`trace`: the axes of a model, from one forward on tensors without values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._torch import open_fake_mode, pytree
 from ..layout import layout_of, unwrapped_name
-from . import _rules_index, _rules_layers, _rules_views  # noqa: F401  the table fills when they are imported
+from . import _rules_index, _rules_layers, _rules_views  # noqa: F401 - registers the rules
 from ._atoms import LABELLED, OUTPUT
 from ._labelled import list_labelled
 from ._model_axes import ModelAxes
@@ -30,26 +30,26 @@ def trace(
 ) -> ModelAxes:
     """Return the axes of a model: which axis of which parameter is the same set of units.
 
-    One forward runs on tensors without numbers, and every operation pairs the axes of its tensors. Axes of inputs and outputs,
-    and all that an operation without a rule meets, are fixed; permuting the units of the others leaves the function unchanged.
-    Control flow is traced as it runs with this example, in the mode (training or evaluation) that the model is in.
+    One forward runs on tensors without values, and every operation pairs the axes of its tensors. Axes of inputs and outputs,
+    and those that reach an operation without a rule, are fixed; permuting the units of the others leaves the function unchanged.
+    Control flow is traced as it runs with this example, in the present mode (training or evaluation) of the model.
 
     Args:
         net: The model; it is not changed.
         *example: The arguments of a forward; only their shapes and dtypes matter. Without any, the axes of a module with
             labelled tensors come from their labels: axes with one name and equal labels are one axis, and so are axes with one
-            name in one module. All are fixed then, as only a forward tells which are free.
+            name in one module. All are then fixed, because only a forward shows which are free.
         names: Names of axes by pattern of parameter names, in the notation of einops: `{"*.qkv.weight": "(qkv=3 head=4 size)
             model"}`. They replace the traced names, and split an axis that is traced as one.
         kwargs: Keyword arguments of the forward.
-        output: A function of the result of the forward that returns what of it counts as output; by default every tensor.
-        fake: Whether to run without numbers. False runs the forward with them, for models that branch on values.
+        output: A function from the result of the forward to the tensors that count as output; by default every tensor.
+        fake: Whether to run without values. False runs the forward with them, for models that branch on values.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: If a name matches no parameter, or says other sizes than the parameter has.
+        ValueError: If a name matches no parameter, or has other sizes than the parameter.
         RuntimeError: If the forward needs the values of tensors; pass `fake=False`.
 
     Example:
@@ -78,7 +78,7 @@ def trace(
 
 
 def from_labels(net: nn.Module, names: Mapping[str, str] | None = None) -> ModelAxes | None:
-    """Return the axes of a module as its labelled tensors tell them; None for a module without labelled tensors.
+    """Return the axes of a module according to the labels of its tensors; None for a module without labelled tensors.
 
     Args:
         net: The module.
@@ -113,7 +113,7 @@ def _list_stored(net: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def enter_parameters(tracer: Tracer, tensors: Mapping[str, Tensor]) -> dict[str, Traced]:
-    """Give parameters and buffers new axes, and return these by the names without wrappers."""
+    """Give parameters and buffers new axes, and return these by names without the parts of wrappers."""
     return {unwrapped_name(name): tracer.enter_parameter(unwrapped_name(name), each) for name, each in tensors.items()}
 
 
@@ -125,7 +125,16 @@ def run_forward(
     output: Callable[[Any], Any] | None,
     fake: bool,
 ) -> dict[str, Traced]:
-    """Run a forward under the tracer, and return the axes of the parameters and buffers by name."""
+    """Run a forward under the tracer, and return the axes of the parameters and buffers by name.
+
+    Args:
+        tracer: The tracer.
+        net: The model.
+        example: The arguments of the forward.
+        kwargs: Its keyword arguments.
+        output: Selects the outputs from its result; None for every tensor.
+        fake: Whether to run without values.
+    """
     mode = open_fake_mode() if fake else None
     with _avoid_fused_layers(net), torch.no_grad(), mode or contextlib.nullcontext():
         convert = _copy if mode is None else _drop_numbers
@@ -149,7 +158,7 @@ def run_forward(
 
 
 def _drop_numbers(tensor: Tensor) -> Tensor:
-    """Return a tensor without numbers of the same shape and dtype; called in a fake mode."""
+    """Return a tensor without values of the same shape and dtype; called in a fake mode."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
@@ -159,14 +168,14 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _avoid_fused_layers(net: nn.Module) -> Iterator[None]:
-    """Let attention layers and recurrent ones run as products and pointwise operations, which have rules."""
+    """Make attention layers and recurrent ones run as products and pointwise operations, which have rules."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with contextlib.ExitStack() as stack:
             if any(isinstance(module, nn.RNNBase) for module in net.modules()):
                 stack.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")  # setting the flags warns of TF32 on devices that are not here
+                warnings.simplefilter("ignore")  # setting the flags warns about TF32 on absent devices
                 stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             yield
     finally:

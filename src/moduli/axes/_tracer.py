@@ -1,4 +1,4 @@
-"""One forward, watched: every operation that runs is looked up in the table of rules, which pair the axes of its tensors."""
+"""`Tracer`: records the operations of one forward, and applies their rules, which pair the axes of tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .._torch import pytree
 from ._atoms import INPUT, UNREAD, Atoms, Dim
 
 Origins = frozenset[tuple[str, int]]
-"""The axes (parameter, position) that an axis of a value comes from."""
+"""The axes (parameter, position) from which an axis of a value comes."""
 NOWHERE: Origins = frozenset()
 
 
 class Constant:
-    """Memory in which all entries are equal until something is written to it; views share it."""
+    """The state of memory in which all entries are equal until it is written; views share it."""
 
     def __init__(self) -> None:
         self.written = False
@@ -27,15 +27,15 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The axes of one tensor of the forward; rules take these in place of tensors.
+    """The axes of one tensor of the forward, which rules take instead of the tensor.
 
     Attributes:
         shape: The shape of the tensor.
         dims: Its axes.
-        origins: For each axis, the axes of parameters that it comes from, while the tensor is made of parameters alone.
+        origins: For each axis, the axes of parameters from which it comes, if the tensor depends on parameters only.
         varies: Whether the tensor depends on the inputs.
-        points: The axis that the tensor's entries are indices into, as those that `topk` returns.
-        selected: Whether the tensor has entries of parameters that computed indices select: it is a weight, though it varies.
+        points: The axis into which the tensor's entries are indices, for results such as the indices of `topk`.
+        selected: Whether the tensor has entries of parameters selected by computed indices: it is a weight, although it varies.
         constant: Set while all entries of the tensor, and of the tensors that share its memory, are equal.
     """
 
@@ -58,7 +58,13 @@ class Traced:
         )
 
     def change(self, axis: int, dim: Dim, size: int) -> Traced:
-        """Return the same with another axis at a position."""
+        """Return these axes with one of them replaced.
+
+        Args:
+            axis: Its position.
+            dim: The new axis.
+            size: The size of the new axis.
+        """
         shape, dims = list(self.shape), list(self.dims)
         shape[axis], dims[axis] = size, dim
         return dataclasses.replace(self, shape=tuple(shape), dims=tuple(dims))
@@ -75,15 +81,15 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*operations: Any) -> Callable[[Rule], Rule]:
-    """Register the decorated function as the rule for operations: it says which axes of their tensors are the same.
+    """Register the decorated function as the rule of operations, which declares the axes of their tensors that are the same.
 
     The rule is called with a `RuleCall` and the arguments of the operation, every tensor replaced by its `Traced` axes. It unifies
     axes (`call.same`), fixes those that can't be permuted (`call.fix`), and returns the axes of the result: a tuple of axes or a
     `Traced`; a list of these for several results.
 
     Args:
-        *operations: Operations (`torch.ops.mylib.scale`) or their names ("mylib::scale"). A rule is for all overloads and
-            for the form that works in place.
+        *operations: Operations (`torch.ops.mylib.scale`) or their names ("mylib::scale"). A rule applies to all overloads and
+            to the in-place form.
 
     Returns:
         The decorator.
@@ -113,7 +119,7 @@ def _name_operation(operation: Any) -> str:
     if isinstance(operation, str):
         return operation
     name = operation.name() if hasattr(operation, "name") and callable(operation.name) else None
-    if name is None:  # all overloads of one: its first one has the name
+    if name is None:  # an overload packet, whose first overload has the name
         overloads = getattr(operation, "overloads", None)
         if overloads is None:
             raise TypeError(f"axes.rule: {operation!r} is no operation; give torch.ops.lib.name or 'lib::name'")
@@ -122,7 +128,7 @@ def _name_operation(operation: Any) -> str:
 
 
 class RuleCall:
-    """One operation of the forward, for its rule.
+    """One operation of the forward, as passed to its rule.
 
     Attributes:
         operation: Its name.
@@ -145,28 +151,41 @@ class RuleCall:
         return left if left else right
 
     def fix(self, dim: Dim, reason: str | None = None) -> None:
-        """Say that an axis can't be permuted, and why."""
+        """Fix an axis, which then can't be permuted, with a reason."""
         self.atoms.fix(dim, reason or f"{self.operation} depends on the order")
 
     def new(self, size: int, reason: str | None = None) -> Dim:
-        """Return an axis that the operation makes; with a reason a fixed one."""
+        """Return a new axis, fixed if there is a reason."""
         return self.atoms.new(size, *([] if reason is None else [reason]))
 
     def contract(self, left: Traced, i: int, right: Traced, j: int) -> None:
-        """Unify two axes that are summed over in a product, and note which axis of a parameter is the input of its layer."""
+        """Unify two axes that are summed over in a product; an axis of a parameter among them is the input of its layer.
+
+        Args:
+            left: One operand.
+            i: Its axis.
+            right: The other operand.
+            j: Its axis.
+        """
         self.same(left.dims[i], right.dims[j])
         for weight, axis, other in ((left, i, right), (right, j, left)):
             if other.varies:
                 self.use(weight, axis, "in")
 
     def use(self, weight: Traced, axis: int, what: str) -> None:
-        """Note that an axis of a parameter is an "in", "out", "index", "batch" or "kernel" of its layer."""
+        """Record the use of an axis of a parameter in its layer.
+
+        Args:
+            weight: The parameter, or a tensor computed from it.
+            axis: The axis.
+            what: Its use: "in", "out", "index", "batch" or "kernel".
+        """
         for origin in sorted(weight.origins[axis]):
             if self._tracer.uses.setdefault(origin, what) != what:
                 self._tracer.reused.add(origin[0])
 
     def use_rest(self, weight: Traced, *others: int) -> None:
-        """Note that all axes of a parameter but these are outputs of its layer."""
+        """Record that all axes of a parameter except these are outputs of its layer."""
         for axis in range(len(weight.dims)):
             if axis - len(weight.dims) not in others and axis not in others:
                 self.use(weight, axis, "out")
@@ -192,9 +211,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         atoms: All axes.
-        uses: What each axis (parameter, position) is in its layer.
-        reused: Parameters that are used in two ways, as an embedding that is also a head.
+        uses: The use of each axis (parameter, position) in its layer.
+        reused: Parameters with two uses, such as an embedding that is also a head.
         unknown: Operations without a rule, and how often each ran.
+        touched: Parameters and buffers that an operation has read.
     """
 
     def __init__(self) -> None:
@@ -204,7 +224,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.reused: set[str] = set()
         self.unknown: dict[str, int] = {}
         self.touched: set[str] = set()
-        # With the tensor, so that its id is not used again.
+        # By `id`; the tensor is stored too, so that its id is not reused.
         self._values: dict[int, tuple[Tensor, Traced]] = {}
         self._tape: list[_Operation] = []
 
@@ -225,7 +245,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.atoms.fix(dim, reason)
 
     def read(self, tensor: Tensor) -> Traced:
-        """Return the axes of a tensor; fixed ones for a tensor that did not come from an operation."""
+        """Return the axes of a tensor; fixed ones for a tensor that no recorded operation made."""
         entry = self._values.get(id(tensor))
         if entry is None:
             return self._store(tensor, self._make_fixed(tensor, "a constant of the forward"))
@@ -285,7 +305,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._store(output, traced)
 
     def _fix_points(self, function: Rule, name: str, operands: Sequence[Traced]) -> None:
-        """Fix the axes that indices point into, unless the rule knows of them."""
+        """Fix the axes into which indices point, unless the rule handles them (`keep_points`)."""
         for operand in () if getattr(function, "reads_points", False) else operands:
             if operand.points is not None:
                 self.atoms.fix(operand.points, f"{name} computes with its indices")
@@ -309,7 +329,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _complete(
         self, answer: Any, operands: Sequence[Traced], outputs: Sequence[Tensor], views: bool
     ) -> list[Traced]:
-        """Make one `Traced` for each result from what a rule has returned; results that it leaves out are fixed."""
+        """Return one `Traced` for each result of an operation, from the answer of its rule; missing ones are fixed."""
         answers = answer if isinstance(answer, list) else [answer]
         varies = any(operand.varies for operand in operands)
         results = []
@@ -339,7 +359,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Traced(tuple(tensor.shape), dims, (NOWHERE,) * tensor.dim())
 
     def finish(self, parameters: dict[str, Traced]) -> None:
-        """Fix what the forward did not read."""
+        """Fix the axes of parameters that the forward did not read."""
         for name, traced in parameters.items():
             for dim in traced.dims:
                 if name in self.touched:

@@ -1,25 +1,25 @@
-"""Checkpoints that lose nothing and run nothing.
+"""Checkpoints: complete, without pickle, and written all or nothing.
 
 The nouns, and what is built from them:
 
-* A **checkpoint** is one safetensors file: the tensors of a module under their names, so that any program finds them, and
-  beside them everything else that is needed to go on as if nothing had happened: labels, ties, configurations, the version
-  of the structure with its edits, the state of optimizer, population and scheduler, random states, and what the user
-  adds. `save` writes one, `load` brings it into objects that are there, `read` gives it as state dicts, `inspect` tells
-  what is in it, and `diff` what is different in two.
-* A `Checkpointer` writes them in a training loop, keeps the newest, and resumes.
-* A `TensorFile` is a file as a mapping of tensors that are read when they are asked for, `TensorFiles` are the shards of a
+* A **checkpoint** is one safetensors file: the tensors of a module under their names, which any program can read, and
+  everything else that an exact continuation of training needs: labels, ties, configurations, the version
+  of the structure with its edits, the state of optimizer, population and scheduler, random states, and user data.
+  `save` writes one, `load` loads it into existing objects, `read` returns it as state dicts, `inspect` describes
+  its contents, and `diff` compares two.
+* A `Checkpointer` writes them in a training loop, deletes all but the newest, and resumes.
+* A `TensorFile` is a file as a mapping of tensors that are read when they are indexed, `TensorFiles` are the shards of a
   directory, and `merge_files` merges checkpoints with the recipes of `moduli.merge`, one tensor at a time. `merge_slices` and
-  `merge_experts` put layers together, and `merge_recipe` does what a recipe of mergekit says.
+  `merge_experts` combine layers, and `merge_recipe` executes a recipe of mergekit.
 
 What holds for all of them:
 
-* **All or nothing.** A file is written beside the old one, synced and renamed. A file is checked whole, each tensor by its
-  checksum, before anything is changed; if an object refuses its part, the others are put back.
-* **No code.** What is not a tensor is JSON (`_tree`); nothing is unpickled, imported or called by name.
-* **By name.** Parameters and their optimizer state find each other by name, through a `mapping` or the edits of the species
-  if names have changed; what finds nothing is listed and refused.
-* **In place.** Saving writes tensors from where they are, and loading writes them to where they are.
+* **All or nothing.** A file is written beside the old one, synced and renamed. A whole file is checked, each tensor by its
+  checksum, before anything is changed; if an object raises, the others are restored.
+* **No code.** Everything except tensors is JSON (`_tree`); nothing is unpickled, imported or called by name.
+* **By name.** Parameters and their optimizer state are matched by name, through a `mapping` or the edits of the species
+  if names have changed; unmatched names are listed in an error.
+* **In place.** Saving reads tensors from their memory without a copy of the model, and loading writes into their memory.
 
 A file that does not fit or is damaged raises `CheckpointError`; `DamagedFileError` is the kind that no object would fit.
 """
@@ -55,5 +55,5 @@ from ._save import save as save
 from ._slices import MergeSlice as MergeSlice
 from ._slices import merge_slices as merge_slices
 
-if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+if not _typing.TYPE_CHECKING:  # type checkers take `import X as X` as public and reject a computed `__all__`
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

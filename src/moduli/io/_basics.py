@@ -1,4 +1,4 @@
-"""What every file of this room uses: paths, errors, and JSON that others wrote, read strictly and compared with its form."""
+"""Shared by the files of this room: paths, errors, and strict reading of untrusted JSON."""
 
 import json
 import os
@@ -15,8 +15,8 @@ PathLike = str | os.PathLike[str]
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or loaded; nothing has changed.
 
-    The file that was there is still there, and no module, optimizer, population or random state was touched. There is one
-    exception, which the text tells: where an error came after the new file had taken the place of the old one, such as from
+    The old file is still there, and no module, optimizer, population or random state was changed. There is one
+    exception, which the text states: if an error came after the new file had replaced the old one, such as from
     a disk that could not sync the directory, the file is the new one, and may not survive a loss of power.
 
     Example:
@@ -45,7 +45,7 @@ class DamagedFileError(CheckpointError):
 
 @contextmanager
 def name_file(path: str) -> Iterator[None]:
-    """A block in which every `DamagedFileError` that does not name the file says which it is."""
+    """Add the path to every `DamagedFileError` that is raised inside a block without it."""
     try:
         yield
     except DamagedFileError as error:
@@ -55,33 +55,33 @@ def name_file(path: str) -> Iterator[None]:
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object; a key that comes twice and numbers that JSON does not have are refused.
+    """Parse a JSON object strictly: repeated keys, NaN and infinity raise.
 
     Raises:
-        DamagedFileError: If it is none.
+        DamagedFileError: If the text is not such an object.
     """
     try:
-        found = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant)
     except UnicodeDecodeError as error:
         raise DamagedFileError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise DamagedFileError(f"{what} is nested too deeply") from None
     except ValueError as error:
         raise DamagedFileError(f"{what} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise DamagedFileError(f"{what} is not a JSON object")
-    return found
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    table = dict(pairs)
+    if len(table) != len(pairs):
         raise ValueError(f"{shorten(find_twice(name for name, _ in pairs))} is there twice")
-    return found
+    return table
 
 
 def find_twice(names: Iterable[str]) -> str | None:
-    """The first name that comes more than once."""
+    """Return the first name that occurs more than once; None if there is none."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
@@ -94,8 +94,8 @@ def has_form(value: Any, form: Any) -> bool:
 
     Args:
         value: The tree.
-        form: A type; a list with the form of all entries; a tuple with the forms of a list of so many entries; a dict with the
-            forms of some keys, if they are there, or under `str` that of all values; or a function that says it.
+        form: A type; a list with the form of all entries; a tuple with the forms of the entries of a list of that length; a dict
+            with the forms of optional keys, or under `str` that of all values; or a predicate.
     """
     if isinstance(form, type):
         return type(value) is form

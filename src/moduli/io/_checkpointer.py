@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written every so often, the newest few kept, and taken up again."""
+"""`Checkpointer`: writes the checkpoints of a run periodically, deletes old ones, and resumes from the newest."""
 
 import os
 import re
@@ -21,33 +21,33 @@ _NAME = re.compile(r"step-(\d{9,})\.safetensors")
 
 
 class Checkpointer:
-    """Writes a checkpoint every so many steps or seconds, keeps the newest few, and resumes from the newest good one.
+    """Writes a checkpoint every few steps or seconds, keeps the newest ones, and resumes from the newest undamaged one.
 
-    Each is a file of its own, written all or nothing, so whatever happens to the run, `resume` finds the last one that was
-    finished. One that was damaged since is passed over with a warning.
+    Each is a separate file, written all or nothing, so after any failure `resume` finds the last complete one. A damaged one is
+    skipped with a warning.
 
-    A directory holds one run. Where there are checkpoints already, the run is resumed, or gets a directory of its own: a run
-    that starts again from scratch is refused, so that neither deletes or resumes the other's.
+    A directory belongs to one run. If it has checkpoints already, the run must be resumed, or use another directory: a run
+    that starts from scratch raises, so that neither run deletes or resumes the other's.
 
     Args:
-        path: A directory; it is made if it is not there.
-        module: What to save, as for `save`.
-        every: How many steps lie between checkpoints; None if only seconds count.
-        seconds: How many seconds lie between checkpoints; None if only steps count.
-        keep: How many checkpoints are kept; None keeps all.
-        optimizer: What to save, as for `save`.
-        population: What to save, as for `save`.
-        scheduler: What to save, as for `save`.
-        extra: What to save, as for `save`; generators and objects with a state in it are restored by `resume`.
+        path: A directory; it is made if it does not exist.
+        module: The module, as for `save`.
+        every: The number of steps between checkpoints; None to use seconds only.
+        seconds: The number of seconds between checkpoints; None to use steps only.
+        keep: The number of checkpoints to keep; None for all.
+        optimizer: The optimizer, as for `save`.
+        population: The population, as for `save`.
+        scheduler: The scheduler, as for `save`.
+        extra: User data, as for `save`; generators and objects with a state in it are restored by `resume`.
         rng: Whether random states are saved and restored.
         checksums: As for `save`.
         fsync: As for `save`.
 
     Attributes:
-        loaded: What the last `resume` did: the `extra` that was saved, and what did not match; None if nothing was loaded.
+        loaded: The result of the last `resume`: the saved `extra`, and unmatched names; None if nothing was loaded.
 
     Raises:
-        ValueError: If it would never be saved.
+        ValueError: If no checkpoint would ever be written.
 
     Example:
         >>> import tempfile, torch
@@ -100,12 +100,12 @@ class Checkpointer:
         self.extra = extra
         self._rng, self._checksums, self._fsync = rng, checksums, fsync
         self._last, self._time = 0, time.monotonic()
-        # The checkpoints of this run, oldest first; None as long as the run has neither resumed nor written.
+        # The checkpoints of this run, oldest first; None until the run has resumed or written one.
         self._own: list[Path] | None = None
         self.loaded: Loaded | None = None
 
     def files(self) -> list[Path]:
-        """The checkpoints that are there, oldest first.
+        """Return the checkpoints in the directory, oldest first.
 
         Example:
             >>> import tempfile, torch
@@ -115,21 +115,21 @@ class Checkpointer:
         """
         if not self.path.is_dir():
             return []
-        found = [(int(match[1]), name) for name in os.listdir(self.path) if (match := _NAME.fullmatch(name))]
-        return [self.path / name for _, name in sorted(found)]
+        numbered = [(int(match[1]), name) for name in os.listdir(self.path) if (match := _NAME.fullmatch(name))]
+        return [self.path / name for _, name in sorted(numbered)]
 
     def step(self, step: int, extra: Any = None) -> Path | None:
-        """Say that a step is done; writes a checkpoint if one is due.
+        """Report a completed step, and write a checkpoint if one is due.
 
         Args:
-            step: How many steps are done.
-            extra: Saved in the place of the `extra` given at first, if it is not None.
+            step: The number of completed steps.
+            extra: Saved instead of the constructor's `extra`, if it is not None.
 
         Returns:
             The checkpoint, if one was written.
 
         Raises:
-            CheckpointError: If it cannot be written, or the directory holds another run; what was there before still is.
+            CheckpointError: If it cannot be written, or the directory belongs to another run; no file is changed then.
 
         Example:
             >>> import tempfile, torch
@@ -147,12 +147,12 @@ class Checkpointer:
         """Write a checkpoint now, due or not.
 
         Args:
-            step: How many steps are done.
+            step: The number of completed steps.
             extra: As for `step`.
 
         Raises:
-            CheckpointError: If it cannot be written, the directory holds another run, or a later step was saved already;
-                what was there before still is.
+            CheckpointError: If it cannot be written, the directory belongs to another run, or a later step was saved already;
+                no file is changed then.
 
         Example:
             >>> import tempfile, torch
@@ -164,12 +164,12 @@ class Checkpointer:
             raise ValueError(f"step is {shorten(step)}; it must be how many steps are done")
         own = self._begin()
         if step < self._last:
-            told = "count on from there, or give a run that starts again a new directory"
-            raise CheckpointError(f"step {step} comes after step {self._last}, which resume() would take up; {told}")
+            advice = "count on from there, or give a run that starts again a new directory"
+            raise CheckpointError(f"step {step} comes after step {self._last}, which resume() would take up; {advice}")
         make_directory(self.path)
         path = self.path / f"step-{step:09d}.safetensors"
-        held = {"step": step, "extra": self.extra if extra is None else extra}
-        save(path, **self._objects, extra=held, rng=self._rng, checksums=self._checksums, fsync=self._fsync)
+        content = {"step": step, "extra": self.extra if extra is None else extra}
+        save(path, **self._objects, extra=content, rng=self._rng, checksums=self._checksums, fsync=self._fsync)
         self._last, self._time = step, time.monotonic()
         own[:] = [each for each in own if each != path] + [path]
         while self.keep is not None and len(own) > self.keep:
@@ -177,16 +177,16 @@ class Checkpointer:
         return path
 
     def _begin(self) -> list[Path]:
-        """The checkpoints of this run.
+        """Return the checkpoints of this run.
 
         Raises:
-            CheckpointError: If there are some, and the run has not resumed from them.
+            CheckpointError: If the directory has checkpoints, and the run has not resumed from them.
         """
         if self._own is None:
-            found = self.files()
-            if found:
-                told = "call resume() before the first step, or give a run that starts from scratch a new directory"
-                raise CheckpointError(f"{str(self.path)!r} holds a run already, up to {found[-1].name}; {told}")
+            files = self.files()
+            if files:
+                advice = "call resume() before the first step, or give a run that starts from scratch a new directory"
+                raise CheckpointError(f"{str(self.path)!r} holds a run already, up to {files[-1].name}; {advice}")
             self._own = []
         return self._own
 
@@ -198,10 +198,10 @@ class Checkpointer:
             strict: As for `load`.
 
         Returns:
-            How many steps were done when it was written; 0 if there is none. `loaded` has the rest.
+            The number of completed steps when it was written; 0 if there is none. `loaded` has the rest.
 
         Raises:
-            CheckpointError: If it does not fit what is to be loaded, or all that are there are damaged.
+            CheckpointError: If it does not fit the objects, or all checkpoints are damaged.
 
         Example:
             >>> import tempfile, torch
@@ -215,16 +215,16 @@ class Checkpointer:
         files, extra = self.files(), None if self.extra is None else {"extra": self.extra}
         for at, path in reversed(list(enumerate(files))):
             try:
-                found = load(path, **self._objects, extra=extra, mapping=mapping, strict=strict, rng=self._rng)
+                loaded = load(path, **self._objects, extra=extra, mapping=mapping, strict=strict, rng=self._rng)
             except DamagedFileError as error:
                 damaged.append(error)
                 warnings.warn(f"passed over a checkpoint: {error}", RuntimeWarning, stacklevel=2)
                 continue
-            if not has_form(found.extra, {"step": int}) or not {"step", "extra"} <= found.extra.keys():
+            if not has_form(loaded.extra, {"step": int}) or not {"step", "extra"} <= loaded.extra.keys():
                 raise DamagedFileError(f"{str(path)!r} does not say at which step it was written")
-            self.loaded = replace(found, extra=found.extra["extra"])
-            self._last, self._time = found.extra["step"], time.monotonic()
-            # Those that were passed over are not counted or deleted; the run may write over them.
+            self.loaded = replace(loaded, extra=loaded.extra["extra"])
+            self._last, self._time = loaded.extra["step"], time.monotonic()
+            # Damaged ones are not counted or deleted; the run may overwrite them.
             self._own = files[: at + 1]
             return self._last
         if damaged:

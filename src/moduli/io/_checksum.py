@@ -1,12 +1,12 @@
-"""The checksum of a tensor's bytes: as good as a CRC against what happens to files, and several times faster.
+"""The checksum of a tensor's bytes, which detects file errors as well as a CRC and is several times faster.
 
-Up to 64 KB it is the CRC-32 of the bytes. More are cut into blocks of 256 rows of 1021 little-endian words of 64 bits, the
-last one filled up with zeros to whole rows. The sums of the columns of each block, modulo 2**64, go through CRC-32, and the
-sum of all words stands beside it: 96 bits.
+Up to 64 KB it is the CRC-32 of the bytes. More bytes are divided into blocks of 256 rows of 1021 little-endian words of 64 bits,
+the last block padded with zeros to whole rows. The checksum is the CRC-32 of the column sums of all blocks, modulo 2**64, and the
+sum of all words: 96 bits.
 
 * One flipped bit always changes the sum of all words: by a power of two, modulo 2**64.
-* More of them cancel only in the same column of a block, the same bit one way and the other. A row is no whole number of
-  sectors or pages, so that these, when they change places, come to other columns.
+* Several flipped bits cancel only in the same column of a block, if equal bits change in opposite directions. The length of a
+  row is no multiple of sectors or pages, so exchanged sectors or pages are added to other columns.
 """
 
 import os
@@ -23,16 +23,16 @@ _ROW: Final = 8 * _COLUMNS
 BLOCK: Final = 256 * _ROW
 _WORDS: Final = np.dtype("<u8")
 
-# From how many bytes on threads are worth starting.
+# The number of bytes from which on several threads are faster.
 _THREADED: Final = 1 << 24
 _MOST_THREADS: Final = 4
 
 
 class Checksum:
-    """The checksum of bytes that come piece by piece.
+    """The checksum of bytes that are added in chunks.
 
     Args:
-        size: How many bytes there will be.
+        size: The number of all bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -40,7 +40,7 @@ class Checksum:
         self._crc = self._sum = 0
 
     def update(self, piece: Any) -> None:
-        """Take the next bytes. Every piece but the last has a whole number of blocks."""
+        """Add the next bytes. Every chunk except the last has a whole number of blocks."""
         if self._small:
             self._crc = zlib.crc32(piece, self._crc)
             return
@@ -60,8 +60,8 @@ class Checksum:
 
 
 def checksums_of(parts: Sequence[Any]) -> list[int]:
-    """The checksums of buffers. Many bytes are shared out to threads, buffer by buffer."""
-    # More threads than the cores that this process may use only take them from each other.
+    """Return the checksums of buffers; many bytes are divided among threads, buffer by buffer."""
+    # More threads than available cores would only slow each other down.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if sum(map(len, parts)) < _THREADED or cores == 1:
         return list(map(_checksum, parts))
@@ -70,6 +70,6 @@ def checksums_of(parts: Sequence[Any]) -> list[int]:
 
 
 def _checksum(part: Any) -> int:
-    found = Checksum(len(part))
-    found.update(part)
-    return found.value
+    checksum = Checksum(len(part))
+    checksum.update(part)
+    return checksum.value

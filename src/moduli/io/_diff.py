@@ -1,4 +1,4 @@
-"""What is different in two checkpoints."""
+"""`diff`: the differences of two checkpoints."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def diff(left: PathLike, right: PathLike) -> ModelDiff:
     """Compare the models in two checkpoints, tensor by tensor: names, shapes, dtypes, labels, and how far values are apart.
 
     Args:
-        left: A checkpoint, a file that `safetensors` or `torch.save` wrote, a directory of shards, or its index.
+        left: A checkpoint, a file written by `safetensors` or `torch.save`, a directory of shards, or its index.
         right: The same.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Mixtures of experts: a Mixtral of one Llama or Mistral model, with the MLPs of several as experts, and random gates.
+"""Mixtures of experts: a Mixtral from one Llama or Mistral model, with the MLPs of several models as experts, and random gates.
 
-The tensors are named and stacked as transformers 5 has them: `mlp.experts.gate_up_proj` of shape (experts, 2 x inner, hidden),
+The tensors are named and stacked as in transformers 5: `mlp.experts.gate_up_proj` of shape (experts, 2 x inner, hidden),
 `mlp.experts.down_proj` of shape (experts, hidden, inner), and the gate `mlp.gate.weight` of shape (experts, hidden).
 """
 
@@ -39,15 +39,15 @@ def merge_experts(
     dtype: torch.dtype | None = None,
     fsync: bool = True,
 ) -> None:
-    """Write a mixture of experts: everything but the MLPs of one model, the MLPs of others as experts, and random gates to train.
+    """Write a mixture of experts: one model without its MLPs, the MLPs of others as experts, and random gates to be trained.
 
     Args:
         base: The directory of a Llama or Mistral model. It gives attention, norms and embeddings.
         experts: The directories of at least two models of the same structure.
         out: The directory to write, with the side files of the base and the configuration of a Mixtral.
-        experts_per_token: How many experts a token goes through.
-        seed: Decides the gates, whose entries are from the standard normal distribution.
-        shard_size: How many bytes of tensors a file has at most.
+        experts_per_token: The number of experts per token.
+        seed: The seed of the gates, whose entries are from the standard normal distribution.
+        shard_size: The largest number of bytes of tensors in a file.
         dtype: The floating dtype of the result; without it, that of the base.
         fsync: Whether to wait for the disk.
 
@@ -123,7 +123,7 @@ def _check_layers(first: TensorFiles, others: Sequence[TensorFiles]) -> list[str
     """Return the prefixes of the MLPs of the base, in order.
 
     Raises:
-        MergeError: If it has none, or an expert has other ones.
+        MergeError: If it has none, or those of an expert differ.
     """
     layers = list(dict.fromkeys(match[1] for name in first if (match := _MLP.fullmatch(name)) is not None))
     if not layers:

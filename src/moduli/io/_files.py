@@ -1,4 +1,4 @@
-"""Files as mappings from names to tensors that are read when they are asked for: one, a directory, or an index of several."""
+"""`TensorFiles`: one file, a directory or an index of several as a mapping of tensors; and writing directories of shards."""
 
 import json
 import os
@@ -26,7 +26,7 @@ _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2*
 
 
 class TensorFiles(TensorMapping):
-    """The tensors of a checkpoint in one or several safetensors files, each read when it is asked for.
+    """The tensors of a checkpoint in one or several safetensors files, each read when it is indexed.
 
     Args:
         path: A safetensors file; an index file (`model.safetensors.index.json`); or a directory with either.
@@ -63,19 +63,19 @@ class TensorFiles(TensorMapping):
         if weight_map is not None:
             odd = next((pair for pair in set(listed) ^ set(weight_map.items())), None)
             if odd is not None:
-                told = f"its index and its files differ about {shorten(odd[0])} in {cut(odd[1], 300)}"
-                raise DamagedFileError(f"{str(self.path)!r}: {told}")
-            # In the order of the index, as a model has its names.
+                difference = f"its index and its files differ about {shorten(odd[0])} in {cut(odd[1], 300)}"
+                raise DamagedFileError(f"{str(self.path)!r}: {difference}")
+            # The order of the index is that of the model's names.
             self._owners = {name: files[file] for name, file in weight_map.items()}
         super().__init__(self._owners)
 
     def meta(self, name: str) -> Tensor:
-        """A tensor of the shape and dtype of another, without its values: nothing is read."""
+        """Return a meta tensor with the shape and dtype of a name, without reading it."""
         return self._owners[name].meta(name)
 
     def verify(self) -> bool:
-        """Compare all tensors with their checksums; returns whether all files have some."""
-        return min([file.verify() for file in self.files])  # of every file, also where one has none
+        """Compare all tensors with their checksums; return whether all files have checksums."""
+        return min([file.verify() for file in self.files])  # a list, so that every file is verified
 
     def __getitem__(self, name: str) -> Tensor:
         return self._owners[name][name]
@@ -85,26 +85,14 @@ class TensorFiles(TensorMapping):
 
 
 def find_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The safetensors files of a checkpoint, and which tensor is in which, if an index says so.
+    """Return the safetensors files of a checkpoint, and the file of each tensor if there is an index.
 
     Raises:
-        FileNotFoundError: If there is nothing.
-        CheckpointError: If there are none in a directory, or the index is malformed.
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If a directory has none, or the index is malformed.
     """
     if path.is_dir():
-        for name in (INDEX, SINGLE):
-            if (path / name).is_file():
-                return find_files(path / name)
-        indices = sorted(path.glob("*.safetensors.index.json"))
-        if len(indices) == 1:
-            return find_files(indices[0])
-        found = sorted(path.glob("*.safetensors"))
-        if len(found) == 1:
-            return found, None
-        others = [each.name for each in sorted(path.iterdir()) if each.suffix in (".bin", ".pt", ".pth")]
-        hint = f"; it has {others[0]}, which holds pickles: convert it to safetensors first" if others else ""
-        many = f"{len(found)} safetensors files and no {INDEX}" if found else "no safetensors file"
-        raise CheckpointError(f"{str(path)!r} has {many}{hint}")
+        path = _find_in_directory(path)
     if path.suffix != ".json":
         return [path], None
     weight_map = parse_json(read_bytes(path), f"the index {str(path)!r}").get("weight_map")
@@ -119,12 +107,29 @@ def find_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
     return [path.parent / name for name in names], weight_map
 
 
+def _find_in_directory(directory: Path) -> Path:
+    """Return the index of a directory, or its only safetensors file."""
+    for name in (INDEX, SINGLE):
+        if (directory / name).is_file():
+            return directory / name
+    indices = sorted(directory.glob("*.safetensors.index.json"))
+    if len(indices) == 1:
+        return indices[0]
+    files = sorted(directory.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    others = [each.name for each in sorted(directory.iterdir()) if each.suffix in (".bin", ".pt", ".pth")]
+    hint = f"; it has {others[0]}, which holds pickles: convert it to safetensors first" if others else ""
+    many = f"{len(files)} safetensors files and no {INDEX}" if files else "no safetensors file"
+    raise CheckpointError(f"{str(directory)!r} has {many}{hint}")
+
+
 def side_files(directory: Path) -> list[Path]:
-    """List what lies beside the weights of a checkpoint and belongs to the model: its configuration, its tokenizer.
+    """Return the other files of a model in the directory of its weights, such as its configuration and tokenizer.
 
     Raises:
-        CheckpointError: If one is a symbolic link to a file outside of the directory: it would be copied by content. Links
-            into the `blobs` of Hugging Face's cache, in which the files of a model are, are followed.
+        CheckpointError: If one is a symbolic link to a file outside of the directory, whose content would be copied. Links
+            into the `blobs` of Hugging Face's cache, which has the files of a model, are followed.
     """
     files = sorted(each for each in directory.iterdir() if each.is_file())
     chosen = [each for each in files if not each.name.startswith(".") and not each.name.endswith(_WEIGHTS)]
@@ -134,16 +139,16 @@ def side_files(directory: Path) -> list[Path]:
         if not real.is_relative_to(home) and not (
             home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
         ):
-            told = f"is a symbolic link to {str(real)!r}, outside of the directory of the model"
-            raise CheckpointError(f"{str(each)!r} {told}; put the file itself in its place, or remove it")
+            reason = f"is a symbolic link to {str(real)!r}, outside of the directory of the model"
+            raise CheckpointError(f"{str(each)!r} {reason}; put the file itself in its place, or remove it")
     return chosen
 
 
 def parse_size(text: str) -> int:
-    """A number of bytes, written as "5GB" or "500MiB".
+    """Return a number of bytes, written as "5GB" or "500MiB".
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text has another form.
 
     Example:
         >>> from moduli.io import parse_size
@@ -174,16 +179,16 @@ def write_directory(
     """Write a checkpoint as a directory, all of it or nothing: shards, their index, and side files.
 
     Args:
-        out: The directory. It is made here, or is empty.
+        out: The directory, which must not exist or be empty.
         tensors: Every name with its tensor, in the order of `like`.
         like: Every name with the code and shape under which its tensor is stored.
         copied: Files to copy.
-        shard_size: How many bytes of tensors a file has at most, unless one tensor alone has more; None for one file.
+        shard_size: The largest number of bytes of tensors in a file, unless one tensor has more; None for one file.
         fsync: Whether to wait for the disk.
-        texts: Files to write, by name, also in the place of some that would be copied.
+        texts: Files to write, by name, also instead of some that would be copied.
 
     Raises:
-        CheckpointError: If it cannot be written, or there is something already.
+        CheckpointError: If it cannot be written, or is not empty.
     """
     shards = _divide(like, shard_size)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, told without loading it."""
+"""`inspect`: the contents of a checkpoint, without loading it."""
 
 import math
 import os
@@ -27,14 +27,14 @@ class TensorInfo:
 
     Attributes:
         name: Its name.
-        part: What it belongs to: "module", "optimizer", "population", "scheduler", "extra" or "rng".
+        part: The part that it belongs to: "module", "optimizer", "population", "scheduler", "extra" or "rng".
         dtype: Its dtype, without `torch.`.
         shape: Its shape.
-        nbytes: How many bytes it has in the file.
+        nbytes: The number of its bytes in the file.
         labels: Its axes, if it is labelled: for each its `name` and its `labels` or their `range`.
-        tied: Other names that stand for it.
-        values: Its values as nested lists, if it has at most sixteen; None otherwise. Complex numbers, and what is no finite
-            number, are text, as JSON wants it.
+        tied: Its other names.
+        values: Its values as nested lists, if it has at most sixteen; None otherwise. Complex numbers, NaN and infinity, which
+            JSON does not have, are text.
     """
 
     name: str
@@ -49,23 +49,23 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Description:
-    """What `inspect` found in a file. As a string it is a page to read, `as_dict` is for machines.
+    """The contents of a file, the result of `inspect`. `str` gives a text to read, `as_dict` plain data.
 
     Attributes:
         path: The file.
         size: Its size in bytes.
         format: "moduli", "safetensors" or "torch".
-        made: The versions of what wrote it, and the number of threads.
-        parts: What it holds, and of which class.
+        made: The versions of the software that wrote it, and the number of threads.
+        parts: Its parts, with the class of each.
         tensors: Every tensor in it.
-        version: The version of the module's structure: how many edits its species had had.
+        version: The version of the module's structure: the number of edits of its species.
         history: The edits, as sentences.
         virtual: The names of the module's virtual tensors.
         frozen: The names of its parameters that did not require gradients.
         config: The configurations of its parameters that are not the default, by name.
-        extra: The keys of what was saved as `extra`, if it was a dict.
+        extra: The keys of the saved `extra`, if it is a dict.
         notes: The numbers and texts in it, by dotted key: the first 64.
-        edits: The edits, with their numbers, where and when they were made; it prints as a table.
+        edits: The edits, with their numbers, places and times; it prints as a table.
         checksums: "none", "present", or "verified".
     """
 
@@ -86,7 +86,7 @@ class Description:
     edits: EditHistory = field(default_factory=EditHistory)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain dicts and lists, for JSON.
+        """Return everything as plain dicts and lists, for JSON.
 
         Example:
             >>> import os, tempfile, torch
@@ -101,7 +101,7 @@ class Description:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the module's tensors have."""
+        """The number of elements of the module's tensors."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors if tensor.part == "module")
 
     def __str__(self) -> str:
@@ -109,12 +109,7 @@ class Description:
         if self.made:
             lines.append("made by " + ", ".join(f"{key} {_format_value(value)}" for key, value in self.made.items()))
         lines += [f"{part}: {kind}" for part, kind in self.parts.items()]
-        if self.history:
-            before = len(self.history) - _MOST_NOTES
-            lines.append(
-                f"version {self.version}:" + (f" after {before} edits that are not shown" if before > 0 else "")
-            )
-            lines += [f"  {sentence}" for sentence in self.history[-_MOST_NOTES:]]
+        lines += self._list_history()
         for label, names in (("virtual", self.virtual), ("frozen", self.frozen), ("extra", self.extra)):
             if names:
                 lines.append(f"{label}: {list_names(names)}")
@@ -129,14 +124,22 @@ class Description:
                 lines.append(f"  {'':{width}}  = {_format_values(tensor.values, tensor.labels)}")
         return "\n".join(map(escape, lines))
 
+    def _list_history(self) -> list[str]:
+        """Return the lines about the last edits."""
+        if not self.history:
+            return []
+        before = len(self.history) - _MOST_NOTES
+        head = f"version {self.version}:" + (f" after {before} edits that are not shown" if before > 0 else "")
+        return [head, *(f"  {sentence}" for sentence in self.history[-_MOST_NOTES:])]
+
 
 def escape(text: str) -> str:
-    """A line for a terminal: what a file says is shown, and never obeyed."""
+    """Return a line with all unprintable characters escaped, so that a file can't send control codes to a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _format_value(value: Any) -> str:
-    """A value of a file as text that has an end."""
+    """Return a value of a file as text of limited length."""
     try:
         text = str(value)
     except ValueError:  # Python prints no integer of more than a few thousand digits
@@ -152,19 +155,19 @@ def _axis(axis: dict[str, Any]) -> str:
 
 
 def _format_values(values: Any, axes: list[dict[str, Any]] | None) -> str:
-    """The values of a small tensor, with the labels of its axis if it has one."""
+    """Return the values of a small tensor as text, with the labels of its axis if it has one axis."""
     if not isinstance(values, list):
         return f"{values:.6g}" if isinstance(values, float) else str(values)
     axis = axes[0] if axes is not None and len(axes) == 1 else {}
     labels = range(*axis["range"]) if "range" in axis else axis.get("labels")
-    found = [_format_values(each, None) for each in values]
+    texts = [_format_values(each, None) for each in values]
     if labels is None:
-        return f"[{', '.join(found)}]"
-    return ", ".join(f"{_format_value(label)}: {each}" for label, each in zip(labels, found, strict=True))
+        return f"[{', '.join(texts)}]"
+    return ", ".join(f"{_format_value(label)}: {each}" for label, each in zip(labels, texts, strict=True))
 
 
 def _to_json(value: Any) -> Any:
-    """What a file says as JSON has it: what JSON does not have is text."""
+    """Return a value of a file as JSON; types that JSON does not have become text."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else _format_value(key): _to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -176,10 +179,10 @@ def _to_json(value: Any) -> Any:
 
 
 def inspect(path: PathLike, *, verify: bool = False) -> Description:
-    """Tell what a file holds: tensors with their labels, ties, versions, and everything that was saved beside them.
+    """Describe the contents of a file: tensors with their labels, ties, versions, and everything saved beside them.
 
     Args:
-        path: A checkpoint, or a file that `safetensors` or `torch.save` wrote.
+        path: A checkpoint, or a file written by `safetensors` or `torch.save`.
         verify: Whether to compare all tensors with their checksums. Otherwise only the smallest tensors are read.
 
     Raises:
@@ -210,24 +213,7 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
         content = saved.content
         checked = "verified" if verify and saved.compare(saved.slots) else "present"
         checked = "none" if saved.checksums() is None else checked
-        owners = {name: part for part in (*PARTS, "extra", "rng") for name in tensor_names(content.get(part))}
-        # Values that are shown are those that were written.
-        sizes = {name: math.prod(saved.shape(name)) for name in saved.slots}
-        small = {name for name, size in sizes.items() if name not in owners and 0 < size <= _MOST_VALUES}
-        saved.compare(small)
-        infos = [
-            TensorInfo(
-                name,
-                owners.get(name, "module"),
-                dtype_name(saved.dtype(name)),
-                saved.shape(name),
-                sizes[name] * saved.dtype(name).itemsize,
-                saved.labels.get(public_name(name)),
-                tuple(other for other, first in saved.ties.items() if first == name),
-                _to_json(_list_values(saved[name])) if name in small else None,
-            )
-            for name in saved.slots
-        ]
+        infos = _list_tensors(saved)
     extra = content.get("extra")
     kind = "torch" if isinstance(saved, TorchFile) else "moduli" if saved.ours else "safetensors"
     return Description(
@@ -241,11 +227,7 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
         tuple(f"version {event.number}: {event.sentence}" for event in saved.history),
         tuple(saved.part.get("virtual", [])),
         tuple(saved.part.get("frozen", [])),
-        {
-            f"{path}.{name}" if path else name: values
-            for path, entry in saved.metadata.items()
-            for name, values in entry.get(CONFIG, {}).items()
-        },
+        _list_configs(saved),
         tuple(extra) if isinstance(extra, dict) else (),
         checked,
         dict(islice(_notes(extra), _MOST_NOTES)),
@@ -253,12 +235,42 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
     )
 
 
+def _list_tensors(saved: SavedFile) -> list[TensorInfo]:
+    """Describe the tensors of a file; the values of small ones are compared with their checksums."""
+    owners = {name: part for part in (*PARTS, "extra", "rng") for name in tensor_names(saved.content.get(part))}
+    sizes = {name: math.prod(saved.shape(name)) for name in saved.slots}
+    small = {name for name, size in sizes.items() if name not in owners and 0 < size <= _MOST_VALUES}
+    saved.compare(small)
+    return [
+        TensorInfo(
+            name,
+            owners.get(name, "module"),
+            dtype_name(saved.dtype(name)),
+            saved.shape(name),
+            sizes[name] * saved.dtype(name).itemsize,
+            saved.labels.get(public_name(name)),
+            tuple(other for other, first in saved.ties.items() if first == name),
+            _to_json(_list_values(saved[name])) if name in small else None,
+        )
+        for name in saved.slots
+    ]
+
+
+def _list_configs(saved: SavedFile) -> dict[str, Any]:
+    """Return the configurations of parameters by dotted name."""
+    return {
+        f"{path}.{name}" if path else name: values
+        for path, entry in saved.metadata.items()
+        for name, values in entry.get(CONFIG, {}).items()
+    }
+
+
 def _list_values(tensor: Tensor) -> Any:
     return (tensor.double() if tensor.is_floating_point() else tensor).tolist()
 
 
 def _notes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The numbers, texts and short lists of numbers in a tree that is still JSON, by dotted key."""
+    """Iterate over the numbers, texts and short lists of numbers in an encoded tree, by dotted key."""
     if isinstance(node, dict):
         for key, each in node.items():
             if not key.startswith("$"):
@@ -270,11 +282,11 @@ def _notes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _parts(saved: SavedFile) -> dict[str, str]:
-    found = {"module": str(saved.part.get("class", "a state dict"))} if "module" in saved.content else {}
+    kinds_by_part = {"module": str(saved.part.get("class", "a state dict"))} if "module" in saved.content else {}
     for part in PARTS:
         kinds = {name: str(each.get("class")) for name, each in saved.objects(part).items()}
         if kinds:
-            found[part] = kinds.get(None) or ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+            kinds_by_part[part] = kinds.get(None) or ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     if "rng" in saved.content:
-        found["rng"] = "random states of torch, NumPy and Python"
-    return found
+        kinds_by_part["rng"] = "random states of torch, NumPy and Python"
+    return kinds_by_part

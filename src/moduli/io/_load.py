@@ -1,10 +1,10 @@
-"""Loading: everything is read and checked first, then all of it is applied, or nothing."""
+"""`load` and `read`: everything is read and checked first, then all of it is applied, or nothing."""
 
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,20 +22,20 @@ from ._optimizer import StateFitter, parameter_names
 from ._read import LABELS, PARTS, SavedFile, is_label_table
 from ._tree import Tensors, class_name, collect_random, is_stateful, restore_random, tensor_names
 
-# Neither can be the length of a header: they would stand for more than 2**40 bytes.
+# The first bytes of files of `torch.save`, zipped and old. As the length of a header they would mean more than 2**40 bytes.
 _ZIP = b"PK\x03\x04"
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load` did.
+    """The result of `load`.
 
     Attributes:
-        extra: What was saved as `extra`. Objects with a state are represented by their state dicts.
-        fresh: Names in the module, and in the optimizer, that kept what they had, because the checkpoint has nothing for
-            them; of an optimizer also links, as "link 1.Adam".
-        dropped: Names in the checkpoint that were not used, of the module or of the optimizer; likewise links.
+        extra: The saved `extra`. Objects with a state are represented by their state dicts.
+        fresh: Names in the module and the optimizer that were not changed, because the checkpoint has nothing for
+            them; also links of the optimizer, as "link 1.Adam".
+        dropped: Names of the module or the optimizer in the checkpoint that were not used; also links.
         converted: Names whose values were converted to the module's dtype.
         verified: Whether there were checksums, and they were compared.
     """
@@ -49,14 +49,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything in a checkpoint, as `read` gives it: state dicts, in memory of their own.
+    """Everything in a checkpoint, the result of `read`: state dicts, copied into memory.
 
     Attributes:
         module: The state dict of the module, with labels and configurations in its `_metadata`; None if there is none.
         optimizer: The state dict of the optimizer, or several by name.
         population: The state dict of the population, or several by name.
         scheduler: The state dict of the scheduler, or several by name.
-        extra: What was saved as `extra`.
+        extra: The saved `extra`.
         rng: The random states.
     """
 
@@ -82,18 +82,16 @@ def load(
     rng: bool | None = None,
     checksums: bool = True,
 ) -> Loaded:
-    """Load a checkpoint into the objects given, all of it or nothing.
+    """Load a checkpoint into objects, all of it or nothing.
 
-    The file is checked from its first byte to its last before anything is changed; no code in it is run. If an object
-    refuses its part, those that were loaded before it are put back.
+    The whole file is checked before anything is changed; no code in it is run. If an object
+    raises, those that were loaded before it are restored.
+    Files written by `safetensors` or `torch.save` load into `module`, the latter with `weights_only=True`.
+    A sharded model (DTensors of FSDP2 or tensor parallel) keeps its placements: every process reads the file, and slices
+    its shards.
 
-    Files that `safetensors` or `torch.save` wrote load into `module`, the latter with `weights_only=True`.
-
-    A model in pieces (DTensors of FSDP2 or tensor parallel) keeps its placements: every process reads the file, and keeps
-    its pieces.
-
-    Parameters are matched by name, in the module and in the optimizer. A name on one side only, or another shape, is
-    refused, unless an edit of the module's species since the checkpoint was written explains it.
+    Parameters are matched by name, in the module and in the optimizer. A name on one side only, or another shape,
+    raises, unless an edit of the module's species since the checkpoint was written explains it.
 
     Args:
         path: The file.
@@ -101,17 +99,17 @@ def load(
         optimizer: The optimizer to load into, or a dict of several, as they were saved.
         population: The population to load into, or a dict of several.
         scheduler: The scheduler to load into, or a dict of several.
-        extra: A dict or list like what was saved as `extra`, with the objects and generators in it to load into.
-        mapping: What names in the checkpoint are called here: a dict from names of tensors, or of modules for all that is
-            below them, or a function. None as the new name leaves it out.
-        strict: Whether to refuse what does not match. Otherwise it is left as it is, and listed in the result.
-        axes: The axes of the module, to load a checkpoint of a model with other numbers of units: what both have is loaded, by
-            label where there are labels, otherwise by position; the other units keep the values that they have.
-        rng: Whether to restore the random states; by default, if an optimizer or a population is loaded and they are there.
-        checksums: Whether to compare the tensors that are loaded with their checksums.
+        extra: A dict or list like the saved `extra`, with the objects and generators to load into.
+        mapping: New names for names in the checkpoint: a dict from names of tensors, or of modules for everything
+            below them, or a function. None as the new name drops it.
+        strict: Whether mismatches raise. Otherwise unmatched names are not changed, and listed in the result.
+        axes: The axes of the module, for loading a checkpoint of a model with other numbers of units: units in both are loaded,
+            matched by label if there are labels, otherwise by position; other units keep their values.
+        rng: Whether to restore the random states; by default, if an optimizer or a population is loaded and they are in the file.
+        checksums: Whether to compare the loaded tensors with their checksums.
 
     Returns:
-        What was saved as `extra`, and what did not match.
+        The saved `extra`, and the names that did not match.
 
     Raises:
         OSError: If the file cannot be opened.
@@ -126,56 +124,92 @@ def load(
         >>> io.load(path, torch.nn.ModuleDict({"head": torch.nn.Linear(2, 1)}), strict=False).fresh
         ('head.weight', 'head.bias')
     """
-    given = {"optimizer": optimizer, "population": population, "scheduler": scheduler}
+    objects = {"optimizer": optimizer, "population": population, "scheduler": scheduler}
+    objects = {part: value for part, value in objects.items() if value is not None}
     with name_file(os.fspath(path)):
         saved = open_file(path)
-        wanted = {part: value for part, value in given.items() if value is not None}
-        for part in (*wanted, *([] if extra is None else ["extra"])):
+        for part in (*objects, *([] if extra is None else ["extra"])):
             saved.require(part)
-        used: list[str] = []
-        if module is not None:
-            if not saved.present:
-                saved.require("module")
-            match = plan(saved, module, mapping, strict, axes)
-            used += [saved.source(name) for name in match.taken.values() if name not in saved.extra]
-        else:
-            rename = make_rename(mapping, saved.every)
-            match = Match({here: name for name in saved.every if (here := rename(name)) is not None})
-            match.dropped = [name for name in saved.every if rename(name) is None]
-        fresh, dropped = [*match.fresh], [*match.dropped]
-        used += tensor_names([saved.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
-        verified = checksums and saved.compare(used)
+        match = _match_module(saved, module, mapping, strict, axes)
+        verified = checksums and saved.compare(_list_used(saved, match, module is not None, objects))
         fitter = StateFitter(saved, match, parameter_names(module), strict)
-        steps: list[tuple[Any, Any, dict[str, Any]]] = []
-        for part, value in wanted.items():
-            for one, node in _pairs(saved, part, value, strict):
-                state = _decode_state(saved, node)
-                if part == "optimizer" and hasattr(one, "param_groups"):
-                    state, new, old = fitter.fit(one, node, state)
-                    fresh += [name for name in new if name not in fresh]
-                    dropped += [name for name in old if name not in dropped]
-                # Ours take over the links that agree.
-                by_link = isinstance(state, dict) and isinstance(state.get("links"), dict)
-                options: dict[str, Any] = {"strict": False} if by_link and not strict else {}
-                if by_link and axes is not None and part == "optimizer":
-                    options["axes"] = axes
-                steps.append((one, state, options))
-        found = saved.decode(saved.content.get("extra"))
+        loaded = Loaded(None, tuple(match.fresh), tuple(match.dropped), tuple(match.converted), verified)
+        steps: list[_Step] = []
+        for part, value in objects.items():
+            for target, node in _pairs(saved, part, value, strict):
+                step, loaded = _fit_state(saved, fitter, part, target, node, axes, loaded)
+                steps.append(step)
+        content = saved.decode(saved.content.get("extra"))
         if extra is not None:
-            steps += _find_objects(extra, found, "extra")
+            steps += _find_objects(extra, content, "extra")
         if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in saved.content):
             saved.require("rng")
             states = saved.decode(_choose_states(saved.content))
             steps.append((_RandomState(collect_random, restore_random), states, {}))
         _apply(steps, match.apply)
-    return Loaded(found, tuple(fresh), tuple(dropped), tuple(match.converted), verified)
+    return replace(loaded, extra=content)
+
+
+_Step = tuple[Any, Any, dict[str, Any]]
+"""An object, the state to load into it, and keyword arguments of its `load_state_dict`."""
+
+
+def _match_module(
+    saved: SavedFile, module: nn.Module | None, mapping: NameMap | None, strict: bool, axes: ModelAxes | None
+) -> Match:
+    """Return the plan for loading the module, or without a module the renamed names of the file."""
+    if module is not None:
+        if not saved.present:
+            saved.require("module")
+        return plan(saved, module, mapping, strict, axes)
+    rename = make_rename(mapping, saved.every)
+    match = Match({here: name for name in saved.every if (here := rename(name)) is not None})
+    match.dropped = [name for name in saved.every if rename(name) is None]
+    return match
+
+
+def _list_used(saved: SavedFile, match: Match, has_module: bool, parts: Iterable[str]) -> list[str]:
+    """Return the names of the tensors that are loaded, which are compared with their checksums."""
+    sources = [saved.source(name) for name in match.taken.values() if name not in saved.extra] if has_module else []
+    trees = [saved.content.get(part) for part in (*parts, "extra", "rng", "rng_by_rank", "module")]
+    return sources + tensor_names(trees)
+
+
+def _fit_state(
+    saved: SavedFile, fitter: StateFitter, part: str, target: Any, node: Any, axes: ModelAxes | None, loaded: Loaded
+) -> tuple[_Step, Loaded]:
+    """Return the state of one object in the form that it can load, and the result with its unmatched names.
+
+    Args:
+        saved: The file.
+        fitter: Fits the states of optimizers.
+        part: "optimizer", "population" or "scheduler".
+        target: The object.
+        node: Its entry in the file.
+        axes: The axes of the module, or None.
+        loaded: The result so far.
+    """
+    state = _decode_state(saved, node)
+    if part == "optimizer" and hasattr(target, "param_groups"):
+        state, fresh, dropped = fitter.fit(target, node, state)
+        loaded = replace(
+            loaded,
+            fresh=tuple(dict.fromkeys((*loaded.fresh, *fresh))),
+            dropped=tuple(dict.fromkeys((*loaded.dropped, *dropped))),
+        )
+    # Optimizers of this library load the links that agree.
+    by_link = isinstance(state, dict) and isinstance(state.get("links"), dict)
+    options: dict[str, Any] = {"strict": False} if by_link and not fitter.strict else {}
+    if by_link and axes is not None and part == "optimizer":
+        options["axes"] = axes
+    return (target, state, options), loaded
 
 
 def read(path: PathLike, *, checksums: bool = True) -> Contents:
     """Read a whole checkpoint as state dicts.
 
     Args:
-        path: The file: ours, or one that `safetensors` or `torch.save` wrote.
+        path: A checkpoint, or a file written by `safetensors` or `torch.save`.
         checksums: Whether to compare all tensors with their checksums.
 
     Raises:
@@ -208,7 +242,7 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
 
 
 def _decode_state(saved: SavedFile, node: Mapping[str, Any]) -> Any:
-    """Return the state of an object in a file, with the labels that were saved beside it where a state dict has them."""
+    """Return the state of an object in a file; labels that were saved with it are put into its `_metadata`."""
     state, labels = saved.decode(node.get("state")), node.get("labels")
     if labels is None:
         return state
@@ -220,47 +254,47 @@ def _decode_state(saved: SavedFile, node: Mapping[str, Any]) -> Any:
 
 
 def open_file(path: PathLike) -> SavedFile:
-    """A file, ours or of others; what `torch.save` wrote is known by its first bytes."""
+    """Open a safetensors file, or a file of `torch.save`, which is recognised by its first bytes."""
     start = read_regular(lambda descriptor: os.read(descriptor, 8), path)
     ours = start != _OLD and (start[:4] != _ZIP or start[5:] == b"\0\0\0")
     return SavedFile(path) if ours else TorchFile(path)
 
 
 class TorchFile(SavedFile):
-    """A file that `torch.save` wrote, seen as a checkpoint with a module."""
+    """A file of `torch.save`, as a checkpoint with a module."""
 
     def _open(self) -> dict[str, Any]:
         self.size = os.path.getsize(self.path)
         tensors = Tensors()
-        found, content = collect(_read_state(self.path), tensors)
-        self.slots = {**found, **tensors.found}
+        state, content = collect(_read_state(self.path), tensors)
+        self.slots = {**state, **tensors.found}
         return {"module": content}
 
     def checksums(self) -> None:
-        """There are none."""
+        """Return None: such files have no checksums."""
         return
 
     def __getitem__(self, name: str) -> Tensor:
-        found: Tensor = self.slot(self.source(name))
-        return found
+        tensor: Tensor = self.slot(self.source(name))
+        return tensor
 
 
 def _read_state(path: PathLike) -> Mapping[str, Any]:
-    """The state dict in a file that `torch.save` wrote.
+    """Return the state dict in a file of `torch.save`.
 
     Raises:
-        DamagedFileError: If there is anything in it but tensors and plain values, or it is no state dict.
+        DamagedFileError: If it contains other objects than tensors and plain values, or is no state dict.
     """
     allow_labels()
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's reader fails in many ways on files that are damaged
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader raises many kinds of errors for damaged files
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise DamagedFileError(f"{str(path)!r} cannot be read with weights_only=True: {cut(first, 500)}") from error
-    if not isinstance(found, Mapping):
-        raise DamagedFileError(f"{str(path)!r} holds a {type(found).__name__}, not a state dict")
-    inner = found.get("state_dict")
-    state: Mapping[str, Any] = inner if isinstance(inner, Mapping) else found
+    if not isinstance(content, Mapping):
+        raise DamagedFileError(f"{str(path)!r} holds a {type(content).__name__}, not a state dict")
+    inner = content.get("state_dict")
+    state: Mapping[str, Any] = inner if isinstance(inner, Mapping) else content
     for name, value in state.items():
         if not isinstance(value, Tensor) and str(name).rpartition(".")[2] != "_extra_state":
             raise DamagedFileError(f"{str(path)!r} is no state dict: {shorten(name)} is a {type(value).__name__}")
@@ -268,7 +302,7 @@ def _read_state(path: PathLike) -> Mapping[str, Any]:
 
 
 def _choose_states(content: dict[str, Any]) -> Any:
-    """The random states that this process saved, if there are as many as there were; or those of the one that wrote the file."""
+    """Return the random states of this rank if the number of processes is the same; otherwise those of the writing process."""
     by_rank, distributed = content.get("rng_by_rank"), torch.distributed
     there = distributed.is_available() and distributed.is_initialized()
     if there and isinstance(by_rank, list) and len(by_rank) == distributed.get_world_size():
@@ -277,37 +311,37 @@ def _choose_states(content: dict[str, Any]) -> Any:
 
 
 def _pairs(saved: SavedFile, part: str, value: Any, strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
-    """The objects to load into, each with what the file has for it."""
-    there = saved.objects(part)
-    given: Mapping[str | None, Any] = value if isinstance(value, Mapping) else {None: value}
-    if given.keys() != there.keys():
-        told = f"as {part}, and {shorten(list(given))} are to be loaded; None is one without a name"
-        raise CheckpointError(f"the checkpoint has {shorten(list(there))} {told}")
-    for name, one in given.items():
-        # Not the module it is in: that is __main__ today and something else tomorrow.
-        kind = there[name].get("class")
+    """Return the objects to load into, each with its entry in the file."""
+    saved_objects = saved.objects(part)
+    objects: Mapping[str | None, Any] = value if isinstance(value, Mapping) else {None: value}
+    if objects.keys() != saved_objects.keys():
+        conflict = f"as {part}, and {shorten(list(objects))} are to be loaded; None is one without a name"
+        raise CheckpointError(f"the checkpoint has {shorten(list(saved_objects))} {conflict}")
+    for name, one in objects.items():
+        # Only the class's name is compared: its module may be `__main__` in one program and not in another.
+        kind = saved_objects[name].get("class")
         if strict and str(kind).rpartition(".")[2] != type(one).__name__:
-            told = f"a {class_name(one)} is to be loaded; make one of the same kind, or use strict=False"
-            raise CheckpointError(f"the {part} in the checkpoint is a {cut(str(kind), 200)}, and {told}")
-    return [(given[name], node) for name, node in there.items()]
+            conflict = f"a {class_name(one)} is to be loaded; make one of the same kind, or use strict=False"
+            raise CheckpointError(f"the {part} in the checkpoint is a {cut(str(kind), 200)}, and {conflict}")
+    return [(objects[name], node) for name, node in saved_objects.items()]
 
 
-def _find_objects(live: Any, found: Any, where: str) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """The objects in a tree, with the states at their places in the one that was saved."""
+def _find_objects(live: Any, saved: Any, where: str) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+    """Yield the objects with a state in a tree, with the states at the same places in the saved tree."""
     if isinstance(live, torch.Generator):
-        if not isinstance(found, torch.Generator) or live.device != found.device:
+        if not isinstance(saved, torch.Generator) or live.device != saved.device:
             raise CheckpointError(f"{where} is a generator on {live.device}, and the checkpoint has none such there")
-        yield _RandomState(live.get_state, live.set_state), found.get_state(), {}
+        yield _RandomState(live.get_state, live.set_state), saved.get_state(), {}
     elif is_stateful(live):
-        yield live, found, {}
+        yield live, saved, {}
     else:
-        here, saved = _children(live), _children(found)
-        if not here.keys() <= saved.keys():
+        here, children = _children(live), _children(saved)
+        if not here.keys() <= children.keys():
             raise CheckpointError(
-                f"{where} has the keys {shorten(list(here))}, and the checkpoint {shorten(list(saved))}"
+                f"{where} has the keys {shorten(list(here))}, and the checkpoint {shorten(list(children))}"
             )
         for key, each in here.items():
-            yield from _find_objects(each, saved[key], f"{where}/{key}")
+            yield from _find_objects(each, children[key], f"{where}/{key}")
 
 
 def _children(tree: Any) -> dict[Any, Any]:
@@ -322,7 +356,7 @@ class _RandomState(NamedTuple):
 
 
 def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], load_module: Callable[[], None]) -> None:
-    """Load objects, the module last: of it alone is it known beforehand that it fits. If one refuses, all are put back."""
+    """Load objects, and last the module, which is known to fit; if one raises, all are restored."""
     with Guard(deferred=True) as guard:
         try:
             for value, state, options in steps:
@@ -332,14 +366,14 @@ def _apply(steps: list[tuple[Any, Any, dict[str, Any]]], load_module: Callable[[
                 except Exception as error:
                     if isinstance(error, CheckpointError):
                         raise
-                    told = f"{type(error).__name__}: {error}"
-                    raise CheckpointError(f"the {type(value).__name__} refuses its state: {told}") from error
+                    reason = f"{type(error).__name__}: {error}"
+                    raise CheckpointError(f"the {type(value).__name__} refuses its state: {reason}") from error
             load_module()
         except Exception as error:
             failures = guard.restore()
             if failures:
-                told = f"it could not be put back: {'; '.join(map(str, failures))}"
-                raise CheckpointError(f"{error}; and not all of it is as before: {told}") from error
+                reason = f"it could not be put back: {'; '.join(map(str, failures))}"
+                raise CheckpointError(f"{error}; and not all of it is as before: {reason}") from error
             raise
 
 

@@ -1,4 +1,4 @@
-"""Recipes in the YAML that mergekit reads, for the methods that `moduli.merge` has; everything else is refused by name."""
+"""Recipes in mergekit's YAML, for the methods of `moduli.merge`; everything else raises an error that names it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from .._texts import cut, shorten
 from ..merge import MergeError
 from ._basics import CheckpointError, PathLike, has_form
 from ._experts import merge_experts
-from ._merge import merge_files, read_vocabulary
+from ._merge import merge_files
+from ._merge_models import read_vocabulary
 from ._mergekit_numbers import METHODS, RecipeScope, read_options, require
 from ._open import read_bytes
 from ._safetensors import dtype_name
@@ -51,7 +52,7 @@ def _is_slice(value: Any) -> bool:
     return has_form(value, {"sources": [_is_source], "parameters": _is_table}) and bool(value.get("sources"))
 
 
-# What a recipe has, and what to say of anything else in its place.
+# The form of each entry of a recipe, and the hint of the error for any other form.
 _DTYPE: Final = (lambda found: isinstance(found, str) and found in _DTYPES, f"there are {', '.join(_DTYPES)}")
 _FORMS: Final[dict[str, tuple[Any, str]]] = {
     "merge_method": (lambda found: isinstance(found, str) and found in METHODS, f"there are {', '.join(METHODS)}"),
@@ -88,19 +89,19 @@ _EXPERT_FORMS: Final[dict[str, tuple[Any, str]]] = {
     "dtype": _DTYPE,
 }
 EXPERTS: Final = "experts"
-"""What a recipe of mergekit-moe is called."""
+"""The name of recipes of mergekit-moe."""
 
 
 @dataclass(frozen=True)
 class MergeRecipe:
-    """A recipe that was read: what `merge_files` is to be called with.
+    """A recipe that was read: the arguments of `merge_files`.
 
     Attributes:
         recipe: The name of a recipe, or "experts".
         paths: The checkpoints.
         options: The arguments of the recipe.
         dtype: The dtype of the result, or None.
-        slices: The slices of layers of which the result is put together; none if all layers of all checkpoints are merged.
+        slices: The slices of layers that make up the result; none if all layers of all checkpoints are merged.
         template: The chat template of the result, or None.
     """
 
@@ -113,19 +114,19 @@ class MergeRecipe:
 
 
 def merge_recipe(path: PathLike, out: PathLike, *, shard_size: int | None = None, **options: Any) -> MergeRecipe:
-    """Merge what a recipe in mergekit's YAML says.
+    """Merge checkpoints according to a recipe in mergekit's YAML.
 
     Args:
-        path: The recipe. Models in it are paths, as seen from where it is.
-        out: What to write.
+        path: The recipe. Models in it are paths, relative to its directory.
+        out: The result.
         shard_size: As for `merge_files`.
-        **options: Other arguments of `merge_files` or of the recipe; they win over those in the file.
+        **options: Other arguments of `merge_files` or of the recipe; they override those in the file.
 
     Returns:
-        What was done.
+        The recipe.
 
     Raises:
-        MergeError: If the recipe asks for something that there is not here, which is named.
+        MergeError: If the recipe uses a feature that is not supported, which the error names.
         CheckpointError: If the recipe cannot be read, a checkpoint is damaged, or the result cannot be written.
 
     Example:
@@ -148,100 +149,108 @@ def merge_recipe(path: PathLike, out: PathLike, *, shard_size: int | None = None
         >>> io.read(folder / "c.safetensors").module["w"]
         tensor([1., 1.])
     """
-    found = read_recipe(path)
-    options = {"shard_size": shard_size, "dtype": found.dtype, **options}
-    if found.recipe == EXPERTS:
-        merge_experts(found.paths[0], found.paths[1:], out, **{**found.options, **options})
-    elif found.slices or found.template is not None or len(found.paths) < 2:
-        slices = found.slices or [MergeSlice(found.paths, None, found.options)]
-        merge_slices(found.recipe, slices, out, template=found.template, **options)
+    recipe = read_recipe(path)
+    options = {"shard_size": shard_size, "dtype": recipe.dtype, **options}
+    if recipe.recipe == EXPERTS:
+        merge_experts(recipe.paths[0], recipe.paths[1:], out, **{**recipe.options, **options})
+    elif recipe.slices or recipe.template is not None or len(recipe.paths) < 2:
+        slices = recipe.slices or [MergeSlice(recipe.paths, None, recipe.options)]
+        merge_slices(recipe.recipe, slices, out, template=recipe.template, **options)
     else:
-        merge_files(found.recipe, found.paths, out, **{**found.options, **options})
-    return found
+        merge_files(recipe.recipe, recipe.paths, out, **{**recipe.options, **options})
+    return recipe
 
 
 def read_recipe(path: PathLike) -> MergeRecipe:
     """Read a recipe in mergekit's YAML, without merging.
 
     Raises:
-        MergeError: If it asks for something that there is not here.
+        MergeError: If it uses a feature that is not supported.
         CheckpointError: If it cannot be read.
     """
     path = Path(path)
-    found = _parse_yaml(read_bytes(path), f"{str(path)!r}")
+    document = _parse_yaml(read_bytes(path), f"{str(path)!r}")
     try:
-        if isinstance(found, dict) and "experts" in found:
-            return _understand_experts(found, path.parent)
-        return _understand(found, path.parent)
+        if isinstance(document, dict) and "experts" in document:
+            return _understand_experts(document, path.parent)
+        return _understand(document, path.parent)
     except MergeError as error:
         raise MergeError(f"{str(path)!r}: {error}") from None
 
 
-def _understand(found: Any, folder: Path) -> MergeRecipe:
-    experts = isinstance(found, dict) and "experts" in found
+def _understand(document: Any, folder: Path) -> MergeRecipe:
+    """Read a recipe for models or slices of layers."""
+    _check_forms(document)
+    dtype = document.get("out_dtype", document.get("dtype"))
+    recipe, slices = METHODS[document["merge_method"]][0], document.get("slices")
     require(
-        not experts, "it is a recipe of mergekit-moe: experts and gates are not put together here; use that program"
-    )
-    require(isinstance(found, dict) and "merge_method" in found, "it is no recipe: it has no merge_method")
-    for key in found:
-        require(
-            key in _FORMS, f"it has {shorten(key)}, which is not merged here; there are {', '.join(sorted(_FORMS))}"
-        )
-    for key, (form, told) in _FORMS.items():
-        right = found.get(key) is None or has_form(found[key], form)
-        require(right, f"{key} {shorten(found.get(key))} is not here; {told}")
-    dtype = found.get("out_dtype", found.get("dtype"))
-    recipe = METHODS[found["merge_method"]][0]
-    slices, start = found.get("slices"), 0
-    require(
-        slices is None or found.get("models") is None,
+        slices is None or document.get("models") is None,
         "it has models and slices; it is merged of the ones or of the others",
     )
     if slices is None:
-        parts = [_read_part(found, {}, found.get("models") or [], folder, None)]
+        whole = _read_part(document, {}, document.get("models") or [], folder, None)
+        parts, paths, options = [], whole.paths, whole.options
     else:
-        require(bool(slices), "it has no slices")
-        parts = []
-        for each in slices:
-            parts.append(_read_part(found, each.get("parameters") or {}, each["sources"], folder, start))
-            start += each["sources"][0]["layer_range"][1] - each["sources"][0]["layer_range"][0]
-    paths = list(dict.fromkeys(path for part in parts for path in part.paths)) if slices else parts[0].paths
-    _check_tokens(found, paths, folder)
-    template = _choose_template(found.get("chat_template"), paths)
-    options = {} if slices else parts[0].options
-    return MergeRecipe(
-        recipe, paths, options, None if dtype is None else _DTYPES[dtype], parts if slices else [], template
-    )
+        parts, options = _read_slices(document, slices, folder), {}
+        paths = list(dict.fromkeys(path for part in parts for path in part.paths))
+    _check_tokens(document, paths, folder)
+    template = _choose_template(document.get("chat_template"), paths)
+    return MergeRecipe(recipe, paths, options, None if dtype is None else _DTYPES[dtype], parts, template)
 
 
-def _understand_experts(found: dict[str, Any], folder: Path) -> MergeRecipe:
+def _check_forms(document: Any) -> None:
+    """Raise MergeError for entries of a recipe that are unknown or have another form."""
+    require(isinstance(document, dict) and "merge_method" in document, "it is no recipe: it has no merge_method")
+    for key in document:
+        require(
+            key in _FORMS, f"it has {shorten(key)}, which is not merged here; there are {', '.join(sorted(_FORMS))}"
+        )
+    for key, (form, hint) in _FORMS.items():
+        right = document.get(key) is None or has_form(document[key], form)
+        require(right, f"{key} {shorten(document.get(key))} is not here; {hint}")
+
+
+def _read_slices(document: dict[str, Any], slices: list[dict[str, Any]], folder: Path) -> list[MergeSlice]:
+    """Read the slices of layers, which are numbered in their order."""
+    require(bool(slices), "it has no slices")
+    parts, start = [], 0
+    for each in slices:
+        parts.append(_read_part(document, each.get("parameters") or {}, each["sources"], folder, start))
+        first, stop = each["sources"][0]["layer_range"]
+        start += stop - first
+    return parts
+
+
+def _understand_experts(document: dict[str, Any], folder: Path) -> MergeRecipe:
     """Read a recipe of mergekit-moe."""
-    for key in found:
-        told = ", ".join(sorted(_EXPERT_FORMS))
-        require(key in _EXPERT_FORMS, f"it has {shorten(key)}, which is not done for experts here; there are {told}")
-    for key, (form, told) in _EXPERT_FORMS.items():
-        right = has_form(found[key], form) if key in found else key not in ("base_model", "gate_mode", "experts")
-        require(right, f"{key} {shorten(found.get(key))} is not here; {told}")
-    paths = [folder / each for each in (found["base_model"], *(each["source_model"] for each in found["experts"]))]
+    for key in document:
+        hint = ", ".join(sorted(_EXPERT_FORMS))
+        require(key in _EXPERT_FORMS, f"it has {shorten(key)}, which is not done for experts here; there are {hint}")
+    for key, (form, hint) in _EXPERT_FORMS.items():
+        right = has_form(document[key], form) if key in document else key not in ("base_model", "gate_mode", "experts")
+        require(right, f"{key} {shorten(document.get(key))} is not here; {hint}")
+    paths = [
+        folder / each for each in (document["base_model"], *(each["source_model"] for each in document["experts"]))
+    ]
     for each in paths:
         require(each.exists(), f"there is no checkpoint {str(each)!r}; models are paths here, so download it first")
-    options = {"experts_per_token": found.get("experts_per_token", 2)}
-    return MergeRecipe(EXPERTS, paths, options, _DTYPES[found["dtype"]] if "dtype" in found else None)
+    options = {"experts_per_token": document.get("experts_per_token", 2)}
+    return MergeRecipe(EXPERTS, paths, options, _DTYPES[document["dtype"]] if "dtype" in document else None)
 
 
 def _read_part(
-    found: dict[str, Any], more: dict[str, Any], models: list[dict[str, Any]], folder: Path, start: int | None
+    document: dict[str, Any], more: dict[str, Any], models: list[dict[str, Any]], folder: Path, start: int | None
 ) -> MergeSlice:
-    """Read what a slice, or the whole result, is merged of.
+    """Read the models and options of a slice, or of the whole result.
 
     Args:
-        found: The recipe.
-        more: Parameters of the slice; they win over those of the recipe.
+        document: The recipe.
+        more: Parameters of the slice; they override those of the recipe.
         models: The entries of models or sources.
-        folder: Where paths start.
+        folder: The directory to which paths are relative.
         start: The number of the first layer of a slice in the result; None if there are no slices.
     """
-    method, base = found["merge_method"], found.get("base_model")
+    method, base = document["merge_method"], document.get("base_model")
     recipe, defaults = METHODS[method]
     require(recipe not in _BASED or base is not None, f"{method} needs a base_model")
     entries = [each for each in models if each["model"] != base]
@@ -256,24 +265,24 @@ def _read_part(
         require(each.exists(), f"there is no checkpoint {str(each)!r}; models are paths here, so download it first")
     ranges: list[tuple[int, int]] | None = None
     if start is not None:
-        told = f"the base_model {shorten(base)} is in no source of a slice; add it, with its layer_range"
-        require(all("layer_range" in each for each in used), told)
+        missing = f"the base_model {shorten(base)} is in no source of a slice; add it, with its layer_range"
+        require(all("layer_range" in each for each in used), missing)
         ranges = [(each["layer_range"][0], each["layer_range"][1]) for each in used]
         counts = {stop - begin for begin, stop in ranges}
         require(len(counts) == 1, f"the sources of a slice have {sorted(counts)} layers; they must have as many")
     defaults = {**defaults, **({"tasks": True} if first and recipe in _PERHAPS_BASED else {})}
-    shared = {**(found.get("parameters") or {}), **more}
+    shared = {**(document.get("parameters") or {}), **more}
     scope = RecipeScope(paths[0], None if ranges is None else ranges[0], start or 0)
     return MergeSlice(paths, ranges, {**defaults, **read_options(method, shared, entries, scope)})
 
 
-def _check_tokens(found: dict[str, Any], paths: Sequence[Path], folder: Path) -> None:
-    """Raise MergeError if the vocabulary of the result is to be another than that of the first model."""
-    block, source = found.get("tokenizer"), found.get("tokenizer_source")
+def _check_tokens(document: dict[str, Any], paths: Sequence[Path], folder: Path) -> None:
+    """Raise MergeError if the recipe requires another vocabulary than that of the first model."""
+    block, source = document.get("tokenizer"), document.get("tokenizer_source")
     require(block is None or source is None, "it has tokenizer and tokenizer_source")
     if block is not None:
         source = block.get("source", "union")
-    named = found.get("base_model") if source == "base" else source
+    named = document.get("base_model") if source == "base" else source
     wanted = paths[0] if named is None else folder / named
     if wanted == paths[0]:
         return
@@ -283,26 +292,32 @@ def _check_tokens(found: dict[str, Any], paths: Sequence[Path], folder: Path) ->
     if source != "union":
         others = [read_vocabulary(wanted) if wanted.is_dir() else None]
     for other in others:
-        odd = next((token for token in other or {} if here is not None and token not in here), None)
-        told = f"the tokenizer {shorten(source)} has the token {shorten(odd)}, which the first model {str(paths[0])!r} has not"
-        require(
-            odd is None,
-            f"{told}; embeddings have the rows of the first model here: put the model with all tokens first",
-        )
-        same = other == here or source == "union"
-        require(
-            same,
-            f"the tokenizer of {str(wanted)!r} is not that of the first model {str(paths[0])!r}, which decides here",
-        )
+        _check_same_tokens(here, other, source, wanted, paths[0])
+
+
+def _check_same_tokens(here: Any, other: Any, source: Any, wanted: Path, first: Path) -> None:
+    """Raise MergeError if a vocabulary has other tokens than that of the first model."""
+    odd = next((token for token in other or {} if here is not None and token not in here), None)
+    message = (
+        f"the tokenizer {shorten(source)} has the token {shorten(odd)}, which the first model {str(first)!r} has not"
+    )
+    require(
+        odd is None,
+        f"{message}; embeddings have the rows of the first model here: put the model with all tokens first",
+    )
+    require(
+        other == here or source == "union",
+        f"the tokenizer of {str(wanted)!r} is not that of the first model {str(first)!r}, which decides here",
+    )
 
 
 def _choose_template(template: str | None, paths: Sequence[Path]) -> str | None:
-    """Return the text of a chat template: the most common one of the models, or the one that is written out."""
+    """Return the text of a chat template: for "auto" the most common one of the models, otherwise the passed one."""
     if template == "auto":
         texts = [text for path in paths if path.is_dir() and (text := read_template(path)) is not None]
         return Counter(texts).most_common(1)[0][0] if texts else None
-    told = f"chat_template {shorten(template)} is not here; write auto, or the template itself"
-    require(template is None or "{{" in template or "{%" in template, told)
+    message = f"chat_template {shorten(template)} is not here; write auto, or the template itself"
+    require(template is None or "{{" in template or "{%" in template, message)
     return template
 
 
@@ -315,13 +330,13 @@ def _parse_yaml(text: bytes, what: str) -> Any:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def flatten_mapping(self, node: Any) -> None:
-            """Copy the entries of other mappings into one (`<<: *other`), which may double them again and again."""
+            """Copy the entries of other mappings into one (`<<: *other`); limited, because repeated copies grow exponentially."""
             super().flatten_mapping(node)
             if len(node.value) > _MOST_ENTRIES:
                 raise yaml.YAMLError(f"a mapping has more than {_MOST_ENTRIES} entries, with those that it takes over")
 
     try:
         return yaml.load(text, Loader)
-    except Exception as error:  # the loader fails in many ways on numbers and dates that are none
-        told = cut(f"{type(error).__name__}: {error}")
-        raise CheckpointError(f"{what} cannot be read: {told}") from error
+    except Exception as error:  # the loader raises many kinds of errors for malformed numbers and dates
+        reason = cut(f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"{what} cannot be read: {reason}") from error

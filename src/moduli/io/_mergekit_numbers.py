@@ -1,4 +1,4 @@
-"""Parameters of mergekit's YAML as arguments of recipes: by model, by layer, by filter, and as its methods count."""
+"""Parameters of mergekit's YAML as arguments of recipes: by model, layer or filter, and in the units of our recipes."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -11,7 +11,7 @@ from ..merge import RECIPES, MergeError
 from ._files import TensorFiles
 from ._slices import layer_of, rename_layers
 
-# What a method is called here, with the options that make it so, where its defaults are other than ours.
+# The recipe of each method of mergekit, with the options in which mergekit's defaults differ.
 METHODS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "linear": ("linear", {}),
     "slerp": ("slerp", {}),
@@ -34,7 +34,7 @@ METHODS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "ramplus_tl": ("ram", {"r": 0.1, "alpha": 0.2}),
     "passthrough": ("linear", {"normalize": False}),
 }
-# What a parameter is called here; those of models may also be given once for all of them.
+# The argument of each parameter; parameters of models may also be given once for all models.
 _OF_MODELS: Final = {"weight": "weights", "density": "density", "gamma": "gamma", "epsilon": "epsilon"}
 _OF_ALL: Final = {
     "t": "t", "normalize": "normalize", "rescale": "rescale", "lambda": "scale", "select_topk": "density",
@@ -42,11 +42,11 @@ _OF_ALL: Final = {
     "axis": "axis", "threshold": "threshold",
 }  # fmt: skip
 _CALLED: Final = _OF_MODELS | _OF_ALL
-_IGNORED: Final = ("int8_mask", "eps")  # how it computes
+_IGNORED: Final = ("int8_mask", "eps")  # parameters of mergekit's implementation
 
 
 class RecipeScope:
-    """The names that a recipe's numbers are for: those of the first checkpoint, or of a slice of its layers.
+    """The names to which a recipe's numbers apply: those of the first checkpoint, or of a slice of its layers.
 
     Args:
         path: The checkpoint.
@@ -55,7 +55,7 @@ class RecipeScope:
 
     Attributes:
         names: The names in the checkpoint.
-        sizes: How many entries the tensor of each name in the result has.
+        sizes: The number of elements of each tensor in the result, by name.
     """
 
     def __init__(self, path: Path, layers: tuple[int, int] | None, start: int) -> None:
@@ -69,14 +69,21 @@ class RecipeScope:
         self.last = max(map(layer_of, table), default=0) - start
 
     def find_place(self, name: str) -> float:
-        """Where a name is between the first layer, 0, and the last, 1; 0 if it is in none."""
+        """Return the position of a name between the first layer, 0, and the last, 1; 0 if it is in no layer."""
         return max(layer_of(name) - self._start, 0) / max(self.last, 1)
 
 
 def read_options(
     method: str, shared: dict[str, Any], entries: list[dict[str, Any]], scope: RecipeScope
 ) -> dict[str, Any]:
-    """The arguments of a recipe: a list for what models have, and functions of the name for numbers by layer or filter."""
+    """Return the arguments of a recipe: lists for parameters of models, functions of the name for numbers by layer or filter.
+
+    Args:
+        method: The method of mergekit.
+        shared: The parameters of the recipe.
+        entries: The entries of the models, with their own parameters.
+        scope: The names to which the numbers apply.
+    """
     recipe, own = METHODS[method][0], [each.get("parameters") or {} for each in entries]
     if method == "passthrough":
         shared, own = _rename(shared, "scale", "weight"), [_rename(each, "scale", "weight") for each in own]
@@ -86,7 +93,17 @@ def read_options(
     def read(value: Any) -> Any:
         return _number_by_name(value, scope) if isinstance(value, list) else value
 
-    given: dict[str, Any] = {key: read(value) for key, value in shared.items() if key not in (*_OF_MODELS, *_IGNORED)}
+    parameters: dict[str, Any] = {
+        key: read(value) for key, value in shared.items() if key not in (*_OF_MODELS, *_IGNORED)
+    }
+    parameters |= {key: list(map(read, values)) for key, values in _collect_by_model(shared, own).items()}
+    _adapt(method, parameters, len(entries), scope)
+    return _name_arguments(method, parameters)
+
+
+def _collect_by_model(shared: dict[str, Any], own: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the parameters of models, with one value for each model."""
+    collected = {}
     for key in {**_OF_MODELS, **dict.fromkeys(key for part in own for key in part)}:
         values = [part.get(key, shared.get(key)) for part in own]
         if any(value is not None for value in values):
@@ -95,16 +112,21 @@ def read_options(
                 f"the parameter {shorten(key)} of a model is not here; there are {', '.join(_OF_MODELS)}",
             )
             require(None not in values, f"some models have a {key} and some have none")
-            given[key] = [read(value) for value in values]
-    _adapt(method, given, len(entries), scope)
+            collected[key] = values
+    return collected
+
+
+def _name_arguments(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters under the names of the recipe's arguments; raise for those that it does not have."""
+    recipe = METHODS[method][0]
     accepted = signature(RECIPES[recipe]).parameters
     options: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in parameters.items():
         require(key in _CALLED, f"the parameter {shorten(key)} is not here; there are {', '.join(_CALLED)}")
         if _CALLED[key] in accepted:
             options[_CALLED[key]] = value
         else:
-            # What a recipe without such an argument does anyway.
+            # Values that describe what a recipe without such an argument does.
             right = (key, value) in (("normalize", False), ("rescale", recipe == "della"), ("rescale", False))
             require(right, f"{method} has no parameter {shorten(key)} here; remove it")
     return options
@@ -114,32 +136,44 @@ def _rename(table: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     return {new if key == old else key: value for key, value in table.items()}
 
 
-def _adapt(method: str, given: dict[str, Any], count: int, scope: RecipeScope) -> None:
-    """Change parameters whose numbers mean something else in the recipe, in place."""
+def _adapt(method: str, parameters: dict[str, Any], count: int, scope: RecipeScope) -> None:
+    """Convert parameters whose numbers mean something else in the recipe, in place."""
     recipe = METHODS[method][0]
-    if recipe == "task_arithmetic":  # its numbers are the products
-        weights, factor = given.pop("weight", [1.0] * count), given.pop("lambda", 1.0)
-        given["lambda"] = [_product(factor, each) for each in weights]
-    if "epsilon" in given:  # half of what the paper, and the recipe, call so
-        given["epsilon"] = [_product(2, each) for each in given["epsilon"]]
+    if recipe == "task_arithmetic":  # the recipe's scales are the products of both
+        weights, factor = parameters.pop("weight", [1.0] * count), parameters.pop("lambda", 1.0)
+        parameters["lambda"] = [_product(factor, each) for each in weights]
+    if "epsilon" in parameters:  # mergekit's is half of the paper's, and the recipe's
+        parameters["epsilon"] = [_product(2, each) for each in parameters["epsilon"]]
     if recipe == "nuslerp":
-        whole, columns = given.pop("nuslerp_flatten", True), given.pop("nuslerp_row_wise", False)
-        given["axis"] = None if whole else 0 if columns else -1
-    if recipe == "stock" and given.get("filter_wise") is False:
-        del given["filter_wise"]
-    if recipe in ("ties", "breadcrumbs"):  # numbers of entries are rounded down, and ties keeps one
-        least = recipe == "ties"
-        given |= {"density": [_truncate(each, scope, least) for each in given["density"]]} if "density" in given else {}
-    if recipe == "sce" and "select_topk" in given:
-        given["select_topk"] = _truncate(given["select_topk"], scope, 0)
+        whole, columns = parameters.pop("nuslerp_flatten", True), parameters.pop("nuslerp_row_wise", False)
+        parameters["axis"] = None if whole else 0 if columns else -1
+    if recipe == "stock" and parameters.get("filter_wise") is False:
+        del parameters["filter_wise"]
+    _round_shares(recipe, parameters, count, scope)
+
+
+def _round_shares(recipe: str, parameters: dict[str, Any], count: int, scope: RecipeScope) -> None:
+    """Round the numbers of entries of sparse recipes down, as mergekit does, in place."""
+    if recipe in ("ties", "breadcrumbs") and "density" in parameters:
+        least = recipe == "ties"  # which keeps at least one entry
+        parameters["density"] = [_truncate(each, scope, least) for each in parameters["density"]]
+    if recipe == "sce" and "select_topk" in parameters:
+        parameters["select_topk"] = _truncate(parameters["select_topk"], scope, 0)
     if recipe == "breadcrumbs":
-        densities = given.get("density", [1.0] * count)
-        gammas = given.get("gamma", [0.01] * count)
-        given["gamma"] = [_truncate(each, scope, 0, rest) for each, rest in zip(gammas, densities, strict=True)]
+        densities = parameters.get("density", [1.0] * count)
+        gammas = parameters.get("gamma", [0.01] * count)
+        parameters["gamma"] = [_truncate(each, scope, 0, rest) for each, rest in zip(gammas, densities, strict=True)]
 
 
 def _truncate(share: Any, scope: RecipeScope, least: int, rest: Any = 0.0) -> Callable[[str], float]:
-    """Return by name the share of a whole number of entries: at least `least`, and no more than another share leaves."""
+    """Return a function from a name to the share of a whole number of entries.
+
+    Args:
+        share: The share, or a function from a name to it.
+        scope: The names.
+        least: The smallest number of entries.
+        rest: Another share, which limits the number of entries.
+    """
     for each in (share, rest):
         require(callable(each) or _is_number(each), f"{shorten(each)} is no number and no list of numbers")
 
@@ -147,7 +181,7 @@ def _truncate(share: Any, scope: RecipeScope, least: int, rest: Any = 0.0) -> Ca
         wanted, taken = (each(name) if callable(each) else each for each in (share, rest))
         size = scope.sizes.get(name, 0)
         if not size or not 0 <= wanted <= 1:
-            return float(wanted)  # which the recipe refuses in words
+            return float(wanted)  # the recipe raises for shares outside of 0 to 1
         return float(min(max(int(wanted * size), least), size - round(taken * size)) / size)
 
     return find
@@ -158,14 +192,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _product(left: Any, right: Any) -> Any:
-    """The product of two numbers, or of numbers by name."""
+    """Return the product of two numbers, or numbers by name, as a function of the name."""
     for each in (left, right):
         require(callable(each) or _is_number(each), f"{shorten(each)} is no number and no list of numbers")
     return lambda name: prod(each(name) if callable(each) else each for each in (left, right))
 
 
 def _number_by_name(value: list[Any], scope: RecipeScope) -> Callable[[str], float]:
-    """What a gradient over layers, or filters with numbers or gradients, give for each name."""
+    """Return a gradient over layers, or filters with numbers or gradients, as a function of the name."""
     if all(map(_is_number, value)):
         value = [{"value": value}]
     rules: list[tuple[str, list[float]]] = []
@@ -176,8 +210,8 @@ def _number_by_name(value: list[Any], scope: RecipeScope) -> Callable[[str], flo
         points = each["value"] if isinstance(each["value"], list) else [each["value"]]
         require(bool(points) and all(map(_is_number, points)), f"{shorten(points)} is no number and no list of numbers")
         part = "" if each.get("filter") in (None, "*") else each["filter"]
-        told = f"no name of the first model contains the filter {shorten(part)}; correct or remove it"
-        require(any(part in name for name in scope.names), told)
+        unmatched = f"no name of the first model contains the filter {shorten(part)}; correct or remove it"
+        require(any(part in name for name in scope.names), unmatched)
         rules.append((part, [float(point) for point in points]))
     flat = all(len(points) == 1 for _, points in rules)
     require(
@@ -198,7 +232,7 @@ def _number_by_name(value: list[Any], scope: RecipeScope) -> Callable[[str], flo
     return number
 
 
-def require(right: bool, told: str) -> None:
-    """Raise MergeError with a text unless something is right."""
+def require(right: bool, message: str) -> None:
+    """Raise MergeError with a message unless a condition holds."""
     if not right:
-        raise MergeError(told)
+        raise MergeError(message)

@@ -1,4 +1,4 @@
-"""Modules in checkpoints: what a file holds of one, and how it gets into another."""
+"""Modules in checkpoints: collecting a module's content for a file, and matching a file with a module."""
 
 import copy
 from collections import OrderedDict
@@ -37,10 +37,10 @@ _MOST_SHOWN: Final = 6
 
 
 def make_rename(mapping: NameMap | None, names: list[str]) -> Rename:
-    """Return the function that a mapping of names represents.
+    """Return a mapping of names as a function.
 
     Raises:
-        CheckpointError: If part of it is about nothing in the checkpoint, or two names become one.
+        CheckpointError: If a key of the mapping matches nothing in the checkpoint, or two names become one.
     """
     try:
         return layout.make_rename(mapping, names)
@@ -52,11 +52,11 @@ def make_rename(mapping: NameMap | None, names: list[str]) -> Rename:
 
 
 def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a file holds of a module.
+    """Return the content of a module for a file.
 
     Args:
         module: A module, or its state dict.
-        tensors: Where the tensors of extra state go.
+        tensors: Collects the tensors of extra state.
 
     Returns:
         The tensors by name, those with several names once, and the rest as JSON.
@@ -69,54 +69,59 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     if not isinstance(state, Mapping):
         raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module or a state dict")
     tensors.taken.update(name for name in state if isinstance(name, str))
-    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
     extra: dict[str, Any] = {}
     memory: dict[Any, str] = {}
     for name, value in state.items():
-        if not isinstance(name, str):
-            raise CheckpointError(f"{shorten(name)} is not a name: the keys of a state dict are strings")
+        _check_entry(name, value)
         if name.rpartition(".")[2] == EXTRA:
             extra[name] = encode(value, (name,), tensors)
             continue
-        if not isinstance(value, Tensor) or is_lazy(value):
-            raise CheckpointError(
-                f"{shorten(name)} is a {class_name(value)}, not a torch.Tensor of some shape; put it into extra="
-            )
         if value.numel() and not value.is_meta and value.layout is torch.strided:
-            # Tensors are tied if they are the same memory seen the same way.
+            # Tensors are tied if they are the same view of the same memory.
             first = memory.setdefault(memory_of(value), name)
             if first != name:
                 ties[name] = first
                 continue
-        found[name] = value
+        stored[name] = value
     metadata = {path: dict(entry) for path, entry in getattr(state, "_metadata", {}).items()}
     history = [[e.number, e.sentence, sorted(e.added), sorted(e.removed)] for e in events]
-    # Beside the history, so that a version of moduli that knows no times reads the file as well.
+    # Separate from the history, so that older versions of moduli, without times, can read the file.
     times = [[e.when, list(e.where)] for e in events]
-    told = {"ties": ties, "extra_state": extra, "history": history, "edited": times}
+    facts = {"ties": ties, "extra_state": extra, "history": history, "edited": times}
     content: dict[str, Any] = {"metadata": encode(metadata, ("metadata",), tensors)}
-    content |= {key: value for key, value in told.items() if value}
+    content |= {key: value for key, value in facts.items() if value}
     if isinstance(module, nn.Module):
         content |= _describe_module(module)
-    return found, content
+    return stored, content
+
+
+def _check_entry(name: Any, value: Any) -> None:
+    """Raise CheckpointError unless an entry of a state dict is a tensor, or extra state, with a name."""
+    if not isinstance(name, str):
+        raise CheckpointError(f"{shorten(name)} is not a name: the keys of a state dict are strings")
+    if name.rpartition(".")[2] != EXTRA and (not isinstance(value, Tensor) or is_lazy(value)):
+        raise CheckpointError(
+            f"{shorten(name)} is a {class_name(value)}, not a torch.Tensor of some shape; put it into extra="
+        )
 
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
-    """What is told about a module beside its tensors."""
+    """Return the facts about a module that are saved beside its tensors."""
     virtuals: list[str] = []
     policies: dict[str, Any] = {}
     for path, each in module.named_modules():
         declared = {
-            name for base in type(each).__mro__ for name, held in vars(base).items() if isinstance(held, virtual)
+            name for base in type(each).__mro__ for name, value in vars(base).items() if isinstance(value, virtual)
         }
-        live = [held.name for held in vars(each).values() if isinstance(held, VirtualTensor)]
+        live = [value.name for value in vars(each).values() if isinstance(value, VirtualTensor)]
         virtuals += [f"{path}.{name}" if path else name for name in (*sorted(declared), *live)]
         if POLICY in vars(each):
             policies[path] = [list(pair) for pair in vars(each)[POLICY]]
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-    told = {"class": class_name(module), "virtual": virtuals, "policies": policies, "frozen": frozen}
-    return {key: value for key, value in told.items() if value}
+    facts = {"class": class_name(module), "virtual": virtuals, "policies": policies, "frozen": frozen}
+    return {key: value for key, value in facts.items() if value}
 
 
 # -- out of a file -----------------------------------------------------------------------------------------------------
@@ -124,16 +129,16 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
 
 @dataclass
 class Match:
-    """What goes where.
+    """The matching of a checkpoint with a module.
 
     Attributes:
-        taken: The name in the checkpoint by name here.
-        fresh: Names here that keep what they have.
-        dropped: Names of the checkpoint that are not used.
+        taken: For each name in the module that is loaded, the name in the checkpoint.
+        fresh: Names in the module that are not changed.
+        dropped: Names in the checkpoint that are not used.
         converted: Names whose dtypes differ.
-        reorders: How labelled tensors get the order of labels that they have here, by name here.
-        resized: How tensors of a model with other units get those that they have here, by name here.
-        apply: Does it, all or nothing.
+        reorders: The reorderings that give labelled tensors the module's order of labels, by name in the module.
+        resized: The maps from tensors of a model with other units to the module's units, by name in the module.
+        apply: Loads the module, all or nothing.
     """
 
     taken: dict[str, str] = field(default_factory=dict)
@@ -148,67 +153,92 @@ class Match:
 def plan(
     saved: SavedFile, module: nn.Module, mapping: NameMap | None, strict: bool, axes: ModelAxes | None = None
 ) -> Match:
-    """Find out how the module part of a file gets into a module.
+    """Return the matching of a file with a module.
 
     Args:
         saved: The file.
         module: The module.
-        mapping: What names in the file are called in the module.
-        strict: Whether to refuse what does not match.
-        axes: The axes of the module, where it may have other units than the one in the file.
+        mapping: The names in the module for names in the file.
+        strict: Whether mismatches raise.
+        axes: The axes of the module, if it may have other units than the one in the file.
 
     Raises:
         CheckpointError: If names or shapes do not fit.
     """
-    held: Mapping[str, Any] = module.state_dict()
+    current: Mapping[str, Any] = module.state_dict()
     rename = make_rename(mapping, saved.every)
-    added, removed, told = _explain(saved.history, events_of(module))
-    found = Match(dropped=[name for name in saved.every if rename(name) is None])
-    # Owned tensors are found also under their public names, and the other way.
+    added, removed, edits = _explain(saved.history, events_of(module))
+    match = Match(dropped=[name for name in saved.every if rename(name) is None])
+    # Owned tensors match under their public names, in either direction.
     sources = {public_name(new): name for name in saved.every if (new := rename(name)) is not None}
     if axes is not None:
-        found.resized = _find_resized(saved, held, sources, axes)
-    missing: list[str] = []
-    problems: list[str] = []
-    for name, value in held.items():
-        source = sources.pop(public_name(name), None)
-        why = None if source is None or name in found.resized else _compare(saved, source, name, value)
-        if source is not None and why is None:
-            found.taken[name] = source
-            if source not in saved.extra and saved.dtype(source) != value.dtype:
-                found.converted.append(name)
-            continue
-        found.fresh.append(name)
-        if source is None and name not in added:
-            missing.append(name)
-        if source is not None and why is not None:
-            found.dropped.append(source)
-            problems += [why] if name not in added | removed else []
-    gone = set(map(public_name, removed))
-    unexpected = [source for new, source in sources.items() if new not in gone]
-    found.dropped += sources.values()
+        match.resized = _find_resized(saved, current, sources, axes)
+    missing, problems = _match_names(saved, current, sources, match, (added, removed))
+    expected = set(map(public_name, removed))
+    unexpected = [source for new, source in sources.items() if new not in expected]
+    match.dropped += sources.values()
     for names, side in ((unexpected, "checkpoint"), (missing, "module")):
         if names:
             problems.insert(0, f"only the {side} has {list_names(names)}")
     if problems and strict:
         more = f"; and {len(problems) - _MOST_SHOWN} problems more" if len(problems) > _MOST_SHOWN else ""
         raise CheckpointError(
-            f"{saved.path!r} does not fit the {type(module).__name__}: {'; '.join(problems[:_MOST_SHOWN])}{more}. {told}"
+            f"{saved.path!r} does not fit the {type(module).__name__}: {'; '.join(problems[:_MOST_SHOWN])}{more}. {edits}"
             "Say what has another name with mapping=, or load what fits with strict=False"
         )
-    found.apply = lambda: _apply(saved, module, held, found, rename)
-    same = {name: source for name, source in found.taken.items() if name not in found.resized}
-    found.reorders = _find_reorders(saved, held, same)
-    return found
+    match.apply = lambda: _apply(saved, module, current, match, rename)
+    same = {name: source for name, source in match.taken.items() if name not in match.resized}
+    match.reorders = _find_reorders(saved, current, same)
+    return match
+
+
+def _match_names(
+    saved: SavedFile,
+    current: Mapping[str, Any],
+    sources: dict[str, str],
+    match: Match,
+    explained: tuple[frozenset[str], frozenset[str]],
+) -> tuple[list[str], list[str]]:
+    """Match the names of a module with those of a file, and record the result in `match`.
+
+    Args:
+        saved: The file.
+        current: The state dict of the module.
+        sources: The names in the file by public name in the module; matched ones are removed.
+        match: The matching.
+        explained: The names that edits have added, and removed, since the file was written.
+
+    Returns:
+        The names that the file lacks, and other mismatches in words, both without those that edits explain.
+    """
+    added, removed = explained
+    missing: list[str] = []
+    problems: list[str] = []
+    for name, value in current.items():
+        source = sources.pop(public_name(name), None)
+        if source is None:
+            match.fresh.append(name)
+            missing += [name] if name not in added else []
+            continue
+        mismatch = None if name in match.resized else _compare(saved, source, name, value)
+        if mismatch is None:
+            match.taken[name] = source
+            if source not in saved.extra and saved.dtype(source) != value.dtype:
+                match.converted.append(name)
+        else:
+            match.fresh.append(name)
+            match.dropped.append(source)
+            problems += [mismatch] if name not in added | removed else []
+    return missing, problems
 
 
 def _find_resized(
-    saved: SavedFile, held: Mapping[str, Any], sources: Mapping[str, str], axes: ModelAxes
+    saved: SavedFile, current: Mapping[str, Any], sources: Mapping[str, str], axes: ModelAxes
 ) -> dict[str, UnitMap]:
-    """Return how tensors of a file get the units that a module has, by name in the module."""
-    pairs = {name: sources[public_name(name)] for name in held if public_name(name) in sources}
+    """Return the maps from tensors of a file to the units of a module, by name in the module."""
+    pairs = {name: sources[public_name(name)] for name in current if public_name(name) in sources}
     pairs = {name: source for name, source in pairs.items() if source not in saved.extra}
-    here, labels = read_saved_axes(held), {}
+    here, labels = read_saved_axes(current), {}
     for name, source in pairs.items() if here and saved.labels else ():
         ours, theirs = find_saved_axes(name, here), find_saved_axes(source, saved.labels)
         if ours is not None and theirs is not None:
@@ -219,12 +249,12 @@ def _find_resized(
         raise CheckpointError(f"{saved.path!r} is of another model: {error}") from error
 
 
-def _find_reorders(saved: SavedFile, held: Mapping[str, Any], taken: Mapping[str, str]) -> dict[str, Reorder]:
-    """Return how labelled tensors of a checkpoint get the order that they have in a module, for what belongs to them.
+def _find_reorders(saved: SavedFile, current: Mapping[str, Any], taken: Mapping[str, str]) -> dict[str, Reorder]:
+    """Return the reorderings that give labelled tensors of a checkpoint the order of a module; optimizer states follow them.
 
-    Labels that differ are left to the module, which refuses them when it is loaded.
+    Labels that differ are left to the module, which raises when it is loaded.
     """
-    here = read_saved_axes(held)
+    here = read_saved_axes(current)
     reorders: dict[str, Reorder] = {}
     for name, source in taken.items() if here and saved.labels else ():
         ours, theirs = find_saved_axes(name, here), find_saved_axes(source, saved.labels)
@@ -240,34 +270,34 @@ def _find_reorders(saved: SavedFile, held: Mapping[str, Any], taken: Mapping[str
 
 
 def _explain(saved: list[Event], here: list[Event]) -> tuple[frozenset[str], frozenset[str], str]:
-    """What the edits made since a checkpoint was written explain: names added, names removed, and the edits in words."""
+    """Return the names that edits since a checkpoint was written have added, and removed, and the edits in words."""
     if here[: len(saved)] == saved:
-        since, told = here[len(saved) :], "Edits since it was written"
+        since, relation = here[len(saved) :], "Edits since it was written"
     elif saved[: len(here)] == here:
-        since, told = saved[len(here) :], "The checkpoint is newer; make its edits here first"
+        since, relation = saved[len(here) :], "The checkpoint is newer; make its edits here first"
     else:
         return frozenset(), frozenset(), "The checkpoint and the module have had different edits. "
-    words = f"{told}: {_list_events(since)}. " if since else ""
+    words = f"{relation}: {_list_events(since)}. " if since else ""
     explained = since if len(here) > len(saved) else []
     added, removed = ([event.added for event in explained], [event.removed for event in explained])
     return frozenset().union(*added), frozenset().union(*removed), words
 
 
 def _list_events(events: list[Event]) -> str:
-    """Return edits in words, the first few of them."""
+    """Return the first few edits in words."""
     more = len(events) - _MOST_SHOWN
-    told = "; ".join(f"version {event.number}: {cut(event.sentence, 200)}" for event in events[:_MOST_SHOWN])
-    return told + (f"; and {more} more" if more > 0 else "")
+    text = "; ".join(f"version {event.number}: {cut(event.sentence, 200)}" for event in events[:_MOST_SHOWN])
+    return text + (f"; and {more} more" if more > 0 else "")
 
 
 def _compare(saved: SavedFile, source: str, name: str, value: Any) -> str | None:
-    """Why what a checkpoint has does not fit what a module has, or None."""
+    """Return the mismatch of an entry of a checkpoint and one of a module, in words; None if they match."""
     if (source in saved.extra) != (name.rpartition(".")[2] == EXTRA):
         return f"{shorten(name)} is a tensor on one side only"
     if source in saved.extra:
         return None
     dtype, shape, here = saved.dtype(source), saved.shape(source), tuple(value.shape)
-    # Named axes may be in another order, which the module puts right.
+    # Named axes may be in another order, which loading the module aligns.
     same = sorted(shape) == sorted(here) if public_name(source) in saved.labels else shape == here
     if same and _convertible(dtype, value.dtype):
         return None
@@ -275,7 +305,7 @@ def _compare(saved: SavedFile, source: str, name: str, value: Any) -> str | None
 
 
 def _convertible(saved: torch.dtype, here: torch.dtype) -> bool:
-    """Whether values of a dtype may become those of another: numbers keep their kind, or become a wider one."""
+    """Whether values of a dtype may be converted to another: within floats, complex numbers or integers, or to complex."""
     if saved == here:
         return True
     if saved.is_complex or here.is_complex:
@@ -283,25 +313,25 @@ def _convertible(saved: torch.dtype, here: torch.dtype) -> bool:
     return saved.is_floating_point == here.is_floating_point and torch.bool not in (saved, here)
 
 
-def _apply(saved: SavedFile, module: nn.Module, held: Mapping[str, Any], found: Match, rename: Rename) -> None:
+def _apply(saved: SavedFile, module: nn.Module, current: Mapping[str, Any], match: Match, rename: Rename) -> None:
     state: OrderedDict[str, Any] = OrderedDict()
-    for name, value in held.items():
-        source = found.taken.get(name)
+    for name, value in current.items():
+        source = match.taken.get(name)
         if source is None:
             state[name] = value
         elif source in saved.extra:
             state[name] = saved.decode(saved.extra[source])
-        elif name in found.resized:
-            state[name] = found.resized[name].resize_state(saved[source].to(value.dtype), value)
+        elif name in match.resized:
+            state[name] = match.resized[name].resize_state(saved[source].to(value.dtype), value)
         else:
             state[name] = cut_like(saved[source], value)
-    own = getattr(held, "_metadata", {})
-    state._metadata = _rename_metadata(saved, own, found, rename)  # type: ignore[attr-defined]
+    own = getattr(current, "_metadata", {})
+    state._metadata = _rename_metadata(saved, own, match, rename)  # type: ignore[attr-defined]
     try:
         load_all_or_nothing(module, state, lambda: module.load_state_dict(state))
-    except Exception as error:  # torch's, or that of a hook: the module is as it was in any case
+    except Exception as error:  # of torch, or of a hook: the module is restored in any case
         raise CheckpointError(f"the {type(module).__name__} refuses the checkpoint: {error}") from error
-    # Saved policies for buffers that are there, of modules without policies of their own.
+    # Saved policies apply to existing buffers of modules without their own policies.
     for path, each in module.named_modules():
         names = [name for name, _ in each.named_buffers()]
         for pattern, policy in [] if POLICY in vars(each) else saved.part.get("policies", {}).get(path, []):
@@ -309,16 +339,16 @@ def _apply(saved: SavedFile, module: nn.Module, held: Mapping[str, Any], found: 
                 buffer_policy(each, policy, pattern)
 
 
-def _rename_metadata(saved: SavedFile, own: Mapping[str, Any], found: Match, rename: Rename) -> Any:
-    """The metadata of a checkpoint under the names that its tensors have here."""
-    if not found.fresh and not found.resized and all(name == source for name, source in found.taken.items()):
+def _rename_metadata(saved: SavedFile, own: Mapping[str, Any], match: Match, rename: Rename) -> Any:
+    """Return the metadata of a checkpoint under the names of the module."""
+    if not match.fresh and not match.resized and all(name == source for name, source in match.taken.items()):
         return OrderedDict(saved.metadata)
     result: OrderedDict[str, Any] = OrderedDict((path, copy.deepcopy(dict(entry))) for path, entry in own.items())
     for entry in result.values():
         entry.pop(CONFIG, None)
-    for name, source in found.taken.items():
-        if name in found.resized:
-            continue  # it has the labels that it has here
+    for name, source in match.taken.items():
+        if name in match.resized:
+            continue  # resized tensors have the module's labels
         (path, _, key), old_path = public_name(name).rpartition("."), source.rpartition(".")[0]
         entry, old = result.setdefault(path, {}), saved.metadata.get(old_path, {})
         entry.update({k: v for k, v in old.items() if k not in (LABELS, CONFIG)})
@@ -328,9 +358,11 @@ def _rename_metadata(saved: SavedFile, own: Mapping[str, Any], found: Match, ren
             labels[key] = saved.labels[public_name(source)]
     for path, entry in saved.metadata.items():
         if CONFIG in entry and path in result:
-            prefix = f"{path}." if path else ""
-            names = ((rename(prefix + name), values) for name, values in entry[CONFIG].items())
-            result[path][CONFIG] = {
-                new.removeprefix(prefix): values for new, values in names if new is not None and new.startswith(prefix)
-            }
+            result[path][CONFIG] = _rename_configs(entry[CONFIG], f"{path}." if path else "", rename)
     return result
+
+
+def _rename_configs(configs: Mapping[str, Any], prefix: str, rename: Rename) -> dict[str, Any]:
+    """Return configurations under the new names of their parameters; those that leave their module are dropped."""
+    names = ((rename(prefix + name), values) for name, values in configs.items())
+    return {new.removeprefix(prefix): values for new, values in names if new is not None and new.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""Opening files: descriptors that no interrupt leaks, and regular files only.
+"""Opening regular files, without leaking a descriptor if an interrupt arrives at any instant.
 
-Python raises `KeyboardInterrupt` between two instructions, so between `os.open` and the assignment of its result, or between
-`finally` and the call in it that is a Python function. Here a descriptor is put into a list, and taken out of it and closed,
+Python may raise `KeyboardInterrupt` between any two instructions: between `os.open` and the assignment of its result, or between
+`finally` and a Python function called in it. Here a descriptor is opened into a list, and closed from it,
 by one call each that runs no Python code.
 """
 
@@ -23,7 +23,7 @@ _KINDS: Final = {
 _READ: Final = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"))
 
 exhaust: Final = deque[object](maxlen=0).extend
-"""Run an iterator to its end. Of a `map` of a function in C, this is one step for whatever interrupts."""
+"""Run an iterator to its end. For a `map` of a C function, no interrupt can arrive in between."""
 
 
 def use_descriptor(work: Callable[[int], T], path: PathLike, flags: int, mode: int = 0o666) -> T:
@@ -35,11 +35,11 @@ def use_descriptor(work: Callable[[int], T], path: PathLike, flags: int, mode: i
         flags: As for `os.open`.
         mode: As for `os.open`.
     """
-    held: list[int] = []
-    opening, closing = map(os.open, (path,), (flags,), (mode,)), map(os.close, held)
+    descriptors: list[int] = []
+    opening, closing = map(os.open, (path,), (flags,), (mode,)), map(os.close, descriptors)
     try:
-        held.extend(opening)
-        return work(held[0])
+        descriptors.extend(opening)
+        return work(descriptors[0])
     finally:
         exhaust(closing)
 
@@ -53,7 +53,7 @@ def read_regular(work: Callable[[int], T], path: PathLike) -> T:
 
     Raises:
         OSError: If it cannot be opened, or is a directory.
-        CheckpointError: If it is a pipe, a device or a socket. It does not wait for what may come out of one.
+        CheckpointError: If it is a pipe, a device or a socket; nothing waits for their data.
     """
 
     def check(descriptor: int) -> T:
@@ -61,8 +61,8 @@ def read_regular(work: Callable[[int], T], path: PathLike) -> T:
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if kind != stat.S_IFREG:
-            told = f"is {_KINDS.get(kind, 'something else')}, not a regular file"
-            raise CheckpointError(f"{os.fspath(path)!r} {told}; copy what comes out of it into a file first")
+            kind_text = f"is {_KINDS.get(kind, 'something else')}, not a regular file"
+            raise CheckpointError(f"{os.fspath(path)!r} {kind_text}; copy what comes out of it into a file first")
         return work(descriptor)
 
     return use_descriptor(check, path, _READ)
@@ -90,7 +90,7 @@ def read_bytes(path: PathLike) -> bytes:
 
 
 def _read_all(descriptor: int) -> bytes:
-    # `use_descriptor` closes the descriptor, so that there is no object that could be collected unclosed.
+    # `use_descriptor` closes the descriptor, so the file object must not.
     with open(descriptor, "rb", closefd=False) as file:
         return file.read()
 

@@ -1,4 +1,4 @@
-"""Reading a file: everything is checked before anything is believed, and no code in it is run."""
+"""`SavedFile`: an open checkpoint, checked before it is used; above 400 lines because half of them are docstrings."""
 
 import mmap
 import os
@@ -53,7 +53,7 @@ _FORM: Final = {
 
 
 class TensorMapping(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for; `held` has the names, and looking for one reads nothing.
+    """A mapping of tensors by name, each read when it is indexed; iteration and `in` read nothing.
 
     Args:
         held: The names, in order.
@@ -75,7 +75,7 @@ class TensorMapping(Mapping[str, Tensor]):
 class SavedFile(TensorMapping):
     """An open file with everything in it; as a mapping, the tensors of its module.
 
-    The file is mapped, so tensors are read from the disk when their values are looked at. They are views of a private
+    The file is memory-mapped, so tensors are read from the disk when their values are used. They are views of a private
     mapping: writing into one does not change the file.
 
     Args:
@@ -83,7 +83,7 @@ class SavedFile(TensorMapping):
 
     Raises:
         OSError: If it cannot be opened.
-        DamagedFileError: If it is not a safetensors file from its first byte to its last, or what it says makes no sense.
+        DamagedFileError: If it is not a valid safetensors file, or its content is inconsistent.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -91,15 +91,15 @@ class SavedFile(TensorMapping):
         self.slots: dict[str, Any] = {}
         self._cache: dict[str, Tensor] = {}
         with name_file(self.path):
-            found = self._open()
-            self.ours, self.content = found is not None, found or {}
+            content = self._open()
+            self.ours, self.content = content is not None, content or {}
             self._read_module()
         super().__init__([*self.names, *self.ties])
-        # Where a state dict has its labels.
+        # Labels are in the same attribute as in a state dict.
         self._metadata = OrderedDict(self.metadata)
 
     def _open(self) -> dict[str, Any] | None:
-        """Read the header and map the file; returns what it says beside its tensors, None if it is not ours."""
+        """Read the header and map the file; return its content beside tensors, None if this library did not write it."""
 
         def read(descriptor: int) -> dict[str, Any] | None:
             self.size = os.fstat(descriptor).st_size
@@ -128,7 +128,7 @@ class SavedFile(TensorMapping):
             raise CheckpointError(
                 f"{self.path!r} has format {version}, and this version of moduli reads formats up to {FORMAT}; upgrade it"
             )
-        # Arrays and generators are copies: a small file could ask for any memory by many of one tensor.
+        # Arrays and generators are copied: many of one tensor in a small file could need any amount of memory.
         twice = find_twice(tensor_names(content, ("$generator", "$array")))
         if twice is not None:
             raise DamagedFileError(f"two arrays in it are made of the tensor {shorten(twice)}")
@@ -147,7 +147,7 @@ class SavedFile(TensorMapping):
         self.part = part = self.content.get("module", {})
         self.extra: dict[str, Any] = part.get("extra_state", {})
         others = set(tensor_names([value for key, value in self.content.items() if key != "module"]))
-        # The tensors of extra state and metadata, which belong to the module and have no name in its state dict.
+        # The tensors of extra state and metadata, which belong to the module but have no name in its state dict.
         self.carried = list(dict.fromkeys(tensor_names([self.extra, part.get("metadata")])))
         for name in self.carried:
             self.slot(name)
@@ -163,47 +163,46 @@ class SavedFile(TensorMapping):
 
     @cached_property
     def history(self) -> list[Event]:
-        """The edits that the species of the module had had."""
+        """The edits of the module's species."""
         entries = self.part.get("history", [])
         edited = self.part.get("edited", [(None, ())] * len(entries))
         if len(edited) != len(entries):
             raise self.damaged("it says when edits were made, but not of all")
         return [
-            Event(number, told, frozenset(added), frozenset(removed), tuple(where), when)
-            for (number, told, added, removed), (when, where) in zip(entries, edited, strict=True)
+            Event(number, sentence, frozenset(added), frozenset(removed), tuple(where), when)
+            for (number, sentence, added, removed), (when, where) in zip(entries, edited, strict=True)
         ]
 
     def _read_labels(self) -> dict[str, list[dict[str, Any]]]:
-        """The axes of labelled tensors by public name, checked.
+        """Return the axes of labelled tensors by public name, after checking them.
 
         Raises:
-            DamagedFileError: If they are malformed, or not as many as their axes are long: a range may claim any number
-                without writing it.
+            DamagedFileError: If they are malformed, or their numbers are not the sizes of axes (a range may claim any number).
         """
         if not has_form(self.metadata, {str: {LABELS: {str: [_is_axis]}, CONFIG: {str: dict}}}):
             raise DamagedFileError("its metadata, labels or configurations are malformed")
         shapes = {public_name(name): self.shape(name) for name in [*self.names, *self.ties]}
-        found: dict[str, list[dict[str, Any]]] = {}
+        labels: dict[str, list[dict[str, Any]]] = {}
         for path, entry in self.metadata.items():
             for name, axes in entry.get(LABELS, {}).items():
                 place = f"{path}.{name}" if path else name
                 counts = [_count_labels(axis) for axis in axes]
-                # What is not in the file, as buffers that are not persistent, is not loaded either.
+                # Tensors that are not in the file, such as non-persistent buffers, are not loaded, so any sizes are accepted.
                 shape = shapes.get(place, counts)
                 pairs = zip(counts, shape, strict=False)
                 if len(counts) != len(shape) or any(count not in (None, size) for count, size in pairs):
                     raise DamagedFileError(
                         f"the labels of {shorten(name)} are not those of a tensor of shape {shorten(shape)}"
                     )
-                found[place] = axes
-        return found
+                labels[place] = axes
+        return labels
 
     def damaged(self, why: str) -> DamagedFileError:
-        """The error to raise, with the name of the file."""
+        """Return an error with the name of the file."""
         return DamagedFileError(f"{self.path!r} is not a checkpoint, or was damaged: {why}")
 
     def slot(self, name: str) -> Any:
-        """Where a tensor is.
+        """Return the slot of a tensor.
 
         Raises:
             DamagedFileError: If there is none of this name.
@@ -213,7 +212,7 @@ class SavedFile(TensorMapping):
         return self.slots[name]
 
     def source(self, name: str) -> str:
-        """The name under which the tensor of a name is in the file."""
+        """Return the name under which a tensor is stored: for a tied name that of the first one."""
         return self.ties.get(name, name)
 
     @property
@@ -222,23 +221,23 @@ class SavedFile(TensorMapping):
         return [*self, *self.extra]
 
     def require(self, part: str) -> None:
-        """Refuse to load a part that is not in the file."""
+        """Raise CheckpointError if the file lacks a part."""
         if part not in self.content:
             has = [each for each in ("module", *PARTS, "extra", "rng") if each in self.content] or ["tensors"]
             raise CheckpointError(f"{self.path!r} has no {part}; it has {', '.join(has)}")
 
     def objects(self, part: str) -> dict[str | None, dict[str, Any]]:
-        """What the file says of the objects of a part, by name; under None if there is one, without a name."""
-        found = self.content.get(part, {})
-        many: dict[str | None, dict[str, Any]] = found.get("many", {None: found} if found else {})
+        """Return the entries of the objects of a part, by name; under None if there is one, without a name."""
+        node = self.content.get(part, {})
+        many: dict[str | None, dict[str, Any]] = node.get("many", {None: node} if node else {})
         return many
 
     def decode(self, node: Any) -> Any:
-        """The tree that JSON of the file stands for."""
+        """Return JSON of the file as the tree that it encodes."""
         return decode(node, self.copy)
 
     def checksums(self) -> dict[str, int] | None:
-        """The checksums that the file holds, by name; None if it holds none."""
+        """Return the checksums in the file, by name; None if it has none."""
         metadata = self.header.metadata
         text = metadata.get(CHECKSUMS, metadata.get(OLD_CHECKSUMS))
         if text is None or not self.ours:
@@ -249,7 +248,7 @@ class SavedFile(TensorMapping):
         return {name: int(text[width * at : width * at + width], 16) for at, name in enumerate(self.slots)}
 
     def compare(self, names: Iterable[str]) -> bool:
-        """Compare tensors with their checksums; returns whether there are any.
+        """Compare tensors with their checksums; return whether the file has checksums.
 
         Raises:
             DamagedFileError: If one differs.
@@ -261,19 +260,19 @@ class SavedFile(TensorMapping):
         data, start = memoryview(self._map), self.header.start
         parts = [data[start + slot.begin : start + slot.end] for slot in map(self.slot, names)]
         new = CHECKSUMS in self.header.metadata
-        found = checksums_of(parts) if new else [zlib.crc32(part) for part in parts]
-        for name, checksum in zip(names, found, strict=True):
+        new_sums = checksums_of(parts) if new else [zlib.crc32(part) for part in parts]
+        for name, checksum in zip(names, new_sums, strict=True):
             if checksum != sums[name]:
                 raise self.damaged(f"the bytes of {shorten(name)} do not have the checksum that was written with them")
         return True
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor."""
-        found: torch.dtype = self.slots[self.source(name)].dtype
-        return found
+        """Return the dtype of a tensor."""
+        kind: torch.dtype = self.slots[self.source(name)].dtype
+        return kind
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
+        """Return the shape of a tensor."""
         return tuple(self.slots[self.source(name)].shape)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -281,18 +280,18 @@ class SavedFile(TensorMapping):
         slot = self.slot(name)
         offset = self.header.start + slot.begin
         if slot.end == slot.begin:
-            found = torch.empty(slot.shape, dtype=slot.dtype)
+            tensor = torch.empty(slot.shape, dtype=slot.dtype)
         else:
             raw = torch.frombuffer(self._map, dtype=torch.uint8, count=slot.end - slot.begin, offset=offset)
-            # Torch reads numbers by instructions that need them aligned, and crashes if they are not.
+            # Torch uses instructions that crash for unaligned numbers.
             aligned = offset % slot.dtype.itemsize == 0
-            found = (raw if aligned else raw.clone()).view(slot.dtype).view(slot.shape)
-        if slot.dtype is torch.bool and found.numel() and int(found.view(torch.uint8).max()) > 1:
+            tensor = (raw if aligned else raw.clone()).view(slot.dtype).view(slot.shape)
+        if slot.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
             raise self.damaged(f"{shorten(name)} has truth values that are neither true nor false")
-        return found
+        return tensor
 
     def forget(self, name: str) -> None:
-        """Let the system take back the memory of a tensor that was read; it is read again where it is looked at again."""
+        """Release the memory of a tensor that was read; it is read from the file again when it is used."""
         slot, page = self.slots[self.source(name)], mmap.PAGESIZE
         start = (self.header.start + slot.begin) // page * page
         length = self.header.start + slot.end - start
@@ -300,7 +299,7 @@ class SavedFile(TensorMapping):
             self._map.madvise(mmap.MADV_DONTNEED, start, length)
 
     def copy(self, name: str) -> Tensor:
-        """A tensor in memory of its own; the same one each time."""
+        """Return a copy of a tensor in memory; the same object at every call."""
         name = self.source(name)
         if name not in self._cache:
             self._cache[name] = self[name].clone()
@@ -308,18 +307,18 @@ class SavedFile(TensorMapping):
 
 
 class TensorFile(SavedFile):
-    """The tensors of the module in a safetensors file, each read when it is asked for.
+    """The tensors of the module in a safetensors file, each read when it is indexed.
 
     It can be used like a state dict, also by the recipes of `moduli.merge`, without having all of it in memory. A tensor
-    is a view of the file as it was when it was opened; writing into one does not change the file.
+    is a view of the file at the time it was opened; writing into one does not change the file.
 
     Args:
-        path: The file: a checkpoint of ours, or any safetensors file.
+        path: A checkpoint, or any safetensors file.
         checksums: Whether to compare all tensors with their checksums first, which reads the whole file once.
 
     Attributes:
         path: The file.
-        ties: Names that stand for the tensor of another name, by name.
+        ties: For each tied name, the name under which its tensor is stored.
 
     Raises:
         OSError: If the file cannot be opened.
@@ -343,7 +342,7 @@ class TensorFile(SavedFile):
             self.verify()
 
     def verify(self) -> bool:
-        """Compare all tensors with their checksums; returns whether there are any.
+        """Compare all tensors with their checksums; return whether the file has checksums.
 
         Raises:
             DamagedFileError: If one differs.
@@ -359,7 +358,7 @@ class TensorFile(SavedFile):
         return self.compare([*self.names, *self.carried])
 
     def meta(self, name: str) -> Tensor:
-        """A tensor of the shape and dtype of another, without its values: nothing is read.
+        """Return a meta tensor with the shape and dtype of a name, without reading it.
 
         Example:
             >>> import os, tempfile, torch
@@ -376,7 +375,7 @@ class TensorFile(SavedFile):
 
 
 def is_label_table(labels: Any) -> bool:
-    """Whether something has the form of labels in a file: axes by public name, by the path of the module."""
+    """Whether a value has the form of labels in a file: axes by public name, by the path of the module."""
     return has_form(labels, {str: {str: [_is_axis]}})
 
 
@@ -386,7 +385,7 @@ def _count_labels(axis: dict[str, Any]) -> int | None:
 
 
 def _is_axis(axis: Any) -> bool:
-    """Whether it is an axis: with a name, or None for it, and perhaps labels or a range."""
+    """Whether a value has the form of an axis: a name or None, and optionally labels or a range."""
     if not has_form(axis, {"labels": [_is_label], "range": (_is_small, _is_small, _is_small)}):
         return False
     return isinstance(axis.get("name", 0), str | None) and axis.get("range", [1])[-1] != 0
@@ -397,7 +396,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _is_label(label: Any) -> bool:
-    """Whether a value can be a label: one that can be hashed, compared and printed."""
+    """Whether a value can be a label: plain, so that it can be hashed, compared and printed."""
     if isinstance(label, list | tuple | frozenset):
         return all(map(_is_label, label))
     return label is None or isinstance(label, str | bytes | int | float | complex | np.generic)

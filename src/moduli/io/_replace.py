@@ -1,8 +1,8 @@
-"""Taking the place of a file in one instant: a new file is written beside the old one, synced, and renamed.
+"""Replacing a file atomically: a new file is written beside the old one, synced, and renamed.
 
-An interrupt at any instant leaves neither a descriptor nor a temporary file. What a writer that was killed left behind is
-removed by the next one in that directory: a temporary file has a name that no other program makes, and is locked as long as
-its writer lives.
+An interrupt at any instant leaves neither a descriptor nor a temporary file. Temporary files of killed writers are
+removed by the next writer in that directory: they have names that no other program makes, and are locked as long as
+their writers live.
 """
 
 import errno
@@ -22,7 +22,7 @@ from ._open import exhaust, use_descriptor
 fcntl: Any
 try:
     import fcntl
-except ImportError:  # only Unix has it; elsewhere what a killed writer left behind is not swept up
+except ImportError:  # only Unix has it; elsewhere temporary files of killed writers are not removed
     fcntl = None
 
 
@@ -33,16 +33,16 @@ _FOUND: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | ge
 
 
 def replace_file(path: PathLike, write: Callable[[int], None], fsync: bool = True) -> None:
-    """Write a new file that takes the place of another at the end, and leaves no trace if that fails.
+    """Write a new file that replaces another at the end, and is removed if writing fails.
 
     Args:
         path: The file to replace, or a new name.
-        write: Writes the content to the descriptor that it is called with.
+        write: Called with a descriptor, writes the content to it.
         fsync: Whether to wait for the disk.
 
     Raises:
-        CheckpointError: If it cannot be written, or there is something that is no regular file. The old one is unchanged,
-            unless the error says that it was replaced: what failed then came after the renaming.
+        CheckpointError: If it cannot be written, or the path is no regular file. The old one is unchanged,
+            unless the error says that it was replaced: the failure came after the renaming then.
     """
     replaced = False
     try:
@@ -51,11 +51,11 @@ def replace_file(path: PathLike, write: Callable[[int], None], fsync: bool = Tru
         name = Path()
 
         def fill(descriptor: int) -> bool:
-            """Write and rename the file; returns False if a sweep came between creating and locking it."""
+            """Write and rename the file; return False if another writer removed it between creating and locking."""
             nonlocal replaced
             if not _lock(descriptor):
                 return False
-            if mode is not None:  # beside what it was created with there is what the umask took away
+            if mode is not None:  # at creation, the umask removed permissions
                 os.chmod(name, mode)
             write(descriptor)
             if fsync:
@@ -63,7 +63,7 @@ def replace_file(path: PathLike, write: Callable[[int], None], fsync: bool = Tru
             try:
                 os.replace(name, target)
             except OSError:
-                # The reply of a server may be lost after it has renamed the file.
+                # A network file system may have renamed the file although its reply was lost.
                 replaced = _is_at(target, descriptor)
                 raise
             replaced = True
@@ -78,7 +78,7 @@ def replace_file(path: PathLike, write: Callable[[int], None], fsync: bool = Tru
                 try:  # noqa: SIM105 - an interrupt could come between entering a block of Python and the call
                     exhaust(removing)
                 except OSError:
-                    pass  # it was renamed, or never made
+                    pass  # it was renamed, or never created
         if fsync:
             sync_directory(target.parent)
     except OSError as error:
@@ -86,11 +86,11 @@ def replace_file(path: PathLike, write: Callable[[int], None], fsync: bool = Tru
 
 
 def replace_directory(path: PathLike, fill: Callable[[Path], None], fsync: bool = True) -> None:
-    """Write a new directory that gets its name at the end, and leaves no trace if that fails.
+    """Write a new directory that gets its name at the end, and is removed if writing fails.
 
     Args:
         path: A new name, or that of an empty directory.
-        fill: Writes files into the directory that it is called with.
+        fill: Called with a directory, writes files into it.
         fsync: Whether to wait for the disk.
 
     Raises:
@@ -109,7 +109,7 @@ def replace_directory(path: PathLike, fill: Callable[[Path], None], fsync: bool 
                 if not _lock(descriptor):
                     return
             except OSError:
-                pass  # a file system that does not lock directories; none of them is swept up there
+                pass  # the file system does not lock directories; they are not removed after a killed writer there
             fill(folder)
             if fsync:
                 os.fsync(descriptor)
@@ -133,7 +133,7 @@ def write_bytes(path: PathLike, data: bytes, *, fsync: bool = True) -> None:
     """Write a file, all of it or nothing.
 
     Args:
-        path: Where to. What is there already is replaced in one instant.
+        path: The file, which is replaced atomically if it exists.
         data: The whole content.
         fsync: Whether to wait for the disk.
 
@@ -157,7 +157,7 @@ def write_bytes(path: PathLike, data: bytes, *, fsync: bool = True) -> None:
 
 
 def make_directory(path: PathLike) -> None:
-    """Make a directory and those above it that are missing, and wait until the disk has all of their names."""
+    """Make a directory and its missing parents, and wait until the disk has all of their names."""
     new = [each for each in (Path(path), *Path(path).parents) if not each.exists()]
     Path(path).mkdir(parents=True, exist_ok=True)
     for each in reversed(new):
@@ -165,7 +165,7 @@ def make_directory(path: PathLike) -> None:
 
 
 def find_unfinished(directory: PathLike) -> list[Path]:
-    """Return the files and directories in a directory that writers have begun: those with names that are made here."""
+    """Return the temporary files and directories of writers in a directory."""
     matches = [match for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
     return [Path(directory, match[0]) for match in matches if match[2] == _mark(match[1])]
 
@@ -182,13 +182,13 @@ def _find_target(path: PathLike) -> tuple[Path, int | None]:
     Raises:
         OSError: If it is no regular file.
     """
-    # A link stays a link: the file it leads to is replaced.
+    # A link stays a link: its target is replaced.
     target = Path(os.path.realpath(path))
     try:
         mode = os.lstat(target).st_mode
     except FileNotFoundError:
         return target, None
-    if stat.S_ISLNK(mode):  # which cannot be followed
+    if stat.S_ISLNK(mode):  # `realpath` could not resolve it
         raise OSError(errno.ELOOP, "it is a symbolic link that leads back to itself; remove it, or give another name")
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a directory")
@@ -198,11 +198,11 @@ def _find_target(path: PathLike) -> tuple[Path, int | None]:
 
 
 def _explain(path: PathLike, error: OSError, replaced: bool) -> CheckpointError:
-    """Return the error to raise for one of the system, which says whether the old file is still there."""
+    """Return the CheckpointError for an OSError, which says whether the old file is still there."""
     why = error.strerror or error
     if replaced:
-        told = f"was replaced by the new one, and then came an error: {why}; it may not survive a loss of power: save again"
-        return CheckpointError(f"{os.fspath(path)!r} {told}")
+        event = f"was replaced by the new one, and then came an error: {why}; it may not survive a loss of power: save again"
+        return CheckpointError(f"{os.fspath(path)!r} {event}")
     return CheckpointError(f"cannot write {os.fspath(path)!r}: {why}; what was there before is unchanged")
 
 
@@ -224,16 +224,16 @@ def _mark(token: str) -> str:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a new file for as long as its writer lives; returns whether it still has a name."""
+    """Lock a new file for as long as its writer lives; return whether it still has a name."""
     if fcntl is None:
         return True
-    # A sweep takes files that no process has locked; it may have come between creating and locking.
+    # A sweep removes unlocked files, possibly between creating and locking.
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return os.fstat(descriptor).st_nlink > 0
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what writers that were killed have left behind."""
+    """Remove the temporary files and directories of killed writers."""
     if fcntl is None:
         return
     for name in find_unfinished(directory):

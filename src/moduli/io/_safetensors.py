@@ -1,19 +1,19 @@
-"""Safetensors files: a header that is read strictly, and tensors that are written all or nothing.
+"""Safetensors files: strict reading of headers, and atomic writing of tensors.
 
-Tensors are written one after the other in pieces, each of which is copied first: the checksum is of the bytes that are in the
-file, also if another thread goes on training meanwhile. Checksums are put into the header at the end.
+Tensors are written one after the other in chunks, each of which is copied first: the checksum is that of the bytes in the
+file, even if another thread trains at the same time. Checksums are written into the header at the end.
 
 A file is eight bytes with the length of the header, little-endian; the header, a JSON object; and the data. The header
 has for each tensor its dtype, shape and the range of its bytes in the data, and may have strings under `__metadata__`.
-The ranges cover the data without gaps or overlaps. Ours has these strings:
+The ranges cover the data without gaps or overlaps. Files of this library have these strings:
 
 * `format`: "pt", which other readers look for;
 * `moduli`: JSON with everything that is not a tensor;
 * `moduli.sums`: the checksum of each tensor's bytes (`_checksum`) as 24 hexadecimal digits, in the order of the header;
-* `moduli.header`: the CRC-32 of the file from its first byte to the end of the header, taken with zeros in this place, as
+* `moduli.header`: the CRC-32 of the file from its first byte to the end of the header, with zeros instead of this string, as
   eight hexadecimal digits.
 
-Files of version 0.1 have `moduli.crc32` in the place of `moduli.sums`: the CRC-32 of each tensor's bytes as eight digits.
+Files of version 0.1 have `moduli.crc32` instead of `moduli.sums`: the CRC-32 of each tensor's bytes as eight digits.
 """
 
 import json
@@ -45,9 +45,8 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     "U8": torch.uint8,
     "I8": torch.int8,
 }
-"""Dtypes by the codes that stand for them in a file."""
-
-# C64 is read where others wrote it; we write pairs, which every version of the safetensors library opens.
+"""Dtypes by their codes in a file."""
+# C64 is read but not written: pairs can be read by every version of the safetensors library.
 CODES: Final[dict[torch.dtype, str]] = {dtype: code for code, dtype in DTYPES.items() if not dtype.is_complex}
 
 CONTENT: Final = "moduli"
@@ -56,11 +55,11 @@ OLD_CHECKSUMS: Final = "moduli.crc32"
 _SEAL: Final = "moduli.header"
 _METADATA: Final = "__metadata__"
 _UNSEALED: Final = "0" * 8
-# Where the checksum of a header of ours is: it is the first string of all.
+# The position of the checksum of the header, which is the first string.
 _PLACE: Final = len(f'12345678{{"{_METADATA}":{{"{_SEAL}":"')
 
 FORMAT: Final = 1
-"""The version of what is in `moduli`. It grows when files of a newer one cannot be read by older code."""
+"""The version of the format of `moduli`, which increases if older code cannot read newer files."""
 
 Announced: TypeAlias = list[tuple[str, str, list[int]]]
 """Names of tensors with the codes and shapes under which they are stored, in the order of the header."""
@@ -69,9 +68,9 @@ _MOST_DIMENSIONS: Final = 64
 _LONGEST: Final = 100_000_000  # the limit of the safetensors library
 
 
-# In pieces as large as this, the system keeps files in large pages, which are mapped several times faster.
+# With writes of this size the system stores files in large pages, which are mapped several times faster.
 _CHUNK: Final = 4 * BLOCK
-# Tensors smaller than this wait for each other.
+# Tensors smaller than this are buffered and written together.
 _WAITING: Final = 1 << 18
 
 
@@ -93,8 +92,8 @@ class Header:
     Attributes:
         slots: The tensors by name, in the order of the header.
         metadata: The strings beside them.
-        start: Where the data begins in the file.
-        sealed: Whether the header had a checksum. If it had, it was right.
+        start: The offset of the data in the file.
+        sealed: Whether the header has a checksum, which was verified.
     """
 
     slots: dict[str, TensorSlot]
@@ -115,8 +114,8 @@ def write_tensors(
     """Write a safetensors file, all of it or nothing.
 
     Args:
-        path: Where to. What is there already is replaced at the end, in one instant.
-        tensors: Every name with its tensor, in any order. They are taken one at a time and not kept.
+        path: The file, which is replaced atomically at the end if it exists.
+        tensors: Every name with its tensor, in any order. They are read one at a time and not stored.
         like: Every name with the code and shape under which its tensor is stored, in the order of the header.
         metadata: Strings for the header.
         checksums: Whether each tensor gets a checksum.
@@ -139,9 +138,9 @@ def write_tensors(
             for name, tensor in tensors:
                 slot, raw = left.pop(name), view_bytes(tensor)
                 if len(raw) != slot.end - slot.begin:
-                    told = f"has {len(raw)} bytes where {slot.end - slot.begin} are expected"
-                    raise CheckpointError(f"{shorten(name)} {told}")
-                if slot.begin != at:  # to seek is to write what is waiting
+                    sizes = f"has {len(raw)} bytes where {slot.end - slot.begin} are expected"
+                    raise CheckpointError(f"{shorten(name)} {sizes}")
+                if slot.begin != at:  # only then, since seeking writes the buffer
                     file.seek(len(head) + slot.begin)
                 at = slot.end
                 checksum = Checksum(len(raw))
@@ -166,15 +165,15 @@ def write_tensors(
 
 
 def compose(like: Announced, metadata: dict[str, str], checksums: bool) -> tuple[bytearray, int, dict[str, TensorSlot]]:
-    """The beginning of a file, up to its data.
+    """Return the beginning of a file, up to its data.
 
     Args:
-        like: The names with codes and shapes, in the order in which the header is to list them.
+        like: The names with codes and shapes, in the order of the header.
         metadata: Strings beside the tensors.
-        checksums: Whether to leave a place for checksums.
+        checksums: Whether to reserve space for checksums.
 
     Returns:
-        The bytes, where the place for checksums is, and the places of the tensors: the widest numbers first, so that all are
+        The bytes, the offset of the checksums in them, and the slots of the tensors: the widest numbers first, so that all are
         aligned.
     """
     slots: dict[str, TensorSlot] = {}
@@ -196,14 +195,14 @@ def compose(like: Announced, metadata: dict[str, str], checksums: bool) -> tuple
 
 
 def _explain_surrogate(names: Iterable[str]) -> str:
-    """Say which name has half of a surrogate pair in it, which UTF-8 does not have."""
+    """Return the error text for a name with half of a surrogate pair, which UTF-8 cannot encode."""
     odd = next((name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)), None)
     what = "the metadata" if odd is None else f"the name {shorten(odd)}"
     return f"{what} has a lone surrogate in it, which no file can hold as UTF-8; rename it. Nothing was written"
 
 
 def count_bytes(code: str, shape: Sequence[int]) -> int:
-    """How many bytes a tensor has in a file."""
+    """Return the number of bytes of a tensor in a file."""
     return DTYPES[code].itemsize * math.prod(shape)
 
 
@@ -215,8 +214,7 @@ def parse(head: bytes, size: int) -> Header:
         size: The size of the file.
 
     Raises:
-        DamagedFileError: If anything in it is not as it must be. Nothing is allocated that is not as large as what was
-            read.
+        DamagedFileError: If anything in it is invalid. No more memory is allocated than was read.
     """
     start = 8 + parse_length(head[:8], size)
     entries = parse_json(bytes(head[8:start]), "its header")
@@ -243,7 +241,7 @@ def parse_length(head: bytes, size: int) -> int:
         size: The size of the file.
 
     Raises:
-        DamagedFileError: If the file is not as long, or no header is.
+        DamagedFileError: If the file is shorter, or the length is above the limit.
     """
     if size < 8 or len(head) < 8:
         raise DamagedFileError(f"it has {size} bytes, which is not even the length of a header")
@@ -264,8 +262,8 @@ def _slot(name: str, entry: Any) -> TensorSlot:
     if not isinstance(code, str) or code not in DTYPES:
         raise DamagedFileError(f"{shorten(name)} has the dtype {shorten(code)}, which is unknown")
     if not has_form([shape, offsets], ([_is_natural], (_is_natural, _is_natural))) or len(shape) > _MOST_DIMENSIONS:
-        told = f"is not a list of at most {_MOST_DIMENSIONS} natural numbers, or its offsets are not two"
-        raise DamagedFileError(f"the shape of {shorten(name)} {told}")
+        problem = f"is not a list of at most {_MOST_DIMENSIONS} natural numbers, or its offsets are not two"
+        raise DamagedFileError(f"the shape of {shorten(name)} {problem}")
     if math.prod(max(length, 1) for length in shape) >= 2**63:
         raise DamagedFileError(f"the shape of {shorten(name)} is larger than any memory")
     size, (begin, end) = count_bytes(code, shape), offsets
@@ -279,7 +277,7 @@ def _is_natural(value: Any) -> bool:
 
 
 def _check_cover(slots: dict[str, TensorSlot], size: int) -> None:
-    """Refuse gaps and overlaps: every byte of the data belongs to one tensor."""
+    """Raise DamagedFileError unless every byte of the data belongs to one tensor."""
     end = 0
     for slot in sorted(slots.values(), key=lambda slot: (slot.begin, slot.end)):
         if slot.begin != end:
@@ -296,12 +294,12 @@ def _check_cover(slots: dict[str, TensorSlot], size: int) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype without `torch.`."""
+    """Return the name of a dtype without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
-    """The code and the shape under which a tensor is written.
+    """Return the code and the shape under which a tensor is written.
 
     Raises:
         CheckpointError: If it is not a dense tensor with data, or of a dtype that a file cannot hold.
@@ -321,10 +319,10 @@ def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor as they are written: its own memory where that is contiguous on the CPU, else a copy."""
+    """Return the bytes of a tensor as they are written: its own memory if contiguous on the CPU, otherwise a copy."""
     value = tensor.detach()
     if value.is_complex():
-        # What is conjugated lazily is resolved by a copy, which is contiguous.
+        # Lazy conjugation is resolved by a copy, which is contiguous.
         value = torch.view_as_real(value.resolve_conj())
     value = value.resolve_neg().cpu().contiguous()
     raw: np.ndarray[Any, Any] = value.reshape(-1).view(torch.uint8).numpy()

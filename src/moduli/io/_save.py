@@ -1,4 +1,4 @@
-"""Saving."""
+"""`save`: writing a checkpoint."""
 
 import json
 import platform
@@ -34,22 +34,22 @@ def save(
 ) -> None:
     """Write a checkpoint: one safetensors file, all of it or nothing.
 
-    It holds what `load` needs to go on as if nothing had happened: parameters and buffers with their labels, ties and
+    It has everything that `load` needs for an exact continuation: parameters and buffers with their labels, ties and
     configurations, the version of the structure and its edits, the state of optimizer, population and scheduler, and the
     random states of torch, NumPy and Python. The file is written beside the old one, synced to the disk and renamed. No
     copy of the model is made.
 
-    Of a model in pieces (DTensors of FSDP2 or tensor parallel) the file has whole tensors, and loads in any number of
-    processes. All processes that hold pieces call `save`; one tensor after the other is gathered, the first of them writes.
+    For a sharded model (DTensors of FSDP2 or tensor parallel) the file has whole tensors, and loads in any number of
+    processes. All processes with shards must call `save`; one tensor after the other is gathered, and the first process writes.
 
-    Any program that reads safetensors finds the tensors of the module under their names in the state dict.
+    Any program that reads safetensors can read the tensors of the module, under their names in the state dict.
 
     Args:
-        path: The file. If there is one already, it is there, whole, until the new one is.
+        path: The file. An old one stays intact until the new one is complete.
         module: A module, or a state dict.
-        optimizer: An optimizer of ours or of torch, anything else with `state_dict`, or a dict of such by name.
-        population: A population, or a dict of such.
-        scheduler: A scheduler, or a dict of such.
+        optimizer: An optimizer of moduli or torch, any other object with `state_dict`, or a dict of such by name.
+        population: A population, or a dict of several.
+        scheduler: A scheduler, or a dict of several.
         extra: Anything made of numbers, strings, tensors, arrays, generators, and lists, tuples, sets and dicts of them;
             objects in it that have `state_dict` and `load_state_dict`, such as a `GradScaler`, are saved by it.
         rng: Whether to save random states; by default, if an optimizer or a population is saved.
@@ -76,9 +76,9 @@ def save(
     """
     tensors = Tensors()
     content: dict[str, Any] = {}
-    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     if module is not None:
-        found, content["module"] = _module.collect(module, tensors)
+        stored, content["module"] = _module.collect(module, tensors)
     names = parameter_names(module)
     for part, value in zip(PARTS, (optimizer, population, scheduler), strict=True):
         if value is not None:
@@ -87,12 +87,12 @@ def save(
         content["extra"] = encode(extra, ("extra",), tensors)
     if rng or (rng is None and (optimizer is not None or population is not None)):
         content["rng"] = encode(collect_random(), ("rng",), tensors)
-        pieces = [*found.values(), *tensors.found.values()]
+        pieces = [*stored.values(), *tensors.found.values()]
         if any_sharded(pieces):
             content["rng_by_rank"] = encode(gather_objects(collect_random(), pieces), ("rng_by_rank",), tensors)
     if not content:
         raise CheckpointError(f"there is nothing to save in {str(path)!r}: give a module, an optimizer or others")
-    every = {**found, **tensors.found}
+    every = {**stored, **tensors.found}
 
     def write(stream: Iterable[tuple[str, Tensor]]) -> None:
         like = [(name, *describe_stored(tensor, name)) for name, tensor in every.items()]
@@ -107,14 +107,14 @@ def save(
 
 
 def describe_content(content: dict[str, Any]) -> dict[str, str]:
-    """The metadata of a file: what it says beside its tensors, and what wrote it."""
-    made = {
+    """Return the metadata of a file: its content beside tensors, and the versions of the software."""
+    versions = {
         "moduli": str(getattr(sys.modules.get("moduli"), "__version__", "")),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
     }
-    whole = {"format": FORMAT, "made": made, **content}
+    whole = {"format": FORMAT, "made": versions, **content}
     return {"format": "pt", CONTENT: json.dumps(whole, separators=(",", ":"), allow_nan=False)}
 
 
@@ -128,27 +128,28 @@ def _part(part: str, value: Any, names: Mapping[int, list[str]], tensors: Tensor
 
 def _one(path: tuple[str, ...], value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
     state = getattr(value, "named_state_dict", value.state_dict)()
-    found = {"class": class_name(value), "state": encode(state, path, tensors)}
-    labels = {name: entry["labels"] for name, entry in getattr(state, "_metadata", {}).items() if entry.get("labels")}
+    description = {"class": class_name(value), "state": encode(state, path, tensors)}
+    metadata = getattr(state, "_metadata", {})
+    labels = {path: entry["labels"] for path, entry in metadata.items() if entry.get("labels")}
     if path[0] == "population" and labels:
-        found["labels"] = labels
+        description["labels"] = labels
     if path[0] == "optimizer" and hasattr(value, "param_groups"):
-        found |= describe(value, state, names)
-    return found
+        description |= describe(value, state, names)
+    return description
 
 
 def _write_together(
     path: PathLike, tensors: Mapping[str, Tensor], write: Callable[[Iterable[tuple[str, Tensor]]], None]
 ) -> None:
-    """Write tensors of which some are DTensors; returns in every process after the file is there.
+    """Write tensors, some of which are DTensors; return in every process after the file was written.
 
     Args:
         path: The file, for errors.
         tensors: The tensors by name, in every process the same ones in the same order.
-        write: Takes whole tensors one at a time and writes them; called in one process.
+        write: Writes whole tensors, one at a time; called in one process.
 
     Raises:
-        CheckpointError: In every process, if the one that writes could not, or processes save different things.
+        CheckpointError: In every process, if writing fails, or processes save different tensors.
     """
     asked = gather_objects([name for name, tensor in tensors.items() if is_sharded(tensor)], tensors.values())
     if any(names != asked[0] for names in asked):
@@ -159,12 +160,12 @@ def _write_together(
     try:
         if writes:
             write(stream)
-    except Exception as error:  # noqa: BLE001 - raised below, when no other process waits any more
+    except Exception as error:  # noqa: BLE001 - raised below, after the other processes have been served
         failure = error
     for _ in stream:
-        pass  # whatever was not written: the others wait for this process
-    told = gather_objects(None if failure is None else f"{type(failure).__name__}: {failure}", tensors.values())
+        pass  # gather the remaining tensors, for which the other processes wait
+    failures = gather_objects(None if failure is None else f"{type(failure).__name__}: {failure}", tensors.values())
     if failure is not None:
         raise failure
-    if told[0] is not None:
-        raise CheckpointError(f"{str(path)!r} could not be written by the first process: {told[0]}")
+    if failures[0] is not None:
+        raise CheckpointError(f"{str(path)!r} could not be written by the first process: {failures[0]}")

@@ -33,11 +33,11 @@ _TEMPLATE: Final = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class MergeSlice:
-    """Layers of a result, and what they are merged of.
+    """A slice of the layers of a result, and the checkpoints from which it is merged.
 
     Attributes:
         paths: The checkpoints; for recipes with a base, the base first.
-        ranges: The first layer and the one after the last of each checkpoint; None for all there are.
+        ranges: The first layer and the one after the last of each checkpoint; None for all layers.
         options: The arguments of the recipe.
 
     Example:
@@ -65,21 +65,21 @@ def merge_slices(
     fsync: bool = True,
     **options: Any,
 ) -> None:
-    """Write a checkpoint of slices of layers, which are numbered in their order.
+    """Write a checkpoint that is composed of slices of layers, which are numbered in their order.
 
-    Tensors in no layer are merged as the first slice is if they come before the layers (embeddings), as the last one otherwise.
+    Tensors outside of layers are merged with the first slice if they come before the layers (embeddings), else with the last.
 
     Args:
         recipe: The name of a recipe of `moduli.merge`, for all slices.
         slices: The slices in order.
         out: The directory to write. It has the side files of the first checkpoint, with the number of layers in `config.json`.
-        shard_size: How many bytes of tensors a file has at most.
+        shard_size: The largest number of bytes of tensors in a file.
         dtype: The floating dtype of the result; without it, that of the first checkpoint, tensor by tensor.
         template: The chat template of the result, or None for that of the first checkpoint.
-        buffers: What to do with floating buffers, as in every recipe.
-        integers: What to do with integers, as in every recipe.
+        buffers: The treatment of floating buffers, as in every recipe.
+        integers: The treatment of integers, as in every recipe.
         fsync: Whether to wait for the disk.
-        **options: Arguments of the recipe; they win over those of slices.
+        **options: Arguments of the recipe; they override those of slices.
 
     Raises:
         MergeError: If checkpoints, layers or options do not fit. Nothing is written then.
@@ -110,9 +110,9 @@ def merge_slices(
                 for model, layers, path in zip(models, part.ranges, part.paths, strict=True)
             ]
             start += part.ranges[0][1] - part.ranges[0][0]
-        made = make_recipe(recipe, len(models), {**part.options, **options})
+        method = make_recipe(recipe, len(models), {**part.options, **options})
         labels = [repr(str(path)) for path in part.paths]
-        values.append(merge.stream(made, models, labels, buffers=buffers, integers=integers, piece=PIECE))
+        values.append(merge.stream(method, models, labels, buffers=buffers, integers=integers, piece=PIECE))
         like += [announce(name, models[0].meta(name), dtype, pairs=False) for name in models[0]]
     merged = ((name, convert(value, dtype)) for names, value in chain(*values) for name in names)
     home = slices[0].paths[0]
@@ -125,7 +125,7 @@ class RenamedTensors(TensorMapping):
 
     Args:
         model: The checkpoint.
-        names: The name in the checkpoint for each name here, in order.
+        names: The name in the checkpoint for each new name, in order.
     """
 
     def __init__(self, model: Any, names: Mapping[str, str]) -> None:
@@ -133,7 +133,7 @@ class RenamedTensors(TensorMapping):
         self._model, self._names = model, names
 
     def meta(self, name: str) -> Tensor:
-        """A tensor of the shape and dtype, without its values."""
+        """Return a meta tensor with the shape and dtype of a name."""
         return cast(Tensor, self._model.meta(self._names[name]))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -149,8 +149,8 @@ def rename_layers(
         names: The names in the checkpoint.
         layers: The first layer and the one after the last.
         start: The number of the first layer in the result.
-        ends: Whether the slice is the first, which has what comes before the layers, and the last, which has what comes after.
-        path: What errors call the checkpoint.
+        ends: Whether the slice is the first, which includes tensors before the layers, and the last, which includes those after.
+        path: The name of the checkpoint in errors.
 
     Raises:
         MergeError: If the checkpoint lacks a layer.
@@ -178,13 +178,13 @@ def rename_layers(
 
 
 def layer_of(name: str) -> int:
-    """The number of the layer that a name is in; -1 if it is in none."""
+    """Return the number of the layer that a name is in; -1 if it is in none."""
     match = _LAYER.search(name)
     return int(match[3]) if match is not None else -1
 
 
 def _edit_texts(home: Path, slices: Sequence[MergeSlice], template: str | None) -> dict[str, bytes]:
-    """Return the side files that are not those of the first checkpoint: with other numbers of layers, and another chat template."""
+    """Return the side files that differ from those of the first checkpoint: in the number of layers, and the chat template."""
     texts: dict[str, bytes] = {}
     if (home / _CONFIG).is_file() and slices[0].ranges is not None:
         config = parse_json(read_bytes(home / _CONFIG), f"{str(home / _CONFIG)!r}")
@@ -199,7 +199,7 @@ def _edit_texts(home: Path, slices: Sequence[MergeSlice], template: str | None) 
         settings = parse_json(read_bytes(file), f"{str(file)!r}") if file.is_file() else {}
         settings["chat_template"] = template
         texts[_TOKENIZER_CONFIG] = json.dumps(settings, indent=2, ensure_ascii=False).encode() + b"\n"
-        if (home / _TEMPLATE).is_file():  # which would be read first
+        if (home / _TEMPLATE).is_file():  # it takes precedence over the configuration
             texts[_TEMPLATE] = template.encode()
     return texts
 
@@ -208,7 +208,7 @@ def read_template(folder: Path) -> str | None:
     """Return the chat template of a checkpoint, or None if it has none.
 
     Raises:
-        MergeError: If it has several, by name.
+        MergeError: If it has several named ones.
     """
     if (folder / _TEMPLATE).is_file():
         return read_bytes(folder / _TEMPLATE).decode("utf-8", "replace")

@@ -1,8 +1,8 @@
 """Trees of plain values and tensors as JSON, exactly and without pickle.
 
-What `state_dict()` of optimizers, schedulers and scalers returns: dicts with any keys, lists, tuples, sets, numbers of any
-size, strings, bytes, None, dtypes, devices, generators, NumPy arrays and numbers, and tensors. What JSON has stands for
-itself; everything else has a tag (`moduli._encoding`). Tensors are written beside the tree, once each, and the tree has
+State dicts of optimizers, schedulers and scalers consist of dicts with any keys, lists, tuples, sets, numbers of any
+size, strings, bytes, None, dtypes, devices, generators, NumPy arrays and numbers, and tensors. Types that JSON has are written
+unmodified; all others get a tag (`moduli._encoding`). Tensors are written beside the tree, once each, and the tree has
 their names.
 """
 
@@ -22,7 +22,7 @@ _OBJECT: Final = "$object"
 
 
 class Tensors(Medium):
-    """JSON, and the tensors of its trees with the names that they get in a file; names in `taken` are kept for others."""
+    """The medium of encoding: JSON, and the tensors of its trees with their names in a file; names in `taken` are reserved."""
 
     leaves = frozenset({str, bool, type(None)})
     keys = frozenset({str})
@@ -35,7 +35,7 @@ class Tensors(Medium):
         self._names: dict[int, str] = {}
 
     def put(self, tensor: Tensor, path: Path) -> str:
-        """Return the name of a tensor; the same one if it was there before."""
+        """Return the name of a tensor; the same one if it was added before."""
         name = self._names.get(id(tensor))
         if name is None:
             name = "/".join(map(str, path)).encode("utf-8", "replace").decode()
@@ -43,7 +43,7 @@ class Tensors(Medium):
                 name += "'"
             self.taken.add(name)
             self._names[id(tensor)] = name
-            # Kept, so that its id stays its own.
+            # Stored, so that its id is not reused.
             self.found[name] = tensor
         return name
 
@@ -58,18 +58,18 @@ class Tensors(Medium):
         )
 
     def make_error(self, path: Path, text: str) -> Exception:
-        """Return a CheckpointError that names the place."""
+        """Return a CheckpointError that names the path in the tree."""
         return CheckpointError(f"{'/'.join(map(str, path))} {text}")
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether an object is saved by its state dict. Modules are not: there is more to them."""
+    """Whether an object is saved by its state dict. Modules are not, because they have more than their state dict."""
     methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
     return not isinstance(value, nn.Module) and all(map(callable, methods))
 
 
 def class_name(value: object) -> str:
-    """The full name of an object's class."""
+    """Return the full name of an object's class."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
@@ -77,7 +77,7 @@ Read: TypeAlias = Callable[[str], Tensor]
 
 
 class _TreeDecoder(Decoder):
-    """Reads objects as their state dicts."""
+    """A decoder that returns the state dicts of objects."""
 
     def __init__(self, read: Read) -> None:
         super().__init__(read, KINDS)
@@ -85,28 +85,28 @@ class _TreeDecoder(Decoder):
 
 
 def decode(node: Any, read: Read) -> Any:
-    """The tree that JSON stands for.
+    """Return the tree that JSON encodes.
 
     Args:
         node: The JSON.
-        read: Gives the tensor of a name.
+        read: Returns the tensor of a name.
 
     Raises:
-        DamagedFileError: If it stands for none.
+        DamagedFileError: If the JSON is malformed.
     """
     try:
         return _TreeDecoder(read).decode(node)
     except RecursionError:
         raise DamagedFileError("a tree in it is nested too deeply") from None
-    except Exception as error:  # whatever torch, NumPy and Python say to what is no value
+    except Exception as error:  # torch, NumPy and Python raise many kinds of errors for malformed values
         if isinstance(error, CheckpointError):
             raise
         raise DamagedFileError(f"a tree in it stands for no value: {cut(str(error), 500)}") from error
 
 
 def tensor_names(node: Any, tags: Collection[str] = (TENSOR, "$generator", "$array")) -> list[str]:
-    """The names of the tensors in a tree that is still JSON; what is malformed is skipped."""
-    found: list[str] = []
+    """Return the names of the tensors in an encoded tree; malformed parts are skipped."""
+    names: list[str] = []
     waiting = [node]
     while waiting:
         each = waiting.pop()
@@ -117,29 +117,29 @@ def tensor_names(node: Any, tags: Collection[str] = (TENSOR, "$generator", "$arr
                 ((tag, body),) = each.items()
                 if tag in tags:
                     last = body[-1:] if type(body) is list else [body]
-                    found += [name for name in last if type(name) is str]
+                    names += [name for name in last if type(name) is str]
             waiting += each.values()
-    return found
+    return names
 
 
 # -- random states -----------------------------------------------------------------------------------------------------
 
 
 def collect_random() -> dict[str, Any]:
-    """The global random states as a tree."""
+    """Return the global random states as a tree."""
     version, numbers, gauss = random.getstate()
-    found: dict[str, Any] = {
+    states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": {"version": version, "state": torch.tensor(numbers, dtype=torch.int64), "gauss": gauss},
         "numpy": np.random.get_state(legacy=False),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = torch.cuda.get_rng_state_all()
-    return found
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
 
 
 def restore_random(tree: Any) -> None:
-    """Make the global random states those of a tree."""
+    """Set the global random states to those of a tree."""
     torch.set_rng_state(tree["torch"])
     state = tree["python"]
     random.setstate((state["version"], tuple(state["state"].tolist()), state["gauss"]))

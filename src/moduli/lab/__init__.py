@@ -12,7 +12,6 @@
 The `moduli` command is a thin layer over this room.
 """
 
-from .._deprecated import rename
 from . import catalogue, problems
 from ._contender import Contender, Entrant, contender
 from ._fit import Fit, fit
@@ -72,5 +71,3 @@ __all__ = [
     "load_problem",
     "split_reference",
 ]
-
-__getattr__ = rename(__name__, {"Chain": "ParsedChain", "ChainError": "ChainSyntaxError", "Reason": "RunReason"})

@@ -212,7 +212,16 @@ _UNARY: Final = (
     *("absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "fix", "isreal", "negative"),
     *("bernoulli", "conj", "detach", "resolve_conj", "resolve_neg"),
 )
-_UNARY_F: Final = ("alpha_dropout", "dropout", "hardswish", "logsigmoid", "softsign", "tanhshrink", "threshold")
+_UNARY_F: Final = (
+    "alpha_dropout",
+    "dropout",
+    "hardswish",
+    "leaky_relu",
+    "logsigmoid",
+    "softsign",
+    "tanhshrink",
+    "threshold",
+)
 _BINARY: Final = (
     *("arctan2", "divide", "floor_divide", "multiply", "rsub", "subtract"),
     *("greater", "greater_equal", "less", "less_equal", "not_equal"),

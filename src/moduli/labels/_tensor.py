@@ -303,7 +303,9 @@ class Tensor(Methods):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         data = self._data if self._data.device.type == "cpu" else self._data.cpu()
         # A conjugate or negative view has to be computed for NumPy; gradients are refused by torch in its own words.
-        return np.array(data.resolve_conj().resolve_neg().numpy(), dtype=dtype, copy=copy)
+        array = data.resolve_conj().resolve_neg().numpy()
+        # "Only if needed" is `copy=None` since NumPy 2, and `asarray` in all of them.
+        return np.asarray(array, dtype=dtype) if copy is None else np.array(array, dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._data.__dlpack__(**options)

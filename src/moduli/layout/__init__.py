@@ -9,7 +9,7 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `Axis`: the name and labels of one axis of an entry, where it has any;
 * `align`: the gate where two models meet: their labels are equal, or this `Reorder` makes them so, or they are refused
   (`AxesError`); `align_axes` asks for one tensor, `reorder_state` has the state of an optimizer follow its parameter;
-* `find_overlap`: which entries two tensors of different sizes have in common, as an `Overlap`;
+* `find_overlap`: the entries that two tensors of different sizes have in common, as an `Overlap`;
 * names: `select` and `match_name` by patterns, `public_name`, `unwrapped_name`, `make_rename`; a pattern that matches nothing
   is an error (`UnknownNameError`);
 * `Layout.fingerprint`: equal for equal structures, in any process on any machine;
@@ -17,17 +17,17 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
-* `ParameterWatch`: whether a module still has the parameters it had, for what asks at every step (`SWAPS` counts exchanged
-  registries for it); `TreeWatch`: whether a reading still holds;
+* `ParameterWatch`: whether a module still has the parameters it had, cheap enough for every step (`SWAPS` counts replaced
+  registries for it); `TreeWatch`: whether a reading is still current;
 * `REMOVED`: the parameters that edits have taken out of models; `RESIZED`: those that took the place of others with more or
   fewer units, and the `UnitMap` (with a `EntryGain` and a `FreshEntries`) that says how;
-* `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
+* `map_tensors`: a nested value, such as the state of a link, with every tensor in it replaced;
 * `Guard`: a block that ends well, or leaves tensors and states as they were; `allow_interrupts` inside of it;
-* tensors that several processes hold in pieces (DTensors): `is_sharded`, `piece_of` and `make_whole`, `cut_like` and
-  `piece_like` for the ways back.
+* tensors sharded over several processes (DTensors): `is_sharded`, `piece_of` (the local shard) and `make_whole` (gather),
+  and the inverse operations `piece_like` and `cut_like`.
 
-A layout never goes stale: it is immutable, and `layout_of` compares the live module with what it remembers on every
-call, so an edit anywhere in the tree gives another layout at the next one.
+A layout never goes stale: it is immutable, and `layout_of` compares the live module with its cached structure on every
+call, so after an edit anywhere in the tree the next call returns another layout.
 
 Example:
     >>> import torch
@@ -116,5 +116,5 @@ from ._watch import ParameterWatch as ParameterWatch
 from ._watch import RegistrySwaps as RegistrySwaps
 from ._watch import TreeWatch as TreeWatch
 
-if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+if not _typing.TYPE_CHECKING:  # type checkers take `import X as X` as public and reject a computed `__all__`
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

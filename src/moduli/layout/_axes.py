@@ -20,7 +20,7 @@ from ._layout import Axes, Axis, LayoutError
 
 _MOST_SHOWN: Final = 6
 _MOST_LISTED: Final = 1 << 20
-# Names under which torch keeps the tensors that a pruned, normalised or parametrized one is computed from.
+# Names under which torch registers the tensors that a pruned, normalised or parametrized one is computed from.
 _SUFFIX: Final = re.compile(r"(.*)_(?:orig|mask|g|v|u)")
 _ORIGINAL: Final = re.compile(r"(.*\.)?parametrizations\.([^.]+)\..+")
 
@@ -38,7 +38,7 @@ class AxesError(LayoutError):
 
 
 class Reorder:
-    """How a tensor gets the axes and labels of another one: an order of its axes, and an index for each of them.
+    """A reordering that gives a tensor the axes and labels of another one: an axis order, and an index per axis.
 
     Calling it with a tensor returns the reordered one; gradients flow through.
 
@@ -87,7 +87,7 @@ class Reorder:
     def _read_index(self, axis: int, positions: tuple[int, ...], device: torch.device) -> Tensor:
         index = self._tensors.get((axis, device))
         if index is None:
-            # It outlives the call, so it must not belong to a function transform or inference mode that is active.
+            # The cached index outlives the call, so it must not belong to an active function transform or inference mode.
             index = self._tensors[axis, device] = run_outside(torch.tensor, positions, device=device)
         return index
 
@@ -96,7 +96,7 @@ class Reorder:
 
 
 def align_axes(ours: Axes, theirs: Axes, names: tuple[str, str] = ("the left", "the right")) -> Reorder | None:
-    """Find how a tensor with the right's axes gets the order that the left has; None if it has it already.
+    """Return the reordering that gives a tensor with the right's axes the order of the left; None if it has that order.
 
     Args:
         ours: The axes of the left, which decide.
@@ -134,23 +134,31 @@ def align_axes(ours: Axes, theirs: Axes, names: tuple[str, str] = ("the left", "
 
 
 def _align_axis(place: int, ours: Axis, theirs: Axis, names: tuple[str, str]) -> tuple[int, ...] | None:
+    """Return, for each label of our axis, its position among theirs; None if nothing moves. `place` is for errors."""
     left, right = names
-    name = ours.name if ours.name is not None else theirs.name
-    called = f"axis {place}" if name is None else f"axis {name!r}"
     if ours.name is not None and theirs.name is not None and ours.name != theirs.name:
         raise AxesError(f"axis {ours.name!r} of {left} is axis {theirs.name!r} of {right}; rename one of them")
     if ours.labels is None or theirs.labels is None or ours.labels == theirs.labels:
         return None
-    counts = len(ours.labels), len(theirs.labels)
+    name = ours.name if ours.name is not None else theirs.name
+    called = f"axis {place}" if name is None else f"axis {name!r}"
+    return _match_labels(called, ours.labels, theirs.labels, names)
+
+
+def _match_labels(
+    called: str, ours: Sequence[Hashable], theirs: Sequence[Hashable], names: tuple[str, str]
+) -> tuple[int, ...] | None:
+    left, right = names
+    counts = len(ours), len(theirs)
     if max(counts) > _MOST_LISTED and counts[0] != counts[1]:
         # A range in a file may claim any number of labels without writing them.
         raise AxesError(f"{called} has {counts[0]} labels in {left} and {counts[1]} in {right}")
-    places = {label: at for at, label in enumerate(theirs.labels)}
-    positions = tuple(places.get(label, -1) for label in ours.labels)
+    places = {label: at for at, label in enumerate(theirs)}
+    positions = tuple(places.get(label, -1) for label in ours)
     if counts[0] != counts[1] or -1 in positions:
-        only = [_show(*pair) for pair in ((ours.labels, theirs.labels), (theirs.labels, ours.labels))]
+        only = [_show(*pair) for pair in ((ours, theirs), (theirs, ours))]
         raise AxesError(f"the labels of {called} differ: only {left} has {only[0]}, only {right} has {only[1]}")
-    # A range and a tuple of the same labels are not equal, but in order.
+    # A range and a tuple of the same labels compare unequal although nothing moves.
     return None if positions == tuple(range(len(positions))) else positions
 
 
@@ -166,7 +174,7 @@ def _list(axes: Axes) -> str:
 
 
 def align_tensor(name: str, ours: Axes, theirs: Axes, shape: Sequence[int], names: tuple[str, str]) -> Reorder | None:
-    """Find how a named tensor gets the order of the left, as `align_axes`; the axes may be those of a tensor computed from it.
+    """Return the reordering of a named tensor, as `align_axes`; the axes may be those of a tensor computed from it.
 
     Args:
         name: The tensor, for errors.
@@ -197,13 +205,13 @@ def align_tensor(name: str, ours: Axes, theirs: Axes, shape: Sequence[int], name
 
 
 def find_labelled_name(name: str, labelled: Mapping[str, Any]) -> str | None:
-    """Return the labelled tensor that a stored tensor is, or is computed into; None if there is none.
+    """Return the name of the labelled tensor that a stored tensor is, or that is computed from it; None if there is none.
 
     Pruning, weight and spectral normalisation and parametrizations replace a tensor by others, from which it is computed.
 
     Args:
         name: The dotted name of the stored tensor.
-        labelled: What has labels, by dotted name.
+        labelled: The labelled tensors (or their axes), by dotted name.
 
     Example:
         >>> from moduli.layout import find_labelled_name
@@ -214,7 +222,7 @@ def find_labelled_name(name: str, labelled: Mapping[str, Any]) -> str | None:
 
 
 def list_bases(name: str) -> list[str]:
-    """Return the names of the tensors that a stored tensor may be, or may be computed into: its own first.
+    """Return a stored tensor's own name, then the names of the tensors that torch may compute from it.
 
     Example:
         >>> from moduli.layout import list_bases

@@ -5,13 +5,13 @@ from typing import Literal
 
 import torch
 
-from ._layout import Layout
+from ._layout import Entry, Layout
 from ._scan import Source, layout_of
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two layouts first differ, and how. Its text is a sentence about "left" and "right".
+    """The first difference between two layouts. Its text is a sentence about "left" and "right".
 
     Attributes:
         path: The name of the parameter that differs.
@@ -67,38 +67,49 @@ def diff(left: Source | Layout, right: Source | Layout) -> Difference | None:
     b = right if isinstance(right, Layout) else layout_of(right)
     if a is b or a.fingerprint == b.fingerprint:
         return None
-    for entry in a:
-        for name in entry.names:
-            if name not in b:
-                return Difference(name, "missing", entry.shape, None)
-            other = b[name]
-            if entry.shape != other.shape:
-                return Difference(name, "shape", entry.shape, other.shape)
-            if entry.dtype != other.dtype:
-                return Difference(name, "dtype", entry.dtype, other.dtype)
-    # Every name of the left is on the right from here on, so a name too many can only be the right's.
-    for entry in b:
-        for name in entry.names:
-            if name not in a:
-                return Difference(name, "missing", None, entry.shape)
-    for entry in a:
-        for name in entry.names:
-            if set(entry.names) != set(b[name].names):
-                # Of two different sets of names, the first that only one of them has.
-                apart = set(entry.names) ^ set(b[name].names)
-                tie = next(other for other in (*entry.names, *b[name].names) if other in apart)
-                return Difference(tie, "tie", _partner(tie, a), _partner(tie, b))
-    # The same names with the same ties: they can only come in another order.
+    difference = _diff_entries(a, b) or _diff_ties(a, b)
+    if difference is not None:
+        return difference
+    # The same names with the same ties: only their order can differ.
     theirs = _order_names(b)
     place, name = next((i, n) for i, (n, m) in enumerate(zip(_order_names(a), theirs, strict=True)) if n != m)
     return Difference(name, "order", place, theirs.index(name))
 
 
+def _diff_entries(a: Layout, b: Layout) -> Difference | None:
+    """Return the first name that one side lacks, or whose shape or dtype differs."""
+    for name, entry in _list_entries(a):
+        if name not in b:
+            return Difference(name, "missing", entry.shape, None)
+        other = b[name]
+        if entry.shape != other.shape:
+            return Difference(name, "shape", entry.shape, other.shape)
+        if entry.dtype != other.dtype:
+            return Difference(name, "dtype", entry.dtype, other.dtype)
+    extra = next(((name, entry) for name, entry in _list_entries(b) if name not in a), None)
+    return None if extra is None else Difference(extra[0], "missing", None, extra[1].shape)
+
+
+def _diff_ties(a: Layout, b: Layout) -> Difference | None:
+    """Return the first name that is tied differently in two layouts of the same names."""
+    for name, entry in _list_entries(a):
+        names, others = entry.names, b[name].names
+        tie = next((each for each in (*names, *others) if (each in names) != (each in others)), None)
+        if tie is not None:
+            return Difference(tie, "tie", _partner(tie, a), _partner(tie, b))
+    return None
+
+
+def _list_entries(layout: Layout) -> list[tuple[str, Entry]]:
+    """Return every name, ties included, with its entry."""
+    return [(name, entry) for entry in layout for name in entry.names]
+
+
 def _partner(name: str, layout: Layout) -> str | None:
-    """The name to which `name` is tied, or None when it stands alone."""
+    """Return the name to which `name` is tied, or None if it is not tied."""
     return next((other for other in layout[name].names if other != name), None)
 
 
 def _order_names(layout: Layout) -> list[str]:
-    """All names, those of one parameter together, in the order that the fingerprint depends on."""
+    """Return all names, those of one parameter together, in the order that the fingerprint depends on."""
     return [name for entry in layout for name in (entry.name, *sorted(entry.ties))]

@@ -18,10 +18,10 @@ def lay_out(
     Args:
         parameters: Names and parameters.
         buffers: Names and buffers, and whether each is persistent.
-        labelled: What has the names and Spaces of axes, by the dotted name of the tensor.
+        labelled: Objects with the `names` and `spaces` of axes, by the dotted name of the tensor.
 
     Returns:
-        The layout, and the positions in `parameters` and in `buffers` of the tensors that its entries stand for.
+        The layout, and the positions in `parameters` and in `buffers` of the tensors that its entries describe.
     """
     names, chosen = _group_names([name for name, _ in parameters], [tensor for _, tensor in parameters])
     entries: list[Entry] = []
@@ -39,7 +39,7 @@ def lay_out(
         entries.append(Entry(name, shape, dtype, device, numel, group, filled[group], start, ties, axes))
         filled[group] += numel
         start += numel
-    names, kept = _group_names([name for name, _, _ in buffers], [tensor for _, tensor, _ in buffers])
+    names, chosen_buffers = _group_names([name for name, _, _ in buffers], [tensor for _, tensor, _ in buffers])
     buffer_entries = tuple(
         BufferEntry(
             name,
@@ -51,22 +51,22 @@ def lay_out(
             tuple(names[id(t)][1:]),
             _find_axes(name, labelled) if labelled else None,
         )
-        for name, t, persistent in (buffers[position] for position in kept)
+        for name, t, persistent in (buffers[position] for position in chosen_buffers)
     )
-    return Layout(tuple(entries), buffer_entries), chosen, kept
+    return Layout(tuple(entries), buffer_entries), chosen, chosen_buffers
 
 
 def _group_names(names: list[str], tensors: list[Tensor]) -> tuple[dict[int, list[str]], list[int]]:
-    """The names of each distinct tensor, by its id, and the position of its first name."""
+    """Return the names of each distinct tensor by its id, and the positions of the first names."""
     grouped: dict[int, list[str]] = {}
     firsts: list[int] = []
     for position, tensor in enumerate(tensors):
-        known = grouped.get(id(tensor))
-        if known is None:
+        group = grouped.get(id(tensor))
+        if group is None:
             grouped[id(tensor)] = [names[position]]
             firsts.append(position)
         else:
-            known.append(names[position])
+            group.append(names[position])
     return grouped, firsts
 
 

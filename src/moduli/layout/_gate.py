@@ -20,12 +20,12 @@ _SIDES = ("the left", "the right")
 
 
 class Alignment(NamedTuple):
-    """How the tensors of one model get the order of labels that another model has.
+    """The reorderings that give the tensors of one model (the right) the label order of another model (the left).
 
     Attributes:
         parameters: One reordering per entry of the right's layout, None where nothing moves.
         buffers: The same for its buffers.
-        layout: The layout that the right has then.
+        layout: The layout of the right after reordering.
 
     Example:
         >>> import moduli as mo
@@ -54,7 +54,7 @@ def _apply(reorders: Sequence[Reorder | None], tensors: Sequence[Tensor], lead: 
 
 
 def align(left: Layout, right: Layout) -> Alignment | None:
-    """Find how the labelled tensors of the right get the order that those of the same names have in the left.
+    """Return the reorderings that give labelled tensors of the right the order of those of the same names on the left.
 
     Args:
         left: The layout that decides.
@@ -89,7 +89,7 @@ def align(left: Layout, right: Layout) -> Alignment | None:
     return answer
 
 
-# By the layouts of the left and the right: the answer, or the reason of a refusal.
+# Cached answers by the layouts of the left and the right: an alignment, or the text of the error to raise.
 _ANSWERS: WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, Alignment | str | None]] = WeakKeyDictionary()
 
 
@@ -126,7 +126,7 @@ def reorder_state(value: Any, reorder: Reorder, shape: Sequence[int]) -> Any:
     """Return per-parameter state whose tensors follow their parameter.
 
     Tensors of the parameter's shape are reordered, and so are those that were reduced to size 1 along some of its axes, as
-    the row and column statistics of Adafactor. Others, such as counters, are kept.
+    the row and column statistics of Adafactor. Others, such as counters, are returned unchanged.
 
     Args:
         value: A tensor, or nested lists, tuples, deques and dictionaries of values; it is not changed.

@@ -1,15 +1,15 @@
-"""All or nothing: a block that leaves tensors and states as they were unless it ends well, and interrupts that wait for it.
+"""`Guard`: a block that restores tensors and states if it raises, and defers signals until its end.
 
-There are two ways in which a block of writes can end half way: an exception, and a signal whose handler raises one (Ctrl-C)
-between any two instructions. For the first a `Guard` keeps copies, made before the first write. For the second it holds
-signals back (`deferred=True`): handlers run at the end of the block, or inside `allow_interrupts()`, where a program's own
-code runs. That needs no copies, so it costs two microseconds and not a pass over memory.
+A block of writes can end half way for two reasons: an exception, or a signal whose handler raises one (Ctrl-C) between
+any two instructions. Against the first, a `Guard` copies what will be written before the first write. Against the second, it
+defers signals (`deferred=True`): handlers run at the end of the block, or inside `allow_interrupts()`, where user code
+runs. Deferring needs no copies, so it costs two microseconds instead of a pass over memory.
 
-Handlers of Python are replaced for the length of the block, by one that notes the signal. A mask of the main thread would
-not do: the system then delivers a signal to any other thread, and its handler runs in the main thread all the same. In other
-threads nothing is done, since handlers never run there. Replacing a handler is a system call, which in a step of small
-tensors costs more than all the rest of the guard; so blocks that come often leave theirs in place, where it calls the one
-that it replaced.
+Python's signal handlers are replaced during the block by one that records the signal. Masking signals in the main thread is
+not enough: the system then delivers a signal to another thread, and Python still runs its handler in the main thread. In
+other threads nothing is done, since handlers never run there. Replacing a handler is a system call, which in a step of small
+tensors costs more than the rest of the guard; blocks that run often therefore leave the recording handler installed, and
+outside of blocks it calls the handler that it replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from .._torch import get_handler, is_fake, set_grad_enabled, set_handler
 from ._pieces import is_sharded
 
-# Those for which programs have handlers that raise.
+# The signals for which programs install handlers that raise.
 _NAMES = ("INT", "TERM", "ALRM", "USR1", "USR2", "BREAK")
 _NUMBERS = tuple(int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}"))
 
@@ -37,14 +37,14 @@ _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 
 
 class Guard:
-    """A block that ends well, or leaves what was registered with it as it was: register, then write.
+    """A block that restores everything registered with it if it raises: register first, then write.
 
-    Grad mode is put back in any case.
+    Grad mode is restored in any case.
 
     Args:
-        deferred: Whether handlers of signals wait for the end of the block; otherwise an interrupt in it is an exception
-            like any other, and undone. "often" leaves the handler that waits in place at the end.
-        grad: The grad mode of the block; None for the one that is on.
+        deferred: Whether signal handlers are deferred to the end of the block; otherwise an interrupt inside it is an exception
+            like any other, and the block is undone. "often" leaves the deferring handler installed at the end.
+        grad: The grad mode of the block; None for the current one.
 
     Example:
         >>> import torch
@@ -71,28 +71,28 @@ class Guard:
     # -- what is protected -------------------------------------------------------------------------------------------
 
     def tensors(self, tensors: Iterable[Tensor], values: Sequence[Tensor] | None = None) -> None:
-        """Protect the values of tensors, each as it is when it is registered first.
+        """Protect the values that tensors have when they are first registered.
 
         Args:
             tensors: The tensors.
-            values: Copies of them that are never written, where there are some already.
+            values: Existing copies of them that are never written, to be used instead of new copies.
         """
-        known, entries = self._known, []
+        copies, entries = self._known, []
         for i, tensor in enumerate(tensors):
-            if tensor not in known:
+            if tensor not in copies:
                 alias = tensor.detach()
-                known[tensor] = alias.clone() if values is None else values[i]
-                entries.append((tensor, alias, known[tensor]))
+                copies[tensor] = alias.clone() if values is None else values[i]
+                entries.append((tensor, alias, copies[tensor]))
         if entries:
             self._actions.append(lambda: _put_values(entries))
 
     def mappings(self, *mappings: MutableMapping[Any, Any] | set[Any]) -> None:
-        """Protect which objects mappings (or sets) hold; not what is inside of those objects."""
+        """Protect the items of mappings (or sets) by identity; the contents of the items are not protected."""
         for mapping in mappings:
             self._actions.append(_make_refill(mapping))
 
     def states(self, *values: Any, unwritten: Sequence[Tensor] = ()) -> None:
-        """Protect nested values as links keep them: mappings, lists, deques, tensors and random generators.
+        """Protect nested values, such as the state of links: mappings, lists, deques, tensors and random generators.
 
         Args:
             *values: The values.
@@ -108,12 +108,12 @@ class Guard:
             self._actions.append(lambda: _put_values(entries))
 
     def gradients(self, params: Sequence[Tensor]) -> None:
-        """Protect which gradients parameters have; not their values."""
+        """Protect the `grad` attributes of parameters by identity; the values of gradients are not protected."""
         grads = [param.grad for param in params]
         self._actions.append(lambda: _put_gradients(params, grads))
 
     def add(self, undo: Callable[[], object]) -> None:
-        """Protect something else, by what puts it back. The last that was registered is put back first."""
+        """Register a function that restores something else. Functions run in reverse order of registration."""
         self._actions.append(undo)
 
     def _capture(self, value: Any, tensors: dict[Tensor, Tensor]) -> None:
@@ -156,9 +156,9 @@ class Guard:
                 _interrupts.release(self._held == _INSTALLED and self._deferred is True)
 
     def restore(self) -> list[Exception]:
-        """Put everything back now, whatever happens next, and forget it; gives what went wrong while doing so."""
+        """Restore everything now, clear the registrations, and return the exceptions raised while restoring."""
         failures: list[Exception] = []
-        held = _interrupts.hold()
+        hold = _interrupts.hold()
         try:
             while self._actions:
                 try:
@@ -167,12 +167,12 @@ class Guard:
                     failures.append(failure)
             self._known.clear()
         finally:
-            if held:
-                _interrupts.release(held == _INSTALLED)
+            if hold:
+                _interrupts.release(hold == _INSTALLED)
         return failures
 
     def commit(self) -> None:
-        """Keep what was written: from here on nothing is put back."""
+        """Clear the registrations, so that nothing is restored at the end."""
         self._actions.clear()
         self._known.clear()
 
@@ -191,7 +191,7 @@ def _put_values(entries: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
 
 
 def _can_compare(tensor: Tensor) -> bool:
-    """Whether it is cheap to see that a tensor was not written: it then keeps its version, and graphs through it stay valid."""
+    """Whether comparing values first is cheap: an unwritten tensor then keeps its version, and graphs through it stay valid."""
     return tensor.device.type == "cpu" and not is_sharded(tensor) and not is_fake(tensor)
 
 
@@ -213,15 +213,15 @@ def _make_refill(mapping: Any) -> Callable[[], None]:
 
     def refill() -> None:
         if len(mapping) != len(before) or not all(map(operator.is_, mapping, before)):
-            mapping.clear()  # so that the order is what it was, too
+            mapping.clear()  # to restore the order of keys, too
         mapping.update(before)
 
     return refill
 
 
-def _refill_list(held: Any, items: list[Any]) -> None:
-    held.clear()
-    held.extend(items)
+def _refill_list(target: Any, items: list[Any]) -> None:
+    target.clear()
+    target.extend(items)
 
 
 # -- signals that wait ---------------------------------------------------------------------------------------------------
@@ -232,9 +232,9 @@ _INSTALLED: Final = 2
 
 
 class _Interrupts:
-    """The handler that stands in for those of the program while signals are held back; only the main thread uses it.
+    """The handler that replaces those of the program while signals are deferred; only the main thread uses it.
 
-    Where it is in place with nothing held back, it calls the handler that it stands for.
+    While installed outside of a block (depth 0), it calls the handler that it replaced.
     """
 
     __slots__ = ("_handlers", "_placed", "depth", "pending")
@@ -252,7 +252,7 @@ class _Interrupts:
             self.pending.append(number)
 
     def hold(self) -> int:
-        """Hold signals back until `release`; 0 in a thread where no handlers run, `_INSTALLED` where it was not in place."""
+        """Defer signals until `release`. Returns 0 in a thread where no handlers run, `_INSTALLED` if it had to be installed."""
         if _get_ident() != _main_ident:
             return 0
         if self.depth:
@@ -266,12 +266,12 @@ class _Interrupts:
             except BaseException:
                 self._uninstall()
                 raise
-        # From here on nothing is interrupted; before, an interrupt means that nothing was begun.
+        # Nothing is interrupted after this assignment; an interrupt before it means that the block has not begun.
         self.depth = 1
         return outcome
 
     def release(self, uninstall: bool) -> None:
-        """Let the handlers of signals that arrived meanwhile run, at the end of the outermost block."""
+        """Leave a block; at the end of the outermost one, run the handlers of the deferred signals."""
         if self.depth > 1:
             self.depth -= 1
             return
@@ -284,21 +284,21 @@ class _Interrupts:
             self.deliver()
 
     def _install(self) -> None:
-        found = [(number, get_handler(number)) for number in _NUMBERS]
-        for number, handler in found:
+        handlers = [(number, get_handler(number)) for number in _NUMBERS]
+        for number, handler in handlers:
             if callable(handler) and handler is not self:
                 self._handlers[number] = handler
                 set_handler(number, self)
-        self._placed = [self if callable(handler) else handler for _, handler in found]
+        self._placed = [self if callable(handler) else handler for _, handler in handlers]
 
     def _uninstall(self) -> None:
         self._placed = []
         for number, handler in self._handlers.items():
-            if get_handler(number) is self:  # a program may have put another one there meanwhile
+            if get_handler(number) is self:  # the program may have installed another one meanwhile
                 set_handler(number, handler)
 
     def deliver(self) -> None:
-        """Raise the signals that arrived; each handler runs, also where one before it raises."""
+        """Raise the deferred signals; every handler runs, even if an earlier one raises."""
         while self.pending:
             try:
                 signal.raise_signal(self.pending.pop(0))
@@ -311,7 +311,7 @@ _interrupts = _Interrupts()
 
 
 def _find_main() -> None:
-    """Remember which thread runs handlers; in the child of a fork it is the one that forked."""
+    """Store the identity of the thread that runs handlers; in the child of a fork it is the one that forked."""
     global _main_ident
     _main_ident = threading.main_thread().ident
 
@@ -324,9 +324,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class allow_interrupts:
-    """A block of a program's own code inside a deferred `Guard`: there signals are handled when they arrive.
+    """A block of user code inside a deferred `Guard`, in which signals are handled when they arrive.
 
-    What was registered with the guard is put back if a handler raises.
+    If a handler raises, the guard restores what was registered with it.
 
     Example:
         >>> from moduli.layout import Guard, allow_interrupts

@@ -114,7 +114,7 @@ class BufferEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The parameters of one dtype on one device: those that fit in one flat vector.
+    """The parameters of one dtype on one device, which fit in one flat vector.
 
     Attributes:
         dtype: Their dtype.
@@ -181,9 +181,9 @@ class Layout:
     _fingerprint: str | None
 
     def __new__(cls, entries: tuple[Entry, ...] = (), buffers: tuple[BufferEntry, ...] = ()) -> "Layout":
-        known = _INTERNED.get((entries, buffers))
-        if known is not None:
-            return known
+        interned = _INTERNED.get((entries, buffers))
+        if interned is not None:
+            return interned
         self = super().__new__(cls)
         members: list[list[int]] = []
         for position, entry in enumerate(entries):
@@ -232,7 +232,7 @@ class Layout:
         return self._fingerprint
 
     def views(self, vectors: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        """See flat vectors as the parameters they hold: one view per entry, in the order of the entries.
+        """Return views of flat vectors as parameters: one view per entry, in the order of the entries.
 
         Args:
             vectors: One vector per group; a layout of one group also takes the vector itself. Leading dimensions
@@ -305,7 +305,7 @@ class Layout:
         return targets
 
     def _vectors(self, vectors: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        """Vectors as a list, checked against the groups."""
+        """Return vectors as a list, checked against the groups."""
         vectors = [vectors] if isinstance(vectors, Tensor) else list(vectors)
         if len(vectors) != len(self.groups):
             kinds = ", ".join(f"{group.dtype} on {group.device}" for group in self.groups) or "none"
@@ -340,7 +340,7 @@ class Layout:
         return True
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Models that look alike share one; the index is the last to be made.
+        # Models of one structure share a layout. `_index` is assigned last, so its presence marks a finished object.
         if name != "_fingerprint" and hasattr(self, "_index"):
             raise AttributeError(f"a Layout is immutable; {name!r} cannot be set")
         object.__setattr__(self, name, value)
@@ -367,5 +367,5 @@ _INTERNED: WeakValueDictionary[tuple[tuple[Entry, ...], tuple[BufferEntry, ...]]
 
 
 def _describe(shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """A tensor's shape and dtype, for an error."""
+    """Return a tensor's shape and dtype as text, for an error."""
     return f"{str(dtype).removeprefix('torch.')} of shape {shape}"

@@ -1,7 +1,7 @@
 """Names of parameters: the forms a name has, patterns that select by name, and renames.
 
 A stored name has up to three forms, and a pattern may use any of them: the registered one (`tensor:coef`), the public one of
-a labelled tensor (`coef`), and either without what wrappers such as `torch.compile` put into it (`_orig_mod.weight`).
+a labelled tensor (`coef`), and either without the parts that wrappers such as `torch.compile` insert (`_orig_mod.weight`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ TENSOR_BUFFER_PREFIX: Final = "buffer:"
 """Prefix of the names under which owned tensors declared by `nograd_tensors` are registered as buffers."""
 
 Rename: TypeAlias = Callable[[str], str | None]
-"""From a name to another one; None leaves it out."""
+"""A function from a name to its new name; None drops the name."""
 
 NameMap: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None]
-"""From names to other names: of tensors, or of modules with everything below them. None leaves it out."""
+"""New names by old name, of tensors, or of modules with everything below them; None drops the name."""
 
 _MOST_SHOWN: Final = 20
-# What wrappers of torch put into the names of the parameters that they hold, at any depth.
+# Parts that torch's wrappers insert into the names of the parameters below them, at any depth.
 _WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-# What the wrappers for data parallelism put before every name.
+# The prefix that the wrappers for data parallelism put before every name.
 _DATA_PARALLEL: Final = "module."
 _RANGE: Final = "<([0-9]+)-([0-9]+)>"
 _MARK: Final = "\ue000"  # the placeholder of a range while a pattern is translated; no name has it
@@ -61,7 +61,7 @@ def public_name(name: str) -> str:
 
 
 def unwrapped_name(name: str) -> str:
-    """Return a name without what `torch.compile`, FSDP and checkpointing put into it.
+    """Return a name without the parts that `torch.compile`, FSDP and checkpointing insert.
 
     Example:
         >>> from moduli.layout import unwrapped_name
@@ -98,7 +98,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     text = translate(re.sub(_RANGE, _MARK, pattern))
     for low, high in re.findall(_RANGE, pattern):
         numbers = "|".join(map(str, range(int(low), int(high) + 1)))
-        # A number is whole: no digit stands before or after it.
+        # No digit may precede or follow the number.
         text = text.replace(_MARK, rf"(?<![0-9])0*(?:{numbers})(?![0-9])", 1)
     return re.compile(text)
 
@@ -126,8 +126,11 @@ def select(
     Args:
         patterns: A pattern, or several; see `compile_pattern`. `"*"` may match nothing.
         names: The names; a sequence of names, such as those of a tied parameter, is matched by each of them.
-        what: What errors call that which has the names.
-        owner: What errors call that which they belong to.
+        what: The noun that errors use for what is named.
+        owner: The owner of the names in errors, such as a class.
+
+    Returns:
+        The indices, in order.
 
     Raises:
         UnknownNameError: If a pattern matches none; the error shows the nearest names.
@@ -140,7 +143,7 @@ def select(
     patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     rows = [(each,) if isinstance(each, str) else tuple(each) for each in names]
     if rows and all(name.startswith(_DATA_PARALLEL) for row in rows for name in row):
-        # A child may be called so, but then other names begin otherwise, or the pattern has it.
+        # A child may be called `module`, but then other names begin differently, or the pattern contains it.
         rows = [(*row, *(name.removeprefix(_DATA_PARALLEL) for name in row)) for row in rows]
     for pattern in patterns:
         check_pattern(pattern, [name for row in rows for name in row], what, owner)
@@ -148,7 +151,13 @@ def select(
 
 
 def check_pattern(pattern: str, names: Sequence[str], what: str = "parameter", owner: str = "") -> None:
-    """Raise UnknownNameError if a pattern other than `"*"` matches none of some names; arguments as of `select`.
+    """Raise UnknownNameError if a pattern other than `"*"` matches none of some names.
+
+    Args:
+        pattern: The pattern.
+        names: The names.
+        what: The noun that the error uses for what is named.
+        owner: The owner of the names in the error.
 
     Example:
         >>> from moduli.layout import check_pattern
@@ -159,7 +168,13 @@ def check_pattern(pattern: str, names: Sequence[str], what: str = "parameter", o
 
 
 def refuse_pattern(pattern: str, names: Iterable[str], what: str = "parameter", owner: str = "") -> NoReturn:
-    """Raise UnknownNameError for a pattern that matches none of some names; arguments as of `select`.
+    """Raise UnknownNameError for a pattern that matches none of some names.
+
+    Args:
+        pattern: The pattern.
+        names: The names.
+        what: The noun that the error uses for what is named.
+        owner: The owner of the names in the error.
 
     Example:
         >>> from moduli.layout import refuse_pattern
@@ -188,14 +203,14 @@ def suggest_name(pattern: str, names: Iterable[str]) -> str:
 
 
 def make_rename(mapping: NameMap | None, names: Sequence[str]) -> Rename:
-    """Return the function that a mapping of names represents.
+    """Return a mapping of names as a function.
 
     Args:
         mapping: A dict from names of tensors, or of modules for everything below them, or a function; None keeps names.
-        names: The names that it is applied to.
+        names: The names that the function will be applied to.
 
     Raises:
-        ValueError: If part of it is about none of the names, or two names become one.
+        ValueError: If a key of the mapping matches none of the names, or two names become one.
 
     Example:
         >>> from moduli.layout import make_rename
@@ -231,7 +246,7 @@ def make_rename(mapping: NameMap | None, names: Sequence[str]) -> Rename:
 
 
 def list_names(names: Iterable[str], most: int = 6) -> str:
-    """Return names for an error, the first few of them.
+    """Return the first few names as text, for an error.
 
     Example:
         >>> from moduli.layout import list_names

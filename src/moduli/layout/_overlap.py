@@ -1,4 +1,4 @@
-"""Which entries two tensors of different sizes have in common: by label where an axis has labels, by position otherwise."""
+"""The entries that two tensors of different sizes have in common: by label where an axis has labels, otherwise by position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._layout import Axes, Axis
 
 
 class Overlap(NamedTuple):
-    """The entries that a tensor shares with one of other sizes: a set of positions along every axis.
+    """The entries that a tensor has in common with a source of other sizes, as positions along every axis.
 
     Attributes:
         order: For each axis of the tensor, which axis of the source it is; None if they are in order.
@@ -46,7 +46,7 @@ class Overlap(NamedTuple):
         """Return the common entries, with axes and entries in the order of the tensor.
 
         Args:
-            tensor: The source, or the tensor.
+            tensor: The tensor, or the source.
             there: Whether it is the source.
 
         Example:
@@ -97,10 +97,10 @@ class Overlap(NamedTuple):
 def find_overlap(
     shape: Sequence[int], other: Sequence[int], ours: Axes | None = None, theirs: Axes | None = None
 ) -> Overlap | None:
-    """Find the entries that a tensor has in common with one of other sizes.
+    """Return the entries that a tensor has in common with a source of other sizes.
 
-    Axes pair by name where every axis has one, otherwise by position. Along an axis with labels on both sides the labels that
-    both have are common; along others the first positions.
+    Axes pair by name where every axis has one, otherwise by position. Along an axis with labels on both sides, the entries in
+    common are those of the labels that both have; along other axes, the first positions.
 
     Args:
         shape: The sizes of the tensor.
@@ -109,7 +109,7 @@ def find_overlap(
         theirs: The axes of the source.
 
     Returns:
-        The overlap; None if the axes are not the same ones, or nothing is common.
+        The overlap; None if the axes differ, or no entry is common.
 
     Example:
         >>> from moduli.layout import Axis, find_overlap
@@ -120,24 +120,26 @@ def find_overlap(
     if len(shape) != len(other):
         return None
     left, right = _complete(ours, shape), _complete(theirs, other)
-    wanted, present = [axis.name for axis in left], [axis.name for axis in right]
-    order: tuple[int, ...] | None = None
-    if None not in wanted and None not in present:
-        if set(wanted) != set(present):
-            return None
-        if wanted != present:
-            order = tuple(map(present.index, wanted))
-            right, other = [right[axis] for axis in order], [other[axis] for axis in order]
-    elif any(a is not None and b is not None and a != b for a, b in zip(wanted, present, strict=True)):
+    order = _pair_axes([axis.name for axis in left], [axis.name for axis in right])
+    if order is None:
         return None
-    pairs = [_match(*each) for each in zip(left, right, shape, other, strict=True)]
+    pairs = [_match(left[at], right[axis], shape[at], other[axis]) for at, axis in enumerate(order)]
     if not all(here for here, _ in pairs):
         return None
-    return Overlap(order, tuple(here for here, _ in pairs), tuple(there for _, there in pairs))
+    moved = None if order == tuple(range(len(order))) else order
+    return Overlap(moved, tuple(here for here, _ in pairs), tuple(there for _, there in pairs))
+
+
+def _pair_axes(wanted: Sequence[str | None], present: Sequence[str | None]) -> tuple[int, ...] | None:
+    """Return, for each axis of the tensor, the axis of the source that it pairs with; None if their names differ."""
+    if None not in wanted and None not in present:
+        return tuple(map(present.index, wanted)) if set(wanted) == set(present) else None
+    differ = any(a is not None and b is not None and a != b for a, b in zip(wanted, present, strict=True))
+    return None if differ else tuple(range(len(wanted)))
 
 
 def _complete(axes: Axes | None, shape: Sequence[int]) -> list[Axis]:
-    """Return one axis per size; those of a tensor that another one is computed from do not count where sizes differ."""
+    """Return one axis per size, without labels where their number is not the size (axes of a tensor computed from this one)."""
     if axes is None or len(axes) != len(shape):
         return [Axis(None, None)] * len(shape)
     return [

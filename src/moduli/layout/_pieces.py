@@ -1,6 +1,6 @@
-"""Tensors that several processes hold in pieces (`torch.distributed.tensor.DTensor`): what is held where, and both ways.
+"""Sharded tensors (`torch.distributed.tensor.DTensor`): the local shard, its position, gathering and sharding.
 
-A DTensor is asked by what it can do, never by its class: importing that takes a second, and most programs have none.
+A DTensor is recognised by its attributes, not its class: importing the class takes a second, and most programs have none.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from .._torch import find_storage
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a piece begins in the whole tensor, and its sizes."""
+"""The offsets of a shard in the whole tensor, and its sizes."""
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether it is a DTensor, or the class of them.
+    """Whether an object is a DTensor, or the class of DTensors.
 
     Example:
         >>> from moduli.layout import is_sharded
@@ -31,7 +31,7 @@ def is_sharded(tensor: object) -> bool:
 
 
 def any_sharded(tensors: Iterable[object]) -> bool:
-    """Whether any of them is a DTensor; asks next to nothing where no program has loaded those.
+    """Whether any of some objects is a DTensor; costs a dictionary lookup while DTensor is not imported.
 
     Example:
         >>> from moduli.layout import any_sharded
@@ -45,7 +45,7 @@ _is_sharded_class = functools.lru_cache(maxsize=256)(is_sharded)
 
 
 def piece_of(tensor: Any) -> Tensor:
-    """What this process holds of a tensor, without a graph: the same memory; of a plain tensor all of it.
+    """Return the local shard of a tensor, detached and sharing memory; a plain tensor is its own shard.
 
     Example:
         >>> from moduli.layout import piece_of
@@ -55,41 +55,41 @@ def piece_of(tensor: Any) -> Tensor:
     if not is_sharded(tensor):
         return tensor.detach()  # type: ignore[no-any-return]
     with torch.no_grad():
-        found = tensor.to_local()
-    return (found.wait() if hasattr(found, "wait") else found).detach()  # type: ignore[no-any-return]
+        piece = tensor.to_local()
+    return (piece.wait() if hasattr(piece, "wait") else piece).detach()  # type: ignore[no-any-return]
 
 
-def piece_like(piece: Tensor, held: Any, rest: tuple[int, ...] = ()) -> Any:
-    """A piece as the DTensor that all processes make of theirs; beside a plain tensor it is whole already.
+def piece_like(piece: Tensor, like: Any, rest: tuple[int, ...] = ()) -> Any:
+    """Return the DTensor whose local shard is `piece`, sharded like another tensor; `piece` itself if that one is plain.
 
     Args:
-        piece: What this process has, of the sizes of its piece of `held`.
-        held: The tensor that it is laid out like.
-        rest: Sizes that follow those of `held`.
+        piece: The local shard, of the sizes of the local shard of `like`.
+        like: The tensor whose mesh and placements are used.
+        rest: Sizes that follow those of `like`.
 
     Example:
         >>> from moduli.layout import piece_like
         >>> piece_like(torch.zeros(2), torch.ones(2))
         tensor([0., 0.])
     """
-    if not is_sharded(held):
+    if not is_sharded(like):
         return piece
     from torch.distributed.tensor import DTensor
 
-    shape = torch.Size((*held.shape, *rest))
+    shape = torch.Size((*like.shape, *rest))
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(piece, held.device_mesh, held.placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(piece, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
 def is_expanded(tensor: Tensor) -> bool:
-    """Whether several elements of a tensor are one place in memory, as `expand` makes them, so that it can't be written."""
+    """Whether several elements of a tensor share one memory location, as after `expand`, so that it can't be written."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return False
     return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def make_whole(tensor: Any) -> Tensor:
-    """A DTensor as the whole tensor, in every process; all that hold a piece take part. Any other as it is.
+    """Gather a DTensor into a whole tensor in every process of its mesh, all of which must call this; others are returned.
 
     Example:
         >>> from moduli.layout import make_whole
@@ -99,21 +99,21 @@ def make_whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
 
 
-def cut_like(whole: Tensor, held: Any) -> Any:
-    """A tensor that every process has whole, laid out like another: each keeps its piece, nothing is sent.
+def cut_like(whole: Tensor, like: Any) -> Any:
+    """Shard a tensor that every process has whole like another tensor; each process slices its shard, nothing is sent.
 
     Example:
         >>> from moduli.layout import cut_like
         >>> cut_like(torch.zeros(2), torch.ones(2))
         tensor([0., 0.])
     """
-    if not is_sharded(held) or is_sharded(whole):
+    if not is_sharded(like) or is_sharded(whole):
         return whole
-    return piece_like(cut(whole, find_box(held)).to(held.device).contiguous(), held)
+    return piece_like(cut(whole, find_box(like)).to(like.device).contiguous(), like)
 
 
 def memory_of(tensor: Any) -> tuple[object, ...]:
-    """What two tensors have in common exactly if they are the same memory seen the same way, of DTensors their pieces.
+    """Return a key that is equal for two tensors exactly if they are the same view of the same memory (of local shards).
 
     Example:
         >>> from moduli.layout import memory_of
@@ -127,7 +127,7 @@ def memory_of(tensor: Any) -> tuple[object, ...]:
 
 
 def show_pieces(modules: Iterable[nn.Module]) -> bool:
-    """Have modules of FSDP2 show their pieces: after a forward pass they may show whole parameters, which are copies.
+    """Reshard modules of FSDP2: after a forward pass their parameters may be gathered copies.
 
     Returns:
         Whether any of them is wrapped by `fully_shard`.
@@ -138,14 +138,14 @@ def show_pieces(modules: Iterable[nn.Module]) -> bool:
         False
     """
     wrapper = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    found = [] if wrapper is None else [module for module in modules if isinstance(module, wrapper)]
-    for module in found:
+    wrapped = [] if wrapper is None else [module for module in modules if isinstance(module, wrapper)]
+    for module in wrapped:
         module.reshard()
-    return bool(found)
+    return bool(wrapped)
 
 
 def find_box(tensor: Any) -> Box:
-    """The piece of a tensor that this process holds: all of it, unless it is a DTensor.
+    """Return the box of the local shard of a tensor: the whole tensor, unless it is a DTensor.
 
     Example:
         >>> from moduli.layout import find_box
@@ -159,7 +159,7 @@ def find_box(tensor: Any) -> Box:
 
 
 def cut(whole: Tensor, box: Box) -> Tensor:
-    """The piece of a whole tensor, a view.
+    """Return the part of a whole tensor inside a box, as a view.
 
     Example:
         >>> from moduli.layout import cut
@@ -173,7 +173,7 @@ def cut(whole: Tensor, box: Box) -> Tensor:
 
 
 def find_group(tensors: Iterable[Any]) -> Any:
-    """The processes that hold pieces of these tensors, as a process group; all processes are None.
+    """Return the process group of the processes that hold shards of some tensors; None if it is all processes.
 
     Example:
         >>> from moduli.layout import find_group
@@ -187,10 +187,10 @@ def find_group(tensors: Iterable[Any]) -> Any:
 
 
 def gather_objects(value: Any, tensors: Iterable[Any]) -> list[Any]:
-    """What every process that holds pieces of these tensors has, in the order of the processes.
+    """Gather an object from every process that holds shards of some tensors, in the order of the processes.
 
     Args:
-        value: What this process has; it is pickled.
+        value: The object of this process; it is pickled.
         tensors: The tensors.
     """
     group = find_group(tensors)
@@ -201,6 +201,6 @@ def gather_objects(value: Any, tensors: Iterable[Any]) -> list[Any]:
 
 @functools.lru_cache(maxsize=64)
 def _make_group(ranks: tuple[int, ...], world: Any) -> Any:
-    """One group for the same processes, as long as they are connected: each starts threads that never end."""
-    # Only these processes know of the group: others may train another part of the model.
+    """Return a process group, the same one for the same ranks and world: each new group starts threads that never end."""
+    # Only these processes create the group: others may train another part of the model.
     return torch.distributed.new_group(list(ranks), use_local_synchronization=True)

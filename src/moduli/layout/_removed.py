@@ -1,4 +1,4 @@
-"""Parameters that an edit has taken out of a model, so that an optimizer which still has them can tell."""
+"""Parameters that an edit has removed from a model, so that an optimizer which still has them can raise."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class RemovedParameters:
-    """The parameters that edits of models have removed, with the names they had there; they are referred to weakly.
+    """The parameters that edits have removed from models, with their former names; references are weak.
 
     Attributes:
-        count: How often parameters were marked, so that one number tells that none were.
+        count: How often parameters were marked; an unchanged count means that none were.
 
     Example:
         >>> import torch
@@ -44,12 +44,12 @@ class RemovedParameters:
                 del self._names[key]
 
     def discard(self, params: Iterable[Tensor]) -> None:
-        """Remove the marks of parameters, which an optimizer was given on purpose."""
+        """Remove the marks of parameters that were passed to an optimizer on purpose."""
         for param in params if self._names else ():
             self._names.pop(id(param), None)
 
     def find(self, params: Iterable[Tensor]) -> list[str]:
-        """Return the names that those of the parameters had which were removed."""
+        """Return the former names of those parameters that were removed."""
         entries = [(param, self._names.get(id(param))) for param in params] if self._names else []
         return [entry[1] for param, entry in entries if entry is not None and entry[0]() is param]
 
@@ -68,4 +68,4 @@ def list_registered(root: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 REMOVED = RemovedParameters()
-"""Those of all models."""
+"""The removed parameters of all models."""

@@ -1,4 +1,4 @@
-"""Layouts of modules and of given tensors, and what is done to all tensors of a nested value."""
+"""Layouts of modules and of passed tensors, and mapping over the tensors of a nested value."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -13,14 +13,14 @@ from ._layout import Layout, LayoutError
 from ._structure import read
 
 Source: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
-"""What has a layout: a module, a dict of tensors, a list of tensors, or pairs such as `named_parameters()` gives."""
+"""Anything with a layout: a module, a dict of tensors, a list of tensors, or pairs such as `named_parameters()` gives."""
 
 
 def layout_of(source: Source) -> Layout:
-    """The layout of a module's parameters and buffers, or of given tensors.
+    """Return the layout of a module's parameters and buffers, or of passed tensors.
 
     For a module it is computed once and then compared, on each call, with the live module: names, identities, dtypes,
-    shapes and devices in the whole tree. So it is always the module's layout as it is now, whatever was assigned,
+    shapes and devices in the whole tree. So the result is always the current layout, whatever was assigned,
     deleted, appended, tied, converted or moved since, and through whichever interface.
 
     Args:
@@ -44,7 +44,7 @@ def layout_of(source: Source) -> Layout:
 
 
 def layout_and_tensors(source: Source) -> tuple[Layout, list[Tensor]]:
-    """The layout together with the live parameters, one per entry and in the order of the entries.
+    """Return the layout together with the live parameters, one per entry and in the order of the entries.
 
     Args:
         source: As for `layout_of`.
@@ -56,18 +56,18 @@ def layout_and_tensors(source: Source) -> tuple[Layout, list[Tensor]]:
         True
     """
     if isinstance(source, nn.Module):
-        seen = read(source)
-        return seen.structure.layout, seen.parameters
+        reading = read(source)
+        return reading.structure.layout, reading.parameters
     pairs = _name_tensors(source)
     layout, chosen, _ = lay_out(pairs, [], {})
     return layout, [pairs[i][1] for i in chosen]
 
 
 def addresses(source: Source) -> tuple[int, ...]:
-    """The address of each parameter's first element, in the order of the entries.
+    """Return the address of each parameter's first element, in the order of the entries.
 
-    Two readings differ when storage was swapped, by `.data =`, `.half()`, `load_state_dict(assign=True)` and the like,
-    even where the layout is the same. Tensors without memory (on "meta", or empty) have address 0.
+    Results of two calls differ if storage was replaced in between, by `.data =`, `.half()`, `load_state_dict(assign=True)`
+    and the like, even if the layout is the same. Tensors without memory (on "meta", or empty) have address 0.
 
     Example:
         >>> net = nn.Linear(3, 2)
@@ -80,7 +80,7 @@ def addresses(source: Source) -> tuple[int, ...]:
 
 
 def _name_tensors(source: object) -> list[tuple[str, Tensor]]:
-    """Given tensors with their names."""
+    """Return passed tensors with their names."""
     if isinstance(source, Tensor | str) or not isinstance(source, Iterable):
         raise TypeError(
             "a layout is that of a module, or of a dict, list or named_parameters() of tensors; "
@@ -105,12 +105,12 @@ def _name_tensors(source: object) -> list[tuple[str, Tensor]]:
 
 
 def map_tensors(value: Any, act: Callable[[Tensor], Any], other: Callable[[Any], Any] | None = None) -> Any:
-    """A nested value with every tensor in it replaced; its containers are new, of the same kinds.
+    """Return a nested value with every tensor in it replaced; its containers are new, of the same kinds.
 
     Args:
         value: A tensor, or lists, tuples, deques and dictionaries of values.
-        act: What becomes of a tensor.
-        other: What becomes of anything else; None keeps it.
+        act: Returns the replacement of a tensor.
+        other: Returns the replacement of any other leaf; None keeps it.
 
     Example:
         >>> import torch

@@ -1,9 +1,8 @@
-"""Reading a live module tree, and knowing cheaply that what was read still holds.
+"""Reading a live module tree into a `Structure`, quickly if it has not changed since the last reading.
 
-A `Structure` is made of names, classes, sizes and positions only: it refers to no module and no tensor. Modules that look
-alike have one structure, so `is` compares whole trees. What is remembered about a module is only which structure it had
-last; every reading compares the live tree with it in full, so nothing can go stale: a wrong memory costs time, not
-correctness.
+A `Structure` is made of names, classes, sizes and positions only: it refers to no module and no tensor. Modules of equal
+structure have one `Structure` object, so `is` compares whole trees. Only the last structure of a module is cached, and every
+reading compares the live tree with it in full, so a stale cache entry costs time, not correctness.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from ._layout import Layout, LayoutError
 _OWNED = attrgetter("_parameters", "_buffers", "_modules")
 _SIZES = attrgetter("dtype", "shape", "device")
 _NONE = id(None)
-# Between the names of a scan, so that names of different kinds cannot run together.
+# Separators in the names of a scan, so that names of different kinds cannot run together.
 _PARAMETERS, _BUFFERS, _CHILDREN = 1, 2, 3
-# What classes have whose modules own labelled tensors; others may call anything `_labelled`.
+# Attribute of classes whose modules own labelled tensors; in other classes `_labelled` may be anything.
 OWNS_LABELS = "__nograd_tensors__"
-# A module inside itself has no end of names; no model has this many modules.
+# A module that contains itself gives names without end; no real model has this many modules.
 _MOST_MODULES = 200_000
 
 
@@ -58,12 +57,12 @@ class ModuleEntry(NamedTuple):
 
 @dataclass(eq=False)
 class Structure:
-    """What a module tree looks like: its layout, and every module in it. Two trees that look alike have the same one.
+    """The structure of a module tree: its layout, and every module in it. Trees of equal structure share one object.
 
     Attributes:
         layout: The layout of parameters and buffers.
         modules: One `ModuleEntry` per distinct module, the root first, breadth first.
-        notes: What other rooms worked out of it, by room, to be worked out once.
+        notes: Results that other rooms computed from the structure and cache here, by room.
 
     Example:
         >>> from moduli.layout import read
@@ -90,7 +89,7 @@ class Reading(NamedTuple):
     """A live module tree, read at one moment.
 
     Attributes:
-        structure: What it looks like.
+        structure: Its structure.
         parameters: The live parameters, one per entry of the layout.
         buffers: The live buffers, one per buffer of the layout.
         modules: The live modules, one per module of the structure.
@@ -110,7 +109,7 @@ class Reading(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """Everything that two trees must have in common to have one structure."""
+    """The key of a structure: everything that two trees must have in common."""
 
     names: Any
     sizes: Any
@@ -121,7 +120,7 @@ class _Key(NamedTuple):
 
 
 class _Scan(NamedTuple):
-    """A breadth-first walk over live modules; what has several names occurs once for each of them."""
+    """The result of a breadth-first walk over live modules; an object with several names occurs once per name."""
 
     parameters: list[Any]
     buffers: list[Any]
@@ -136,8 +135,8 @@ _KNOWN: weakref.WeakValueDictionary[_Key, Structure] = weakref.WeakValueDictiona
 def read(root: nn.Module) -> Reading:
     """Read a live module tree: names, classes, identities, dtypes, shapes and devices, as they are now.
 
-    Two readings have the same `structure` object exactly if nothing in the tree, labels included, looks different: this is the one
-    answer to "is this module what it was?". Values, `requires_grad` and plain attributes are no part of it.
+    Two readings have the same `structure` object exactly if nothing in the tree differs, labels included: every question "is
+    this module unchanged?" is answered by this comparison. Values, `requires_grad` and plain attributes are not compared.
 
     Args:
         root: The module.
@@ -158,24 +157,24 @@ def read(root: nn.Module) -> Reading:
     last = _LAST.get(id(root))
     before = last[1] if last is not None and last[0]() is root else None
     try:
-        found = _scan(root, _MOST_MODULES if before is None else before._limit)
+        scanned = _scan(root, _MOST_MODULES if before is None else before._limit)
     except (AttributeError, RuntimeError):
         _refuse_unreadable(root)
-        found = _scan(root, 1 << 60)
-    if before is not None and found[1] == before._key:
-        return before._pick_from(found[0])
-    structure = _find(root, *found)
-    return read(root) if structure is None else structure._pick_from(found[0])
+        scanned = _scan(root, 1 << 60)
+    if before is not None and scanned[1] == before._key:
+        return before._pick_from(scanned[0])
+    structure = _find(root, *scanned)
+    return read(root) if structure is None else structure._pick_from(scanned[0])
 
 
 def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key]:
-    """Walk over the tree: what is there, and what is compared.
+    """Walk over the tree and return its tensors and modules, and the key to compare.
 
     Raises:
         AttributeError: If it has more than `limit` places, or a module in it was not initialised.
 
-    This is the hot loop of the room: it runs at each reading. Slots that hold None count as names. The keys are asked for
-    by name because TorchScript has objects in the place of dicts that cannot be iterated over.
+    This is the hot loop of the room: it runs at each reading. Slots that hold None count as names. Registries are read
+    through `keys()` and `values()`, because the objects that TorchScript has instead of dicts cannot be iterated over.
     """
     names: list[object] = []
     parameters: list[Any] = []
@@ -187,19 +186,19 @@ def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key]:
             continue
         try:
             own = module.__dict__
-            held, kept, children = own["_parameters"], own["_buffers"], own["_modules"]
+            params, bufs, children = own["_parameters"], own["_buffers"], own["_modules"]
         except KeyError:
-            held, kept, children = _read_owned(module)
-        if held:
-            names += held.keys()
+            params, bufs, children = _read_owned(module)
+        if params:
+            names += params.keys()
             names.append(_PARAMETERS)
-            parameters += held.values()
-        if kept:
-            names += kept.keys()
+            parameters += params.values()
+        if bufs:
+            names += bufs.keys()
             names.append(_BUFFERS)
             if module._non_persistent_buffers_set:
                 names.append(frozenset(module._non_persistent_buffers_set))
-            buffers += kept.values()
+            buffers += bufs.values()
         if children:
             names += children.keys()
             names.append(_CHILDREN)
@@ -216,8 +215,8 @@ def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key]:
 
 
 def _read_owned(module: nn.Module) -> list[dict[str, Any]]:
-    """The parameters, buffers and children of a module that may make its dicts only when asked for them."""
-    return [held if isinstance(held, dict) else dict(held.items()) for held in _OWNED(module)]
+    """Return the parameters, buffers and children of a module, as dicts even where its registries are computed (TorchScript)."""
+    return [registry if isinstance(registry, dict) else dict(registry.items()) for registry in _OWNED(module)]
 
 
 def _sizes(tensors: list[Any]) -> list[Any]:
@@ -228,7 +227,7 @@ def _sizes(tensors: list[Any]) -> list[Any]:
 
 
 def _find_first_places(things: list[Any]) -> list[int]:
-    """For each place, the first place that holds the same thing, or -1 for None; empty if all things are distinct."""
+    """Return, for each position, the first position of the same object, or -1 for None; empty if all are distinct."""
     ids = set(map(id, things))
     if len(ids) == len(things) and _NONE not in ids:
         return []
@@ -239,7 +238,7 @@ def _find_first_places(things: list[Any]) -> list[int]:
 
 
 def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure | None:
-    """The structure of a scan, known from another module or made now; the module is remembered to have it."""
+    """Return the structure of a scan, interned by its key, and cache it as the last structure of the module."""
     frozen = _Key(*map(tuple, key))
     structure = _KNOWN.get(frozen)
     if structure is None:
@@ -250,7 +249,7 @@ def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure | None:
     place = id(root)
 
     def forget(ref: weakref.ref[nn.Module]) -> None:
-        # Not whatever has the key by now: another thread may have read a new module under a reused id.
+        # Check the reference: another thread may have read a new module whose id is the same.
         if place in _LAST and _LAST[place][0] is ref:
             del _LAST[place]
 
@@ -259,39 +258,48 @@ def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure | None:
 
 
 def _make(scan: _Scan, key: _Key) -> Structure | None:
-    """The structure of what was scanned, whatever another thread edits since; None if one edited it during the scan."""
+    """Make the structure of a scan; None if another thread edited the tree during the scan."""
     rows, slots, buffer_slots, paths, labelled = _unfold(key.names)
     if [len(slots), len(buffer_slots), len(paths)] != list(map(len, scan)):
         return None
     # `named_parameters()` goes depth first: sort by the position of each module among its siblings, from the root on.
-    order = sorted((p for p, held in enumerate(scan.parameters) if held is not None), key=lambda p: slots[p][0])
-    buffer_order = sorted(
-        (p for p, held in enumerate(scan.buffers) if held is not None), key=lambda p: buffer_slots[p][0]
-    )
-    layout, chosen, kept = lay_out(
+    order = _sort_slots(scan.parameters, slots)
+    buffer_order = _sort_slots(scan.buffers, buffer_slots)
+    layout, chosen, chosen_buffers = lay_out(
         [(slots[p][1], scan.parameters[p]) for p in order],
         [(buffer_slots[p][1], scan.buffers[p], buffer_slots[p][2]) for p in buffer_order],
         labelled,
     )
-    parameters, buffers = [order[i] for i in chosen], [buffer_order[i] for i in kept]
+    parameters, buffers = [order[i] for i in chosen], [buffer_order[i] for i in chosen_buffers]
     firsts = key.module_ties or range(len(scan.modules))
-    modules = [p for p, first in enumerate(firsts) if first == p and scan.modules[p] is not None]
-    found = ((scan.parameters, parameters), (scan.buffers, buffers), (scan.modules, modules))
-    at = [{id(held[p]): i for i, p in enumerate(places)} | {_NONE: -1} for held, places in found]
-    walks = iter(scan.parameters), iter(scan.buffers), iter(scan.modules[1:])
-    entries = {}
-    for place, (*owned, transient) in enumerate(rows):
-        held = [tuple((name, at[i][id(next(walks[i]))]) for name in names) for i, names in enumerate(owned)]
-        entries[place] = ModuleEntry(type(scan.modules[place]), paths[place][1], held[0], held[1], transient, held[2])
-    pick = [_picker(places, len(held)) for held, places in found]
+    modules = [p for p, module in enumerate(scan.modules) if firsts[p] == p and module is not None]
+    distinct = ((scan.parameters, parameters), (scan.buffers, buffers), (scan.modules, modules))
+    index = [{id(things[p]): i for i, p in enumerate(places)} | {_NONE: -1} for things, places in distinct]
+    entries = _list_modules(scan, rows, [path for _, path in paths], index)
+    pick = [_picker(places, len(things)) for things, places in distinct]
     return Structure(layout, tuple(entries[place] for place in modules), key, len(scan.modules), pick)
 
 
+def _list_modules(scan: _Scan, rows: list[Any], paths: list[str], index: list[dict[int, int]]) -> list[ModuleEntry]:
+    """Return one entry per scanned module, with the positions that `index` gives to parameters, buffers and modules by id."""
+    walks = iter(scan.parameters), iter(scan.buffers), iter(scan.modules[1:])
+    entries = []
+    for module, path, (*owned, transient) in zip(scan.modules, paths, rows, strict=True):
+        slots = [tuple((name, index[i][id(next(walks[i]))]) for name in names) for i, names in enumerate(owned)]
+        entries.append(ModuleEntry(type(module), path, slots[0], slots[1], transient, slots[2]))
+    return entries
+
+
+def _sort_slots(tensors: list[Any], slots: list[Any]) -> list[int]:
+    """Return the positions of the tensors other than None, sorted by the paths of their slots."""
+    return sorted((p for p, tensor in enumerate(tensors) if tensor is not None), key=lambda p: slots[p][0])
+
+
 def _unfold(marks: list[Any]) -> Any:
-    """What the names of a scan say, place by place.
+    """Parse the names of a scan.
 
     Returns:
-        The names that each module has of its own; each parameter's path of sibling positions and dotted name; each
+        The names in each module's registries; each parameter's path of sibling positions and dotted name; each
         buffer's, and whether `state_dict()` holds it; each module's; the axes of labelled tensors by dotted name.
     """
     rows: list[Any] = []
@@ -325,7 +333,7 @@ def _unfold(marks: list[Any]) -> Any:
 
 
 def _refuse_unreadable(root: nn.Module) -> None:
-    """Say what keeps a module from being read, if anything does.
+    """Raise LayoutError if a module cannot be read.
 
     Raises:
         LayoutError: If a module contains itself or has no registries, or a parameter is lazy.
@@ -346,8 +354,8 @@ def _refuse_unreadable(root: nn.Module) -> None:
                 f"{prefix.rstrip('.')!r} ({type(module).__name__}) contains itself, so its parameters have no end "
                 "of names; keep the reference to the outer module in a list, or as a weak reference"
             )
-        for name, held in (*parameters.items(), *buffers.items()):
-            if is_lazy(held):
+        for name, tensor in (*parameters.items(), *buffers.items()):
+            if is_lazy(tensor):
                 raise LayoutError(
                     f"{prefix + name!r} is lazy: its shape is not known before the module has seen data; "
                     "run one forward pass first"
@@ -356,7 +364,7 @@ def _refuse_unreadable(root: nn.Module) -> None:
 
 
 def _picker(places: list[int], count: int) -> Callable[[list[Any]], list[Any]]:
-    """A function that takes the things at `places` out of a list of `count`, without a loop in Python."""
+    """Return a function that takes the objects at `places` out of a list of `count`, without a loop in Python."""
     if places == list(range(count)):
         return list
     if len(places) < 2:

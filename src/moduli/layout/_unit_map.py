@@ -1,4 +1,4 @@
-"""How a tensor follows when the axes of a model get more units or fewer: which entry each of its entries was before."""
+"""`UnitMap`: where each entry of a tensor comes from after the axes of a model got more units or fewer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class EntryGain(NamedTuple):
 
     Attributes:
         base: The factor.
-        noise: What is added to it, with a sign; None for nothing.
-        sign: The sign of the noise; None for nothing.
+        noise: The summand that is multiplied by the sign; None for none.
+        sign: The sign of the noise; None for none.
     """
 
     base: Tensor
@@ -34,7 +34,7 @@ class EntryGain(NamedTuple):
         axis = next((axis for axis, size in enumerate(sign.shape) if size > 1), None)
         if axis is None:
             return tensor.mul_(torch.addcmul(base, noise, sign))
-        # In parts, of which the factors stay in the cache.
+        # In chunks small enough that their factors stay in the processor's cache.
         axis += tensor.dim() - sign.dim()
         rows = max(1, _CHUNK * tensor.shape[axis] // max(tensor.numel(), 1))
         parts = zip(torch.split(tensor, rows, axis), torch.split(sign, rows, axis - tensor.dim()), strict=True)
@@ -58,16 +58,16 @@ class FreshEntries(NamedTuple):
 
 
 class UnitMap:
-    """How one tensor becomes another one when axes are resized: entries are taken, scaled and filled.
+    """The map from a tensor to the one that replaces it when axes are resized: entries are taken, scaled and filled.
 
     Attributes:
         shape: The shape before.
-        index: For each axis, the position before of each entry; None where the axis is as it was.
+        index: For each axis, the former position of each entry; None where the axis is unchanged.
         fresh: For each axis, the positions of entries that are new; None where there are none.
         gains: Factors of the entries that are taken.
         fills: Values of new entries, which are written after that.
         masks: Factors that are applied last.
-        sizes: The numbers of units that axes of the model have then, by name.
+        sizes: The numbers of units of the model's axes after the resize, by name.
 
     Example:
         >>> from moduli.layout import UnitMap
@@ -94,12 +94,12 @@ class UnitMap:
 
     @property
     def shape_after(self) -> tuple[int, ...]:
-        """The shape that the tensor has then."""
+        """The shape of the tensor after the resize."""
         return tuple(size if index is None else len(index) for size, index in zip(self.shape, self.index, strict=True))
 
     @property
     def removes(self) -> bool:
-        """Whether entries that were there are gone."""
+        """Whether any former entry is dropped."""
         return any(
             index is not None and len(set(index.tolist())) < size
             for size, index in zip(self.shape, self.index, strict=True)
@@ -126,9 +126,9 @@ class UnitMap:
         return result
 
     def resize_state(self, tensor: Tensor, start: Tensor | float = 0.0, lead: int = 0) -> Tensor:
-        """Return a tensor of state that has the parameter's shape; new entries have the value they start with.
+        """Return per-parameter state resized as the parameter; new entries have the value `start`.
 
-        Axes along which it was reduced to size 1 stay so.
+        Axes along which the state was reduced to size 1 stay so.
 
         Args:
             tensor: The state.
@@ -152,7 +152,7 @@ class UnitMap:
         return result
 
     def _only_adds(self, axis: int) -> bool:
-        """Whether the entries along an axis are those before, in order, and then new ones."""
+        """Whether the entries along an axis are the former ones, in order, and then new ones."""
         index, fresh, size = self.index[axis], self.fresh[axis], self.shape[axis]
         if index is None or fresh is None or not 0 < len(fresh) == len(index) - size:
             return False
@@ -181,7 +181,7 @@ class UnitMap:
 
 
 def _select(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
-    """Return entries along an axis; those that are all in order, again and again, by copying blocks."""
+    """Return entries along an axis; an index that repeats all entries in order is applied by copying blocks."""
     size = tensor.shape[axis]
     if len(index) >= size > 0 and torch.equal(index, torch.arange(len(index)) % size):
         whole, rest = divmod(len(index), size)
@@ -199,9 +199,9 @@ def _write(tensor: Tensor, fill: FreshEntries, lead: int) -> None:
 
 
 class ResizedParameters:
-    """The parameters that took the place of others when a model was resized, and how; tensors are referred to weakly.
+    """The parameters that replaced others when a model was resized, with the maps; references are weak.
 
-    An optimizer that finds another parameter under a name asks how it came from the one it has.
+    An optimizer that finds another parameter under a name looks up the map from the one it has.
 
     Example:
         >>> from moduli.layout import ResizedParameters, UnitMap
@@ -215,7 +215,13 @@ class ResizedParameters:
         self._lineages: dict[int, tuple[weakref.ref[Tensor], list[tuple[weakref.ref[Tensor], list[UnitMap]]]]] = {}
 
     def record(self, before: Tensor, after: Tensor, maps: Sequence[UnitMap]) -> None:
-        """Note that a tensor was made from another one, by maps that follow each other."""
+        """Record that a tensor was made from another one.
+
+        Args:
+            before: The former tensor.
+            after: The tensor made from it.
+            maps: The maps between them, in order of application.
+        """
         key, steps = id(after), list(maps)
 
         def forget(source: weakref.ref[Tensor]) -> None:
@@ -238,4 +244,4 @@ class ResizedParameters:
 
 
 RESIZED = ResizedParameters()
-"""Those of all models."""
+"""The resized parameters of all models."""

@@ -1,4 +1,4 @@
-"""Knowing at every step, in microseconds, that a module still has the parameters it had, or the whole structure."""
+"""Checks, in microseconds, that a module still has the parameters it had, or the whole structure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _read_children = itemgetter("_modules")
 
 
 class RegistrySwaps:
-    """Counts how often edits have given modules other registries, in place of other entries in those they had.
+    """A count of the edits that replaced registries of modules, instead of entries in existing registries.
 
     Example:
         >>> from moduli.layout import RegistrySwaps
@@ -38,17 +38,17 @@ class RegistrySwaps:
 
 
 SWAPS = RegistrySwaps()
-"""Those of all models."""
+"""The replacements in all models."""
 
-# How many looks trust that modules have the registries they had. Few programs other than particles ever exchange these.
+# The number of checks between two readings of the registries. Few programs other than particles ever replace registries.
 _TRUSTED = 64
 
 
 class ParameterWatch:
-    """The parameters and modules of a live tree by identity, to be compared with what is there later.
+    """The parameters and modules of a live tree by identity, to be compared with the tree later.
 
-    `read` compares sizes, buffers and classes as well, which takes ten times as long; a step of an optimizer only has to know that
-    the tensors it moves are those of the model. Values may change, also by `.data = ...`.
+    `read` compares sizes, buffers and classes as well, which takes ten times as long; a step of an optimizer only needs to know
+    that the tensors it moves are those of the model. Values may change, also by `.data = ...`.
 
     Args:
         root: The module.
@@ -85,19 +85,19 @@ class ParameterWatch:
         self._root = root
         modules = list(root.modules())
         self._states: list[dict[str, Any]] = [module.__dict__ for module in modules]
-        #: The named parameters, where modules make their registries only when asked for them (TorchScript).
+        #: The named parameters, where modules compute their registries on access (TorchScript).
         self._named: list[tuple[str, Tensor]] | None = None
         registries = [state.get(kind) for state in self._states for kind in ("_parameters", "_modules")]
         if not all(isinstance(registry, dict) for registry in registries):
             self._named = list(root.named_parameters())
             return
         self._parameters: list[dict[str, Any]] = [dict(state["_parameters"]) for state in self._states]
-        # Most modules have no children: to see that they still have none takes no comparison.
+        # Most modules have no children: that they still have none is checked without a comparison.
         self._leaves = [state for state in self._states if not state["_modules"]]
         self._parents = [state for state in self._states if state["_modules"]]
         self._children: list[dict[str, Any]] = [dict(state["_modules"]) for state in self._parents]
         self._hold_registries()
-        #: What may be equal to something else: the registry (by module and kind), the name, and the object.
+        #: Objects that may compare equal to others, so are compared by identity: module state, kind, name, object.
         self._exact = [
             (state, kind, name, value)
             for state in self._states
@@ -109,8 +109,8 @@ class ParameterWatch:
     def has_changed(self) -> bool:
         """Whether a parameter or module was added, removed, replaced or renamed since.
 
-        Mappings are compared with copies of them: the interpreter compares their values by identity first, so that nothing else
-        is looked at where nothing has changed. A tensor that was replaced is compared by value then, which raises.
+        Registries are compared with copies of them. The interpreter compares values by identity first, so unchanged registries
+        cost one pass; a replaced tensor is compared by value, which raises, and counts as a change.
         """
         if self._named is not None:
             now = list(self._root.named_parameters())
@@ -127,7 +127,7 @@ class ParameterWatch:
         return any(_find(state[kind], name) is not value for state, kind, name, value in self._exact)
 
     def _hold_registries(self) -> None:
-        """Take the registries that the modules have now, so that the next looks need not find them in their dictionaries."""
+        """Store the current registries of the modules, so that the next checks need not look them up."""
         self._swaps, self._looks = SWAPS.count, _TRUSTED
         self._registries: list[dict[str, Any]] = list(map(_read_parameters, self._states))
         self._inside: tuple[list[Any], list[Any]] = (
@@ -141,7 +141,7 @@ def _find(registry: Mapping[str, Any], name: str) -> Any:
 
 
 def _may_equal_others(value: Any) -> bool:
-    """Whether `==` with another object may be true: tensors with one element, and modules that define it."""
+    """Whether `==` with another object may be true: tensors of at most one element, and modules that define `__eq__`."""
     if isinstance(value, Tensor):
         return is_lazy(value) or value.numel() <= 1 or type(value).__eq__ is not Tensor.__eq__
     own: Any = type(value).__eq__
@@ -149,14 +149,14 @@ def _may_equal_others(value: Any) -> bool:
 
 
 class TreeWatch:
-    """A reading of a live module tree that can be checked to still hold, in half of the time that `read` takes.
+    """A reading of a live module tree, and the check that it is still current, in half of the time that `read` takes.
 
-    Every registry is compared with a copy of it, and every tensor's dtype, shape and device with what they were, so whatever
-    `read` would notice is noticed, also edits of registries themselves. It refers to everything below the root and belongs to
-    whatever the root owns; the root is passed at every call, so that there is no cycle.
+    Every registry is compared with a copy of it, and every tensor's dtype, shape and device with the former ones, so the check
+    detects whatever `read` would, also edits of the registries themselves. The watch refers to everything below the root, and
+    is meant to be stored in the root; the root is passed at every call, so that there is no reference cycle.
 
     Args:
-        reading: What was just read; `TreeWatch.of` checks that it still holds when the watch has been made.
+        reading: The last reading; `TreeWatch.of` checks that it is still current once the watch exists.
 
     Example:
         >>> from torch import nn
@@ -182,14 +182,14 @@ class TreeWatch:
         self._names = list(chain.from_iterable(self._registries))
         self._tensors = [*reading.parameters, *reading.buffers]
         self._sizes = list(map(_read_sizes, self._tensors))
-        #: What may be equal to something else: the place of the registry, the name, and the object.
+        #: Objects that may compare equal to others, so are compared by identity: position of the registry, name, object.
         self._exact = [
             (place, name, value)
             for place, registry in enumerate(self._registries)
             for name, value in registry.items()
             if _may_equal_others(value)
         ]
-        #: The places of modules that have more: labels, or buffers that may not be saved.
+        #: The positions of modules with labels, or with buffers, which may be non-persistent.
         self._owners = [
             (place, _read_owned(module))
             for place, module in enumerate(modules)
@@ -213,7 +213,7 @@ class TreeWatch:
         return watch if same and read(root).structure is reading.structure and watch.read(root) is not None else None
 
     def read(self, root: nn.Module) -> Reading | None:
-        """Return a reading of the tree if it is what it was, otherwise None."""
+        """Return a reading of the tree if it is unchanged, otherwise None."""
         modules = [root, *self._below]
         try:
             registries = list(chain.from_iterable(map(_read_registries, map(vars, modules))))
@@ -221,7 +221,7 @@ class TreeWatch:
                 return None
             if self._owners and any(_read_owned(modules[place]) != owned for place, owned in self._owners):
                 return None
-        except (KeyError, RuntimeError, TypeError, ValueError):  # as a tensor that was replaced is compared by value
+        except (KeyError, RuntimeError, TypeError, ValueError):  # a replaced tensor is compared by value, which raises
             return None
         if list(map(type, modules)) != self._kinds:
             return None
@@ -233,6 +233,6 @@ class TreeWatch:
 
 
 def _read_owned(module: nn.Module) -> tuple[set[str], list[Any]]:
-    """Return what a structure contains of a module beside its registries."""
+    """Return the parts of a module that a structure contains beside its registries: non-persistent names and labels."""
     labelled: dict[str, Any] = vars(module).get("_labelled") or {}
     return set(module._non_persistent_buffers_set), list(labelled.values())

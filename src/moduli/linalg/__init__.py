@@ -33,7 +33,6 @@ Example:
 
 import typing as _typing
 
-from .._deprecated import rename as _rename
 from ._checks import Callback as Callback
 from ._derived import Adjoint as Adjoint
 from ._derived import Inverse as Inverse
@@ -64,5 +63,3 @@ from ._trust_region import trust_exact as trust_exact
 
 if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
     __all__ = sorted(name for name in globals() if not name.startswith("_"))
-
-__getattr__ = _rename(__name__, {"Sum": "OperatorSum", "Product": "OperatorProduct", "Solution": "LinearSolution"})

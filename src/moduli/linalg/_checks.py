@@ -1,4 +1,4 @@
-"""The questions that public methods and solvers ask of their arguments, and the few numbers that solvers share."""
+"""Checks of the arguments of public methods and solvers, and numbers that solvers share."""
 
 import math
 from collections.abc import Callable
@@ -15,17 +15,23 @@ Callback: TypeAlias = Callable[[int, Tensor, float], bool | None]
 
 
 def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
-    """The shape that several broadcast to."""
+    """Return the shape that several shapes broadcast to."""
     return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def is_real(value: Tensor) -> bool:
-    """Whether no number has an imaginary part."""
+    """Whether all imaginary parts are zero."""
     return not value.dtype.is_complex or not bool((value.imag != 0).any())
 
 
 def number(operator: "LinearOperator", value: object, name: str) -> Tensor:
-    """A number as a 0-d tensor like the operator."""
+    """Return a number as a 0-d tensor with the operator's dtype and device.
+
+    Args:
+        operator: The operator.
+        value: The number.
+        name: Its name in errors.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | complex):
         raise TypeError(f"{name} of {operator} is a number or a torch.Tensor, not {type(value).__name__}")
     if isinstance(value, complex) and not operator.dtype.is_complex:
@@ -34,7 +40,13 @@ def number(operator: "LinearOperator", value: object, name: str) -> Tensor:
 
 
 def check_floating(value: Tensor, what: str, dims: int) -> Tensor:
-    """The tensor itself, if it is floating or complex and has at least `dims` axes."""
+    """Return a tensor if it is floating or complex and has enough axes; otherwise raise.
+
+    Args:
+        value: The tensor.
+        what: Its name in errors.
+        dims: The smallest number of axes.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{what} is a torch.Tensor, not {type(value).__name__}; write torch.as_tensor(...)")
     if not (value.dtype.is_floating_point or value.dtype.is_complex):
@@ -45,7 +57,15 @@ def check_floating(value: Tensor, what: str, dims: int) -> Tensor:
 
 
 def operand(operator: "LinearOperator", value: object, length: int, name: str, axis: int = -1) -> Tensor:
-    """The value, if it is a vector of that length (axis -1), a matrix of that many rows (axis -2), or a batch of them."""
+    """Return an operand if it is a vector or matrix of the right size, or a batch of them; otherwise raise.
+
+    Args:
+        operator: The operator.
+        value: The operand.
+        length: The length of vectors, or the number of rows of matrices.
+        name: Its name in errors.
+        axis: -1 for vectors, -2 for matrices.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} of {operator} is a torch.Tensor, not {type(value).__name__}")
     if value.dtype != operator.dtype:
@@ -63,7 +83,7 @@ def operand(operator: "LinearOperator", value: object, length: int, name: str, a
 
 
 def diagonal_argument(operator: "LinearOperator", diag: object) -> Tensor:
-    """The shift of solve_plus_diag as a tensor whose last axis has length 1 (a multiple of I) or n."""
+    """Return the shift of solve_plus_diag as a tensor whose last axis has length 1 (a multiple of I) or n."""
     if not isinstance(diag, Tensor):
         return number(operator, diag, "diag").reshape(1)
     if operator.dtype.is_complex:
@@ -74,7 +94,7 @@ def diagonal_argument(operator: "LinearOperator", diag: object) -> Tensor:
 
 
 def factor(operator: "LinearOperator", factor: object) -> Tensor:
-    """A factor as a tensor of the operator's dtype that broadcasts with its batch shape."""
+    """Return a factor as a tensor of the operator's dtype that broadcasts with its batch shape."""
     if not isinstance(factor, Tensor):
         return number(operator, factor, "the factor")
     if factor.dtype.is_complex and not operator.dtype.is_complex:
@@ -94,9 +114,20 @@ def prepare(
     maxiter: int | None,
     symmetric: bool = True,
 ) -> tuple["LinearOperator", int, float, float, int]:
-    """A as a single operator, its columns, and of the right-hand side the norm, the tolerance and the limit.
+    """Check the arguments of a solver.
 
-    The tolerance is max(rtol · norm, atol), the limit ten times the size if it is not given.
+    Args:
+        A: The operator, or a matrix.
+        b: The right-hand side.
+        name: The name of the right-hand side in errors.
+        solver: The solver, for errors.
+        rtol: The relative tolerance; None for the default.
+        atol: The absolute tolerance.
+        maxiter: The limit of iterations; None for ten times the size.
+        symmetric: Whether A must be symmetric.
+
+    Returns:
+        The operator, its number of columns, the norm of b, the tolerance max(rtol · norm, atol), and the limit.
     """
     operator = take_operator(A, solver, symmetric)
     rows, n = operator.shape
@@ -109,12 +140,18 @@ def prepare(
 
 
 def default_rtol(dtype: torch.dtype) -> float:
-    """The relative tolerance if none is given, eps^(2/3): 4e-11 in double and 2e-5 in single precision."""
+    """Return the default relative tolerance, eps^(2/3): 4e-11 in double and 2e-5 in single precision."""
     return float(torch.finfo(dtype).eps ** (2 / 3))
 
 
 def take_operator(A: "LinearOperator | Tensor", solver: str, symmetric: bool = True) -> "LinearOperator":
-    """A as an operator, unless it is a batch; a matrix given to a solver of symmetric systems is taken to be symmetric."""
+    """Return A as an operator; raise for batches and other objects.
+
+    Args:
+        A: The operator, or a matrix, which counts as symmetric if that is required.
+        solver: The solver, for errors.
+        symmetric: Whether A must be symmetric.
+    """
     from ._matrices import Dense
     from ._operator import LinearOperator
 
@@ -129,7 +166,14 @@ def take_operator(A: "LinearOperator | Tensor", solver: str, symmetric: bool = T
 
 
 def finite(operator: "LinearOperator", value: Tensor, length: int, name: str) -> Tensor:
-    """A right-hand side: one vector of finite numbers."""
+    """Return a right-hand side if it is one vector of finite numbers; otherwise raise.
+
+    Args:
+        operator: The operator.
+        value: The right-hand side.
+        length: Its length.
+        name: Its name in errors.
+    """
     if operand(operator, value, length, name).ndim != 1:
         raise ValueError(f"{name} has shape {tuple(value.shape)}; the solvers take one vector of {length}")
     bad = int((~torch.isfinite(value)).sum())
@@ -139,20 +183,27 @@ def finite(operator: "LinearOperator", value: Tensor, length: int, name: str) ->
 
 
 def finite_number(value: float, operator: "LinearOperator", solver: str, iteration: int) -> float:
-    """A number that a product gave, or an error that blames the operator."""
+    """Return a number computed from a product if it is finite; otherwise raise an error about the operator.
+
+    Args:
+        value: The number.
+        operator: The operator.
+        solver: The solver, for the error.
+        iteration: The iteration, for the error.
+    """
     if not math.isfinite(value):
         raise ValueError(f"{solver}: {operator} gave non-finite numbers in iteration {iteration}, from a finite vector")
     return value
 
 
 def inner(a: Tensor, b: Tensor) -> float:
-    """The real part of aᴴ b, as a number."""
+    """Return the real part of aᴴ b, as a number."""
     product = torch.vdot(a, b)
     return float(product.real if product.is_complex() else product)
 
 
 def norm(a: Tensor) -> float:
-    """The Euclidean norm, as a number, also where the squares would overflow or vanish."""
+    """Return the Euclidean norm, as a number, without overflow or underflow of squares."""
     value = float(torch.linalg.vector_norm(a))
     if 1e-15 < value < 1e15 or a.numel() == 0:
         return value

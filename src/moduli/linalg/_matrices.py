@@ -279,21 +279,21 @@ class FunctionOperator(LinearOperator):
         return self._map_columns(self._backward, Y, self.shape[-1], "rmatvec")
 
     def _map_columns(self, function: Callable[[Tensor], Tensor], X: Tensor, length: int, name: str) -> Tensor:
-        """The function at every column, with what it returns checked."""
+        """Return the function at every column, after checking its results."""
         # The function knows the batch axes next to the last one, so the columns become one more axis before them.
         lead = _checks.broadcast(self.batch_shape, X.shape[:-2])
         rows = X.expand(*lead, *X.shape[-2:]).movedim(-1, 0)
-        found = [function(rows)] if self._vectorized else [function(row) for row in rows.flatten(0, -2)]
-        for result in found:
+        outputs = [function(rows)] if self._vectorized else [function(row) for row in rows.flatten(0, -2)]
+        for result in outputs:
             if result.ndim == 0 or result.shape[-1] != length or result.dtype != self.dtype:
                 fact = f"{name} of {self} returned {result.dtype} of shape {tuple(result.shape)}"
                 raise ValueError(f"{fact}; it should return {self.dtype} with {length} numbers along the last axis")
-        results = torch.stack(found) if found else rows.new_zeros(0, length)
+        results = torch.stack(outputs) if outputs else rows.new_zeros(0, length)
         return results.reshape(*rows.shape[:-1], length).movedim(0, -1)
 
 
 def expand(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with the same batch axes, so that torch cannot mistake a matrix of right-hand sides for a batch of vectors."""
+    """Return both with the same batch axes, so that torch does not take a matrix of right-hand sides as a batch of vectors."""
     if A.shape[:-2] == B.shape[:-2]:
         return A, B
     lead = _checks.broadcast(A.shape[:-2], B.shape[:-2])
@@ -301,7 +301,13 @@ def expand(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lu_solve(A: Tensor, B: Tensor, what: object) -> Tensor:
-    """A⁻¹ B by LU with partial pivoting."""
+    """Return A⁻¹ B by LU with partial pivoting.
+
+    Args:
+        A: The matrix.
+        B: The right-hand sides.
+        what: The operator, for errors.
+    """
     X: Tensor
     X, info = torch.linalg.solve_ex(*expand(A, B))
     if bool((info != 0).any()):
@@ -310,7 +316,13 @@ def lu_solve(A: Tensor, B: Tensor, what: object) -> Tensor:
 
 
 def positive_solve(A: Tensor, B: Tensor, what: object) -> Tensor:
-    """A⁻¹ B by Cholesky, for a positive definite A."""
+    """Return A⁻¹ B by Cholesky, for a positive definite A.
+
+    Args:
+        A: The matrix.
+        B: The right-hand sides.
+        what: The operator, for errors.
+    """
     A, B = expand(A, B)
     L, info = torch.linalg.cholesky_ex(A)
     if bool((info != 0).any()):
@@ -319,17 +331,28 @@ def positive_solve(A: Tensor, B: Tensor, what: object) -> Tensor:
 
 
 def project_out(Q: Tensor, C: Tensor, inside: Tensor) -> Tensor:
-    """C - Q Qᴴ C, for orthonormal columns Q and inside = Qᴴ C.
+    """Return C - Q Qᴴ C.
 
-    Where C lies almost in the span, one subtraction leaves as much rounding within the span as beside it, and a small
-    shift would blow that up; the second one removes it.
+    If C lies almost in the span of Q, one subtraction leaves rounding errors within the span, which a small
+    shift would amplify; a second subtraction removes them.
+
+    Args:
+        Q: Orthonormal columns.
+        C: The matrix.
+        inside: Qᴴ C.
     """
     rest = C - Q @ inside
     return rest - Q @ (Q.mH @ rest)
 
 
 def refuse_zero(values: Tensor, what: object, name: str) -> None:
-    """Refuse to divide by a zero."""
+    """Raise SingularError if a divisor is zero.
+
+    Args:
+        values: The divisors.
+        what: The operator, for the error.
+        name: The plural noun for the divisors, for the error.
+    """
     zero = int((values == 0).sum())
     if zero:
         fact = f"{what} is singular: {zero} of {values.numel()} {name} are zero"

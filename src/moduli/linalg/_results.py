@@ -1,4 +1,4 @@
-"""What solvers return and how an iteration ended, as a sentence; and what operators refuse."""
+"""The results and outcomes of solvers, and the errors of operators."""
 
 from dataclasses import dataclass
 from enum import Enum, unique
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @unique
 class Outcome(Enum):
-    """How a solver ended. The value of each member is the sentence, which `str` gives.
+    """The outcome of a solver. The value of each member is a sentence, which `str` returns.
 
     Linear systems end in `CONVERGED`, `LEAST_SQUARES`, `SINGULAR`, `NEGATIVE_CURVATURE`, `STAGNATED`, `MAXITER` or
     `STOPPED`; trust-region problems in `INTERIOR`, `BOUNDARY`, `NEGATIVE_CURVATURE`, `HARD_CASE`, `MAXITER` or `STOPPED`.
@@ -37,13 +37,13 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearSolution:
-    """The last iterate of a linear solver, and how it came about.
+    """The last iterate of a linear solver, with its outcome.
 
     Args:
         x: The solution, or the best iterate where there is none.
-        outcome: How the iteration ended.
-        iterations: How many products with the operator it took (with the operator and its adjoint, in `lsqr`).
-        residual_norm: ‖b - A x‖ as the recurrence knows it.
+        outcome: The outcome of the iteration.
+        iterations: The number of products with the operator (with the operator and its adjoint, in `lsqr`).
+        residual_norm: ‖b - A x‖ according to the recurrence.
         direction: A direction v with vᴴ A v ≤ 0, where the outcome is `NEGATIVE_CURVATURE`, or with A v = 0, where it is
             `SINGULAR`; else None.
 
@@ -64,13 +64,13 @@ class LinearSolution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrustRegionStep:
-    """A step p for min gᴴ p + ½ pᴴ H p subject to ‖p‖ ≤ radius, and how it came about.
+    """A step p for min gᴴ p + ½ pᴴ H p subject to ‖p‖ ≤ radius, with its outcome.
 
     Args:
         step: p.
         outcome: `INTERIOR`, `BOUNDARY`, `NEGATIVE_CURVATURE`, `HARD_CASE`, `MAXITER` or `STOPPED`.
         predicted_decrease: -(gᴴ p + ½ pᴴ H p), never negative beyond rounding.
-        iterations: How many products with H it took (`steihaug`), or steps on the multiplier (`trust_exact`).
+        iterations: The number of products with H (`steihaug`), or of steps on the multiplier (`trust_exact`).
         residual_norm: ‖H p + g‖ (`steihaug`), or ‖(H + λ I) p + g‖ (`trust_exact`).
         multiplier: λ ≥ 0 with (H + λ I) p = -g, where it is known; else None.
 
@@ -91,7 +91,7 @@ class TrustRegionStep:
 
 
 class MissingAbilityError(TypeError):
-    """An operator was asked for something that its kind cannot give.
+    """An operator does not have an ability, such as solving, that its kind cannot provide.
 
     The message names the class, the ability, and what to use instead.
 

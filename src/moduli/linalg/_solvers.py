@@ -133,7 +133,7 @@ def minres(
     The iterate minimises ‖b - A x‖ over the Krylov space, so the residual never grows. The system may be indefinite. If
     it is singular and has no solution, the iteration ends in `LEAST_SQUARES`, with Aᴴ (b - A x) = 0.
 
-    The residual r = b - A x of every iterate also tells the curvature rᴴ A r, at no cost: asked to, the method ends with
+    The residual r = b - A x of every iterate also gives the curvature rᴴ A r, at no cost: on request, the method ends with
     the first residual that has rᴴ A r ≤ 0, and returns it as the direction.
 
     Args:

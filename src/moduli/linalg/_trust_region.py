@@ -191,7 +191,7 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
         along = unit * math.sqrt((target - short) * (target + short))
         return end_at(step(0.0, along), Outcome.HARD_CASE, 0, max(-low, 0.0))
     mu = max(low, 0.0, share / target)  # λ ≥ 0; here ‖p‖ ≥ radius, from where Newton's method is monotone
-    for rounds in range(1, _ROUNDS + 1):  # noqa: B007 - how many is told
+    for rounds in range(1, _ROUNDS + 1):  # noqa: B007 - the count is returned
         far = length(mu)
         if abs(far - target) <= 4 * eps * target:
             break

@@ -3,36 +3,36 @@
 A **recipe** merges the tensors that several models have under one name, name by name. Every one here takes live modules and
 gives a new module, or takes state dicts and gives a new state dict:
 
-* of models alone: `linear` (any weighted average or sum), `lerp` and `slerp` (between two, straight or along an arc),
-  `soup`, `greedy_soup` and `greedy_ingredients` (the average of all, or of those that help), `fisher` (weighted by
+* of any models: `linear` (any weighted average or sum), `lerp` and `slerp` (between two, along a line or an arc),
+  `soup`, `greedy_soup` and `greedy_ingredients` (the average of all, or of those that improve the score), `fisher` (weighted by
   `fisher_information`);
 * of models fine-tuned from one base, by their task vectors: `task_vector`, `task_arithmetic` (add and subtract them), `ties`
-  (trim, elect signs, average what agrees), `dare` (drop at random, rescale), `della` (the small ones more often), `breadcrumbs`
-  (without the smallest and the largest), `sce` (where they differ most), `stock` (how far to go, by their angles);
+  (trim, elect signs, average values of that sign), `dare` (drop entries at random, rescale), `della` (drop small ones more
+  often), `breadcrumbs` (drop the smallest and the largest), `sce` (select the entries that vary most), `stock` (an interpolation
+  ratio from their angles);
 * on the sphere of directions: `karcher`, `multislerp`, `nuslerp`;
-* entry by entry from one or the other: `nearswap`, `arcee_fusion`, `ram`;
-* of strangers, trained from different starts: `align` first (or `align=` of any recipe) puts the units of one model into the order
-  of the other's, `repair` restores the statistics of units after the merge, and `path` measures the loss between two models.
+* by selecting entries of one model or another: `nearswap`, `arcee_fusion`, `ram`;
+* of models trained from different initial values: `align` first (or `align=` of any recipe) puts the units of one model into the
+  order of the other's, `repair` restores the statistics of units after the merge, and `path` measures the loss between two models.
 
-Given paths of checkpoints and `out=`, each of them merges files (`moduli.io.merge_files`):
+With paths of checkpoints and `out=`, each of them merges files (`moduli.io.merge_files`):
 ``merge.ties("base/", ["math/", "code/"], out="merged/", density=0.5)``. `search` finds coefficients by the score of the model.
+`make_recipe` makes a recipe by its name (`list_recipes`), `run` and `stream` apply one to models or mappings; `recipe` decorates
+user-defined recipes.
 
-`make_recipe` gives a recipe by its name (`list_recipes`), `run` and `stream` run one over models or mappings; `recipe` makes a
-recipe of your own.
+Rules of all recipes:
 
-What holds for all of them:
-
-* **The first model decides**: the result has its form, names, order, dtypes, devices, trainability and ties, and what is
-  not merged is a copy of its own. Inputs are never changed, and nothing is shared with them.
+* **The first model decides**: the result has its form, names, order, dtypes, devices, trainability and ties, and copies of its
+  tensors that are not merged. Inputs are never changed, and share nothing with the result.
 * **A coefficient** (`Coefficient`) is a number, or a mapping from glob patterns of names to numbers. A name without a number
-  is refused, and so is a pattern without a name.
-* **Precision**: tensors are combined in float32 (or complex64), float64 and complex128 in themselves, and rounded once at
-  the end. NaN and infinity are refused, and so is a result that its dtype cannot hold.
-* **What all models agree on is kept bit for bit** by every recipe whose coefficients make it an average.
-* **Integers** and truth values are never averaged. They are the first's and must be equal in all models, but for batch
+  raises, and so does a pattern that matches no name.
+* **Precision**: tensors are combined in float32 (or complex64), those of float64 and complex128 in their own dtype, and rounded
+  once at the end. NaN and infinity raise, and so does a result that its dtype cannot represent.
+* **Tensors that are equal in all models are copied bit for bit** by every recipe whose coefficients make it an average.
+* **Integers** and truth values are never averaged. They are the first's and must be equal in all models, except for batch
   normalisation's counters (`Integers`).
 * **Floating buffers** are the first's unless `buffers="merge"` (`Buffers`). Batch normalisation needs
-  `reestimate_batch_norm` either way. In a state dict only its statistics can be told from parameters; patterns declare others.
+  `reestimate_batch_norm` either way. In a state dict only its statistics are recognised as buffers; patterns declare others.
 * **Memory**: one name at a time, with a few tensors of its size beside the result. Mappings that read from a file work.
 
 Example:
@@ -97,5 +97,5 @@ from ._sparse import sce as sce
 from ._ties import Elect as Elect
 from ._ties import ties as ties
 
-if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+if not _typing.TYPE_CHECKING:  # type checkers take `import X as X` as public and reject a computed `__all__`
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

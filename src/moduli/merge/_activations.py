@@ -1,4 +1,4 @@
-"""What the units of two models compute on the same data."""
+"""The activations of the units of two models on the same data."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ from ._matching import AxisTensor
 from ._models import MergeError
 
 ROWS = 10_000
-"""So many values of each unit are kept, taken evenly from what a batch gives."""
+"""The number of values of each unit that are stored per batch, evenly spaced."""
 
 _CHANNELS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def run_batch(model: nn.Module, batch: Any, forward: Callable[[Any, Any], Any] | None) -> Any:
-    """Run a model on a batch: by a function, or on the batch or its first item."""
+    """Run a model on a batch.
+
+    Args:
+        model: The model.
+        batch: The batch.
+        forward: Called with the model and the batch; None to call the model with the batch, or with its first item.
+    """
     if forward is not None:
         return forward(model, batch)
     return model(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
 def find_layers(net: nn.Module, axes: ModelAxes) -> dict[str, tuple[ParameterAxes, int]]:
-    """Return the layers by name whose outputs are units: the axes of the weight, and which of them the units are."""
+    """Return the layers by name whose outputs are units, with the axes of the weight and the position of the units."""
     layers = {}
-    for name, shown in axes.parameters.items():
+    for name, own in axes.parameters.items():
         owner, _, last = name.rpartition(".")
-        if last != "weight" or len(shown) < 2 or "out" not in shown.uses:
+        if last != "weight" or len(own) < 2 or "out" not in own.uses:
             continue
         if type(net.get_submodule(owner)) in (nn.Linear, nn.Embedding, *_CHANNELS):
-            layers[owner] = (shown, shown.uses.index("out"))
+            layers[owner] = (own, own.uses.index("out"))
     return layers
 
 
@@ -45,25 +51,25 @@ def collect_activations(
     data: Iterable[Any],
     forward: Callable[[Any, Any], Any] | None = None,
 ) -> list[AxisTensor]:
-    """Return what the units of two models compute on data, so that inner products are correlations.
+    """Return the standardised activations of the units of two models on data, whose inner products are correlations.
 
     Args:
         model: The model whose units are permuted.
         to: The other.
         axes: Their axes.
         data: Batches.
-        forward: How to run a model on a batch.
+        forward: Runs a model on a batch; None to call it with the batch, or with its first item.
 
     Returns:
         For each layer a tensor with one row for each value of its units.
 
     Raises:
-        MergeError: If there is no batch, or no layer that puts out units.
+        MergeError: If there is no batch.
     """
     layers = find_layers(model, axes)
     nets = [copy.deepcopy(each).eval() for each in (model, to)]
-    kept: list[dict[str, list[Tensor]]] = [{name: [] for name in layers} for _ in nets]
-    for net, store in zip(nets, kept, strict=True):
+    activations: list[dict[str, list[Tensor]]] = [{name: [] for name in layers} for _ in nets]
+    for net, store in zip(nets, activations, strict=True):
         for name in layers:
             net.get_submodule(name).register_forward_hook(_make_hook(store[name]))
     batches = 0
@@ -75,19 +81,19 @@ def collect_activations(
     if batches == 0:
         raise MergeError("data holds no batch, so there is nothing to compare; an iterator may be used up")
     tensors = []
-    for name, (shown, at) in layers.items():
-        # Of grouped transposed convolutions a weight has the units of one group only.
-        if not kept[0][name] or kept[0][name][0].shape[1] != shown.shape[at]:
+    for name, (axes_of_weight, at) in layers.items():
+        # The weight of a grouped transposed convolution has the units of one group only.
+        if not activations[0][name] or activations[0][name][0].shape[1] != axes_of_weight.shape[at]:
             continue
-        one, two = (_standardise(torch.cat(store[name])) for store in kept)
+        one, two = (_standardise(torch.cat(store[name])) for store in activations)
         rows = f"values of {name}"
         own = ParameterAxes(
             rows,
             tuple(one.shape),
-            ((rows,), shown.dims[at]),
+            ((rows,), axes_of_weight.dims[at]),
             ("kernel", "out"),
             "buffer",
-            {**shown.sizes, rows: len(one)},
+            {**axes_of_weight.sizes, rows: len(one)},
         )
         tensors.append(AxisTensor(own, one, two))
     return tensors

@@ -1,4 +1,4 @@
-"""`align`: permute the units of a model so that it can be merged with one that was trained from another start.
+"""`align`: permute the units of a model so that it can be merged with one that was trained from other initial values.
 
 Reference:
     Ainsworth, Hayase, Srinivasa, "Git Re-Basin: merging models modulo permutation symmetries", ICLR 2023, arXiv:2209.04836.
@@ -7,6 +7,7 @@ Reference:
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
@@ -15,14 +16,14 @@ from torch import Tensor, nn
 
 from .. import axes as model_axes
 from .._texts import shorten
-from ..axes import ModelAxes
+from ..axes import ModelAxes, ParameterAxes
 from ._activations import collect_activations
 from ._driver import ModelT
 from ._matching import AxisTensor, UnitMatching
 from ._models import MergeError, check_choice
 
 By: TypeAlias = Literal["weights", "activations"]
-"""What units are compared by: their weights, or what they do on data."""
+"""What units are compared by: their weights, or their activations on data."""
 
 
 def align(
@@ -37,30 +38,30 @@ def align(
     sweeps: int = 50,
     seed: int = 0,
 ) -> ModelT:
-    """Permute the units of a model to be those of another, without changing what it computes.
+    """Permute the units of a model to match those of another, without changing the function it computes.
 
-    Two models trained from different starts learn similar units in different orders, so that their average is worse than
-    both. The units of a network can be put into any order, as long as it is the same everywhere; `align` finds the order that
-    brings the model nearest to the other. Heads of attention move as blocks, and statistics of batch normalisation follow.
+    Two models trained from different initial values learn similar units in different orders, so that their average is worse than
+    both. The units of a network may be in any order that is the same in all tensors; `align` finds the order in which
+    the model is nearest to the other. Heads of attention are permuted as blocks, statistics of batch normalisation with them.
 
     Args:
         model: A module, or a state dict. It is not changed.
         to: Another of the same structure.
-        axes: The axes of the model, as `moduli.axes.trace` finds them; a state dict needs them.
-        example: The argument of a forward, or a tuple of its arguments, with which to find the axes of a module. The result
-            is compared with the model on it, if it has numbers.
-        by: "weights" compares the weights of units, "activations" what they compute on data.
+        axes: The axes of the model, the result of `moduli.axes.trace`; a state dict needs them.
+        example: The argument of a forward, or a tuple of its arguments, for tracing the axes of a module. The outputs of
+            the result on it are compared with the model's.
+        by: "weights" compares the weights of units, "activations" their outputs on data.
         data: For activations: batches, the same for both models.
-        forward: For activations, how to run a model on a batch: `forward(model, batch)`. By default the batch, or its first
+        forward: For activations: `forward(model, batch)` runs a model on a batch. By default the batch, or its first
             item, is the only argument.
-        sweeps: How often all axes are improved at most.
-        seed: Decides the order in which axes are improved.
+        sweeps: The largest number of passes over all axes.
+        seed: The seed of the order in which axes are improved.
 
     Returns:
         A copy of the model with its units in another order.
 
     Raises:
-        MergeError: If structures differ, nothing says what the axes are, or the permuted copy computes something else.
+        MergeError: If structures differ, the axes are unknown, or the permuted copy computes something else.
         ImportError: Without SciPy, which is in the extra `merge`.
 
     Example:
@@ -84,14 +85,14 @@ def align(
 def align_all(
     models: Sequence[ModelT], axes: ModelAxes | None = None, example: Any = None, *, rounds: int = 10, **options: Any
 ) -> list[ModelT]:
-    """Permute the units of several models to be those of their mean, one after the other until nothing changes.
+    """Permute the units of several models to match those of their mean, one after the other until nothing changes.
 
     Args:
         models: Modules, or state dicts, of one structure.
         axes: The axes of the models; a state dict needs them.
         example: As for `align`.
-        rounds: How often every model is aligned to the mean of the others at most.
-        **options: The others of `align`; models are compared by their weights.
+        rounds: The largest number of passes over all models, each of which is aligned to the mean of the others.
+        **options: The other arguments of `align`; models are compared by their weights.
 
     Returns:
         Copies of the models with their units in another order.
@@ -114,20 +115,33 @@ def align_all(
     every = [{name: torch.arange(axis.size) for name, axis in axes.axes.items() if axis.free} for _ in models]
     order = torch.Generator().manual_seed(options.get("seed", 0))
     for _ in range(rounds):
-        moved = False
-        for at in torch.randperm(len(models), generator=order).tolist():
-            others = [each for place, each in enumerate(tensors) if place != at]
-            mean = {name: torch.stack([_widen(each[name]) for each in others]).mean(0) for name in tensors[at]}
-            units = match_units(tensors[at], mean, axes, **options)
-            changed = {name: index for name, index in units.items() if not torch.equal(index, torch.arange(len(index)))}
-            if changed:
-                moved = True
-                tensors[at] = axes.take(tensors[at], changed)
-                every[at] |= {name: every[at][name][index] for name, index in changed.items()}
-        if not moved:
+        places = torch.randperm(len(models), generator=order).tolist()
+        moved = [_align_to_others(tensors, at, every[at], axes, options) for at in places]
+        if not any(moved):
             break
     pairs = zip(models, every, strict=True)
     return [permute_units(model, axes, units, example) for model, units in pairs]
+
+
+def _align_to_others(
+    tensors: list[dict[str, Tensor]], at: int, units: dict[str, Tensor], axes: ModelAxes, options: Mapping[str, Any]
+) -> bool:
+    """Align one of several models to the mean of the others; return whether any of its units moved.
+
+    Args:
+        tensors: The tensors of all models; those of the aligned model are replaced.
+        at: The position of the model.
+        units: The order of its units, which is updated.
+        axes: The axes of the models.
+        options: The options of `match_units`.
+    """
+    others = [each for place, each in enumerate(tensors) if place != at]
+    mean = {name: torch.stack([_widen(each[name]) for each in others]).mean(0) for name in tensors[at]}
+    matched = match_units(tensors[at], mean, axes, **options)
+    changed = {name: index for name, index in matched.items() if not torch.equal(index, torch.arange(len(index)))}
+    tensors[at] = axes.take(tensors[at], changed)
+    units |= {name: units[name][index] for name, index in changed.items()}
+    return bool(changed)
 
 
 def match_units(
@@ -141,7 +155,7 @@ def match_units(
     sweeps: int = 50,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Find the order of the units of a model in which they are nearest to those of another.
+    """Return the order of the units of a model in which they are nearest to those of another.
 
     Args:
         model: A module, or tensors by name.
@@ -154,7 +168,7 @@ def match_units(
         seed: As for `align`.
 
     Returns:
-        For each free axis, the unit of the model that takes the place of each unit of the other: what `ModelAxes.take` takes.
+        For each free axis, the unit of the model that matches each unit of the other, as an argument of `ModelAxes.take`.
 
     Raises:
         MergeError: If structures differ, or `by` and `data` do not fit.
@@ -178,20 +192,20 @@ def match_units(
         raise MergeError("activations are those of modules; load the state dicts into modules, or compare weights")
     tensors = collect_activations(model, to, axes, data, forward)
     covered = {name for each in tensors for name in each.names}
-    # Units that no layer puts out, such as heads inside of attention, are compared by their weights.
+    # Units that are no outputs of layers, such as heads inside of attention, are compared by their weights.
     tensors += [each for each in weights if each.names - covered]
     return UnitMatching(axes, tensors, seed).run(sweeps)
 
 
 @torch.no_grad()
 def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], example: Any = None) -> ModelT:
-    """Return a copy of a model with its units in another order, which computes the same.
+    """Return a copy of a model with its units in another order, which computes the same function.
 
     Args:
         model: A module, or a state dict.
         axes: The axes of the model.
         units: For axes by name, the units in their new order.
-        example: The arguments of a forward, on which a module is compared with the copy.
+        example: The arguments of a forward, on which the outputs of a module and its copy are compared.
 
     Raises:
         MergeError: If the copy computes something else.
@@ -205,7 +219,7 @@ def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], e
         >>> torch.allclose(other(x), net(x), atol=1e-6), torch.equal(other[0].bias, net[0].bias[[2, 0, 1]])
         (True, True)
     """
-    tensors = axes.take({name: each for name, each in _list_tensors(model).items() if _is_known(axes, name)}, units)
+    tensors = axes.take({name: each for name, each in _list_tensors(model).items() if axes.has_parameter(name)}, units)
     if not isinstance(model, nn.Module):
         return cast(ModelT, {name: tensors[name] if name in tensors else model[name] for name in model})
     result = copy.deepcopy(model)
@@ -218,10 +232,15 @@ def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], e
 
 
 def find_axes(model: Any, axes: ModelAxes | None, example: Any) -> ModelAxes:
-    """Return the axes that are given, or those of a module by a trace.
+    """Return the axes of a model, from a trace unless they are passed.
+
+    Args:
+        model: The model.
+        axes: Its axes, or None.
+        example: The arguments of a forward, for a trace.
 
     Raises:
-        MergeError: If nothing says what they are.
+        MergeError: If the axes are unknown and can't be traced.
     """
     if axes is not None:
         return axes
@@ -244,57 +263,49 @@ def _list_tensors(model: Any) -> dict[str, Tensor]:
     return {name: each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
 
 
-def _is_known(axes: ModelAxes, name: str) -> bool:
-    try:
-        axes.of(name)
-    except KeyError:
-        return False
-    return True
-
-
 def _widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if not tensor.is_complex() else tensor
 
 
 def _pair_tensors(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], axes: ModelAxes) -> list[AxisTensor]:
-    """Return the floating tensors of two models in pairs; refuse those that the axes or the other do not have."""
+    """Return the floating tensors of two models in pairs; raise for missing ones and other shapes."""
     pairs = []
-    for name, shown in axes.parameters.items():
+    for name, own in axes.parameters.items():
         if name not in ours or name not in theirs:
             where = "the model" if name not in ours else "`to`"
             raise MergeError(f"{shorten(name)} is missing in {where}; align models of one structure")
         one, two = ours[name], theirs[name]
-        if one.shape != two.shape or tuple(one.shape) != tuple(shown.shape):
-            told = f"has shape {tuple(one.shape)} in the model, {tuple(two.shape)} in `to` and {tuple(shown.shape)} in axes"
-            raise MergeError(f"{shorten(name)} {told}; align models of one structure, with its own axes")
+        if one.shape != two.shape or tuple(one.shape) != tuple(own.shape):
+            shapes = (
+                f"has shape {tuple(one.shape)} in the model, {tuple(two.shape)} in `to` and {tuple(own.shape)} in axes"
+            )
+            raise MergeError(f"{shorten(name)} {shapes}; align models of one structure, with its own axes")
         if one.is_complex():
-            one, two, shown = torch.view_as_real(one), torch.view_as_real(two), _add_parts(shown)
+            one, two, own = torch.view_as_real(one), torch.view_as_real(two), _add_parts(own)
         if one.is_floating_point():
-            pairs.append(AxisTensor(shown, one.to("cpu", torch.float64), two.to("cpu", torch.float64)))
+            pairs.append(AxisTensor(own, one.to("cpu", torch.float64), two.to("cpu", torch.float64)))
     return pairs
 
 
-def _add_parts(shown: Any) -> Any:
+def _add_parts(axes: ParameterAxes) -> ParameterAxes:
     """Return the axes of a complex parameter with one more, for its real and imaginary parts."""
-    import dataclasses
-
     part = "real and imaginary part"
     return dataclasses.replace(
-        shown,
-        shape=(*shown.shape, 2),
-        dims=(*shown.dims, (part,)),
-        uses=(*shown.uses, "kernel"),
-        sizes={**shown.sizes, part: 2},
+        axes,
+        shape=(*axes.shape, 2),
+        dims=(*axes.dims, (part,)),
+        uses=(*axes.uses, "kernel"),
+        sizes={**axes.sizes, part: 2},
     )
 
 
 def _compare_outputs(model: nn.Module, result: nn.Module, example: Any) -> None:
-    """Raise MergeError where a permuted copy computes something else than the model."""
+    """Raise MergeError if a permuted copy computes something else than the model."""
     outputs = []
     for each in (model, result):
         run = copy.deepcopy(each).eval()
         outputs.append(run(*_list_arguments(example)))
-    # Sums in another order differ by rounding, which is coarser than that where parameters are of half precision.
+    # Sums in another order differ by rounding, which is larger for parameters of half precision.
     eps = max((torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point()), default=0.0)
     coarse = eps > 1e-6
     try:

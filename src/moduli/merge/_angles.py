@@ -1,11 +1,11 @@
-"""What goes by the angles between models: interpolation along great circles, means on the sphere, and Model Stock.
+"""Recipes based on the angles between models: interpolation along great circles, means on the sphere, and Model Stock.
 
 The Karcher mean, with x_t = ‖x_t‖ u_t, tensor by tensor: u is moved by the mean of the logarithms of the u_t at u, until that mean
 vanishes,
 
     u ← exp_u(Σ_t w_t log_u(u_t)),    log_u(v) = θ / sin θ · (v − cos θ u),  cos θ = ⟨u, v⟩,
 
-and the result is u times the weighted mean of the norms. Of two models of one norm it is `slerp`.
+and the result is u times the weighted mean of the norms. For two models of equal norm it is `slerp`.
 
 Model Stock, with δ_i = θ_i − θ_base for N models, tensor by tensor (section 4 of the paper):
 
@@ -33,7 +33,7 @@ from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
 from ._models import MergeError, check_choice
 
-# Below this sine the arc cannot be told from a straight line in the precision of the accumulation.
+# Below this sine the arc and the straight line are equal in the precision of the accumulation.
 _FLAT = 1e-6
 
 
@@ -47,21 +47,21 @@ def slerp(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Interpolate between two models along an arc, which keeps norms where a straight line would shrink them.
+    """Interpolate between two models along an arc, which preserves norms that a straight line would shrink.
 
     With Ω the angle between `a` and `b`,
 
         θ = sin((1 − t) Ω) / sin Ω · a + sin(t Ω) / sin Ω · b.
 
-    If both have norm r, so has every θ. Where there is no arc (parallel, opposite, or a norm of 0; so always for tensors of
-    one element), it is `lerp`.
+    If both have norm r, so has every θ. If there is no arc (parallel, opposite, or a norm of 0; so always for tensors of
+    one element), the result is that of `lerp`.
 
     Args:
         a: A module or state dict. It decides form, structure and dtypes of the result.
         b: Another of the same structure.
-        t: How far to go from `a` to `b`: a number, or numbers by glob pattern of parameter names.
-        angle: Whether each tensor has its own angle, or Ω is that of the whole models, all tensors that are merged and
-            differ seen as one vector. The latter reads the models twice.
+        t: The position between `a` (0) and `b` (1): a number, or numbers by glob pattern of parameter names.
+        angle: "tensor" for one angle per tensor, "model" for the angle Ω between the whole models: all merged tensors that
+            differ, as one vector. The latter reads the models twice.
         buffers: Whether floating buffers are those of `a` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `a` in any case.
 
@@ -99,13 +99,20 @@ def slerp(
 
 
 def _multiply(x: Tensor, y: Tensor) -> tuple[float, float, float]:
-    """Return ⟨x, x⟩, ⟨x, y⟩ and ⟨y, y⟩; of complex tensors the real parts, as if they were real pairs."""
+    """Return ⟨x, x⟩, ⟨x, y⟩ and ⟨y, y⟩; for complex tensors the real parts, as for real pairs."""
     aa, ab, bb = (torch.vdot(p.reshape(-1), q.reshape(-1)).real.item() for p, q in ((x, x), (x, y), (y, y)))
     return aa, ab, bb
 
 
 def _find_factors(aa: float, ab: float, bb: float, t: float) -> tuple[float, float]:
-    """Return the factors of two vectors on the arc between them, from their products; on the line, where there is no arc."""
+    """Return the factors of two vectors for the point at t on the arc between them; on the line if there is no arc.
+
+    Args:
+        aa: ⟨a, a⟩.
+        ab: ⟨a, b⟩.
+        bb: ⟨b, b⟩.
+        t: The position on the arc.
+    """
     omega = acos(min(max(ab / sqrt(aa * bb), -1.0), 1.0)) if aa * bb > 0 else 0.0
     sine = sin(omega)
     return (1.0 - t, t) if sine < _FLAT else (sin((1.0 - t) * omega) / sine, sin(t * omega) / sine)
@@ -123,14 +130,14 @@ def nuslerp(
 ) -> ModelT:
     """Interpolate between two models along arcs: of whole tensors, of their rows or columns, or of task vectors.
 
-    With t = w_2 / (w_1 + w_2) it is `slerp` from the first model to the second, or, with `tasks`, the base plus the same of the
-    task vectors. With an axis every vector along it has an angle of its own.
+    With t = w_2 / (w_1 + w_2) it is `slerp` from the first model to the second, or, with `tasks`, the base plus the `slerp` of
+    the task vectors. With an axis, every vector along it has its own angle.
 
     Args:
         models: Two modules or state dicts; with `tasks`, the base before them. The first decides form, structure and dtypes.
         weights: One coefficient for each of the two. Equal by default.
         tasks: Whether the first of three models is a base, from which task vectors are computed.
-        axis: The axis along which vectors lie, in tensors of two or more axes: -1 for rows, 0 for columns; None for whole tensors.
+        axis: The axis of the vectors in tensors of two or more axes: -1 for rows, 0 for columns; None for whole tensors.
         buffers: Whether floating buffers are those of the first model or merged too.
         integers: Whether tensors of integers must be equal; they are those of the first in any case.
 
@@ -184,7 +191,7 @@ def multislerp(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Average directions and norms of models apart, tensor by tensor: one step of `karcher`, which is closed.
+    """Average the directions and the norms of models separately, tensor by tensor: an approximation of `karcher` in one step.
 
     With x_t = ‖x_t‖ u_t the result is Σ_t w_t ‖x_t‖ times the direction of Σ_t w_t u_t. That is the weighted mean in the tangent
     space at this direction, in which the projections of the u_t cancel.
@@ -227,13 +234,13 @@ def multislerp(
             if norm > 0 and shares[place] != 0:
                 direction.add_(take(place), alpha=shares[place] / norm)
         length = float(torch.linalg.vector_norm(direction))
-        # Opposite directions cancel but for rounding, and have no mean.
+        # Opposite directions cancel except for rounding, and have no mean.
         scale = sum(share * norm for share, norm in zip(shares, norms, strict=True))
         direction.mul_(scale / length if length > _FLAT * sum(map(abs, shares)) else 0.0)
         return direction.add_(row[0]) if tasks else direction
 
     def keeps(name: str) -> bool:
-        # Models that agree give what they agree on, unless they are scaled; task vectors of 0 give the base in any case.
+        # Equal models give the same model unless they are scaled; task vectors of 0 give the base in any case.
         return normalize or tasks or abs(sum(weight(name) for weight in each_weight) - 1.0) < 1e-12
 
     return cast(ModelT, Recipe(kernel, each_weight, keeps))
@@ -249,13 +256,13 @@ def karcher(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """The mean of models on the sphere: of their directions and of their norms, tensor by tensor.
+    """Average models on the sphere: the Karcher mean of directions times the mean of norms, tensor by tensor.
 
     Args:
         models: Modules or state dicts. The first decides form, structure and dtypes.
         weights: One coefficient per model, not negative. Equal by default.
-        steps: How often the mean is improved at most.
-        tolerance: It ends when the next step is shorter than this.
+        steps: The largest number of iterations.
+        tolerance: The iteration ends when the next step is shorter than this.
         buffers: Whether floating buffers are those of the first model or merged too.
         integers: Whether tensors of integers must be equal; they are those of the first in any case.
 
@@ -284,7 +291,7 @@ def karcher(
         mean = sum((row[place] / norms[place] * shares[place] for place in used), torch.zeros_like(row[0]))
         length = float(torch.linalg.vector_norm(mean))
         if length < 1e-12:
-            return mean * 0  # opposite directions, or no direction at all, have no mean
+            return mean * 0  # opposite directions, and zero vectors, have no mean direction
         u = mean / length
         spread = sum(shares[place] for place in used)
         for _ in range(steps):
@@ -313,8 +320,8 @@ def stock(
     """Interpolate between a base and the average of models fine-tuned from it, by the angle between them (Model Stock).
 
     For each tensor, θ = t · mean(θ_i) + (1 − t) · θ_base with t = N cos ω / (1 + (N − 1) cos ω), where ω is the angle between
-    the task vectors θ_i − θ_base of N models (its cosine is the mean over all pairs). The more the models agree, the closer
-    to their average. Task vectors that point away from each other on average, for which the paper has no ratio, give t = 0; a
+    the task vectors θ_i − θ_base of N models (its cosine is the mean over all pairs). The smaller the angle, the closer is θ
+    to their average. A negative mean cosine, for which the paper has no ratio, gives t = 0; a
     task vector of norm 0 has cosine 0 with every other.
 
     Args:
@@ -342,7 +349,7 @@ def stock(
         raise MergeError(f"models holds {count}, and this needs at least two models")
 
     def kernel(name: str, row: Row) -> Tensor:
-        # Of unit vectors u_i, ‖Σ u_i‖² = Σ ‖u_i‖² + Σ_{i≠j} cos ω_ij: one sum in place of all pairs.
+        # For unit vectors u_i, ‖Σ u_i‖² = Σ ‖u_i‖² + Σ_{i≠j} cos ω_ij: one sum instead of all pairs.
         total, directions = torch.zeros_like(row[0]), 0
         for index in range(count):
             delta = row[index + 1] - row[0]

@@ -1,4 +1,4 @@
-"""Averages, of all models or of those that help, interpolations along straight lines, and sums of task vectors.
+"""Averages of all models or of a greedy selection, interpolation along straight lines, and sums of task vectors.
 
 References:
     Wortsman et al., "Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing
@@ -33,7 +33,7 @@ def linear(
 ) -> ModelT:
     """Combine models linearly: a weighted average, or any weighted sum.
 
-    For each parameter, θ = Σᵢ wᵢ θᵢ / Σᵢ wᵢ, or θ = Σᵢ wᵢ θᵢ with `normalize=False`. A model of weight 0 is not looked at.
+    For each parameter, θ = Σᵢ wᵢ θᵢ / Σᵢ wᵢ, or θ = Σᵢ wᵢ θᵢ with `normalize=False`. A model of weight 0 is not read.
 
     Args:
         models: Modules, or state dicts. The first decides form, structure and dtypes of the result.
@@ -70,7 +70,7 @@ def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", in
     Args:
         a: A module or state dict. It decides form, structure and dtypes of the result.
         b: Another of the same structure.
-        t: How far to go from `a` to `b`: a number, or numbers by glob pattern of parameter names.
+        t: The position between `a` (0) and `b` (1): a number, or numbers by glob pattern of parameter names.
         buffers: Whether floating buffers are those of `a` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `a` in any case.
 
@@ -94,14 +94,14 @@ def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", in
 
 @recipe
 def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:
-    """What fine-tuning changed: τ = θ − θ_base, as a model of its own.
+    """Return the change by fine-tuning, τ = θ − θ_base, as a model.
 
     Adding it back gives the model: `linear([base, vector], [1, 1], normalize=False)`. To add several, or fractions of one,
-    `task_arithmetic` needs no vectors in between and rounds less.
+    `task_arithmetic` needs no intermediate vectors and rounds less.
 
     Args:
         model: The fine-tuned module or state dict. It decides form, structure and dtypes of the result.
-        base: What it was fine-tuned from.
+        base: The module or state dict that it was fine-tuned from.
         buffers: Whether floating buffers of the result are those of `model` or differences too.
         integers: Whether tensors of integers must be equal; they are those of `model` in any case.
 
@@ -129,10 +129,10 @@ def task_arithmetic(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Add scaled task vectors to a base: learn several tasks at once, or, with negative scales, forget some.
+    """Add scaled task vectors to a base: combine several tasks, or, with negative scales, remove some.
 
     For each parameter, θ = θ_base + Σᵢ λᵢ τᵢ with τᵢ = θᵢ − θ_base. It is computed as (1 − Σᵢ λᵢ) θ_base + Σᵢ λᵢ θᵢ, so one
-    model with scale 1 comes back exactly.
+    model with scale 1 is reproduced exactly.
 
     Args:
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
@@ -170,18 +170,18 @@ def soup(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Average models: all of them, θ = (1/n) Σᵢ θᵢ, or greedily those that help.
+    """Average models: all of them, θ = (1/n) Σᵢ θᵢ, or a greedy selection that improves the score.
 
     Args:
         models: Modules, or state dicts, usually fine-tuned from one base.
-        how: Whether to average all, or to choose as `greedy_soup` does.
+        how: "uniform" to average all, "greedy" to select as `greedy_soup` does.
         evaluate: For the greedy soup, the score of a model.
         mode: For the greedy soup, whether a greater or a lesser score is better.
-        buffers: Whether floating buffers are the first model's (the best model's, when greedy) or merged too.
+        buffers: Whether floating buffers are the first model's (the best model's, if greedy) or merged too.
         integers: Whether tensors of integers must be equal; they are the first model's in any case.
 
     Raises:
-        MergeError: If the structures differ, values are NaN, or `evaluate` is missing or not used.
+        MergeError: If the structures differ, values are NaN, or `evaluate` is missing or unused.
 
     Example:
         >>> import torch
@@ -247,7 +247,7 @@ def greedy_ingredients(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> tuple[int, ...]:
-    """Choose the models of a greedy soup: from the best on, each is kept if the average does not get worse by it.
+    """Select the models of a greedy soup: in the order of their scores, each is added unless the average gets worse.
 
     Args:
         models: As for `greedy_soup`.
@@ -286,7 +286,7 @@ def greedy_ingredients(
     chosen, best = [order[0]], scores[order[0]]
     for index in order[1:]:
         tried = [*chosen, index]
-        # Not given a name, which would keep it alive while the next is made.
+        # Not assigned to a variable, which would keep the average alive while the next one is made.
         value = score(
             linear([models[each] for each in tried], buffers=buffers, integers=integers),
             f"the average of models {tried}",
@@ -297,18 +297,23 @@ def greedy_ingredients(
 
 
 def add_by(coefficients: tuple[Coefficients, ...], choose_weights: Callable[[str], list[float]]) -> Recipe:
-    """The recipe of a weighted sum, with weights by name."""
+    """Return the recipe of a weighted sum, with weights by name."""
 
     def kernel(name: str, row: Row) -> Tensor:
         return weighted_sum(row, choose_weights(name))
 
-    # Models that agree give what they agree on when the weights add up to one, but for rounding.
+    # Equal models give the same model if the weights add up to one, except for rounding.
     keeps: Callable[[str], bool] = lambda name: abs(sum(choose_weights(name)) - 1.0) < 1e-12  # noqa: E731
     return Recipe(kernel, coefficients, keeps, elementwise=True, weights=choose_weights)
 
 
 def share_out(weights: list[float], name: str, normalize: bool = True) -> list[float]:
-    """Weights divided by their sum, if they are to be normalised.
+    """Return weights divided by their sum, or unmodified.
+
+    Args:
+        weights: The weights.
+        name: The parameter, for errors.
+        normalize: Whether to divide.
 
     Raises:
         MergeError: If they add up to 0.
@@ -322,7 +327,7 @@ def share_out(weights: list[float], name: str, normalize: bool = True) -> list[f
 
 
 def weighted_sum(row: Row, weights: Sequence[float]) -> Tensor:
-    """Σᵢ wᵢ θᵢ over a row; tensors whose weight is 0 are not read."""
+    """Return Σᵢ wᵢ θᵢ over a row; tensors whose weight is 0 are not read."""
     result: Tensor | None = None
     for index, weight in enumerate(weights):
         if weight != 0:
@@ -331,5 +336,5 @@ def weighted_sum(row: Row, weights: Sequence[float]) -> Tensor:
 
 
 def add_base(scales: Sequence[float]) -> list[float]:
-    """The weights of a base and of models, where task vectors are added to it: θ_base + Σᵢ λᵢ (θᵢ − θ_base)."""
+    """Return the weights of a base and of models for θ_base + Σᵢ λᵢ (θᵢ − θ_base)."""
     return [1.0 - sum(scales), *scales]

@@ -1,4 +1,4 @@
-"""Functions that merge: live models, or, given the paths of checkpoints, file by file; by name for files, searches and commands."""
+"""The `recipe` decorator, whose functions merge live models or checkpoints, and recipes by name for files and searches."""
 
 import inspect
 import os
@@ -20,17 +20,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PATHS = (str, os.PathLike)
 RECIPES: Final[dict[str, Callable[..., Any]]] = {}
-"""The recipes that merge files, by name: the functions that merge models."""
+"""The functions decorated with `recipe`, by name."""
 
 
 def recipe(describe: F) -> F:
-    """Make of a function of models that gives a `Recipe` one that merges them: live, or, given paths and `out=`, checkpoints.
+    """Turn a function from models to a `Recipe` into one that merges them: live models, or checkpoints for paths and `out=`.
 
     The function takes models as `models`, `model`, `base`, `a` or `b`, and has `buffers` and `integers` beside its own options.
-    It is listed by its name, for files and commands; a package that declares an entry point `moduli.recipes` of the same name is
-    imported when the recipe is used.
+    It is registered by its name, for files and commands; a package that declares an entry point `moduli.recipes` of the same name
+    is imported when the recipe is used.
 
-    What the function gives when it is called is what its annotation says, a model. With `align=True` and `example=`, the argument
+    The decorated function returns a model. With `align=True` and `example=`, the argument
     of a forward (or `align=` the axes of the models), the units of the other models are first put into the order of the first's.
 
     Example:
@@ -43,44 +43,14 @@ def recipe(describe: F) -> F:
         >>> mo.io.read(folder / "c").module["w"]
         tensor([1., 1.])
     """
-    signature, held = inspect.signature(describe), model_arguments(describe)
-    fields = signature.parameters.values()
-    names = [each.name for each in fields if each.kind is each.POSITIONAL_OR_KEYWORD]
-    defaults = {each.name: each.default for each in fields if each.default is not each.empty}
+    form = _Form(describe)
 
     @wraps(describe)
     def call(*args: Any, out: Any = None, align: Any = False, example: Any = None, **options: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **options}
-        listed = [each for name in held for each in _list_values(given.get(name))]
-        paths = [each for each in listed if isinstance(each, _PATHS)]
-        if bool(paths) != (out is not None) or (paths and len(paths) < len(listed)):
-            raise MergeError(
-                "checkpoints are merged into a checkpoint: give the paths of all models, and of the result as out=, or load them"
-            )
-        if paths and align is not False:
-            if not isinstance(align, ModelAxes):
-                raise MergeError(
-                    "a checkpoint does not say what its axes are: give align=moduli.axes.trace(module, example)"
-                )
-            options["align"] = given["align"] = align
+        paths = form.list_paths(form.name(args) | options, out is not None)
         if paths:
-            from ..io import merge_files  # a room above this one: declared with the order of the rooms
-
-            merge_files(describe.__name__, paths, out, **{name: given[name] for name in given if name not in held})
-            return None
-        count, given = len(given), {**defaults, **given}
-        if len(args) + len(options) != count or given.keys() != signature.parameters.keys():
-            signature.bind(*args, **options)  # says what does not fit
-        if align is not False:
-            given |= align_arguments({name: given[name] for name in held}, align, example)
-        models: dict[str, Any] = {name: given[name] for name in held if name != "models"}
-        if "models" in held:
-            given["models"] = list_models(given["models"])
-            models |= {f"models[{at}]": each for at, each in enumerate(given["models"])}
-        found = describe(**given)
-        if not isinstance(found, Recipe):
-            return found
-        return run(found, list(models.values()), list(models), buffers=given["buffers"], integers=given["integers"])
+            return form.merge_checkpoints(paths, out, align, form.name(args) | options)
+        return form.merge_models(args, options, align, example)
 
     taken = RECIPES.get(describe.__name__)
     if taken is not None and taken.__module__ != describe.__module__:
@@ -89,37 +59,93 @@ def recipe(describe: F) -> F:
     return cast(F, call)
 
 
-def align_arguments(given: dict[str, Any], align: Any, example: Any) -> dict[str, Any]:
+class _Form:
+    """The arguments of a recipe function, and the two ways to call it: with models, and with paths of checkpoints."""
+
+    def __init__(self, describe: Callable[..., Any]) -> None:
+        self.describe, self.signature = describe, inspect.signature(describe)
+        self.models = model_arguments(describe)
+        fields = self.signature.parameters.values()
+        self.positional = [each.name for each in fields if each.kind is each.POSITIONAL_OR_KEYWORD]
+        self.defaults = {each.name: each.default for each in fields if each.default is not each.empty}
+
+    def name(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Return positional arguments by name."""
+        return dict(zip(self.positional, args, strict=False))
+
+    def list_paths(self, arguments: Mapping[str, Any], has_out: bool) -> list[Any]:
+        """Return the paths among the models; raise unless all models are paths exactly if there is an `out=`."""
+        models = [each for name in self.models for each in _list_values(arguments.get(name))]
+        paths = [each for each in models if isinstance(each, _PATHS)]
+        if bool(paths) != has_out or (paths and len(paths) < len(models)):
+            raise MergeError(
+                "checkpoints are merged into a checkpoint: give the paths of all models, and of the result as out=, or load them"
+            )
+        return paths
+
+    def merge_checkpoints(self, paths: list[Any], out: Any, align: Any, arguments: Mapping[str, Any]) -> None:
+        """Merge checkpoints into another one."""
+        options = {name: value for name, value in arguments.items() if name not in self.models}
+        if align is not False:
+            if not isinstance(align, ModelAxes):
+                raise MergeError(
+                    "a checkpoint does not say what its axes are: give align=moduli.axes.trace(module, example)"
+                )
+            options["align"] = align
+        from ..io import merge_files  # a room above this one: declared with the order of the rooms
+
+        merge_files(self.describe.__name__, paths, out, **options)
+
+    def merge_models(self, args: Sequence[Any], options: dict[str, Any], align: Any, example: Any) -> Any:
+        """Merge live models, after aligning their units if required."""
+        passed = self.name(args) | options
+        arguments = self.defaults | passed
+        if len(args) + len(options) != len(passed) or arguments.keys() != self.signature.parameters.keys():
+            self.signature.bind(*args, **options)  # raises for missing, unknown and repeated arguments
+        if align is not False:
+            arguments |= align_arguments({name: arguments[name] for name in self.models}, align, example)
+        models: dict[str, Any] = {name: arguments[name] for name in self.models if name != "models"}
+        if "models" in self.models:
+            arguments["models"] = list_models(arguments["models"])
+            models |= {f"models[{at}]": each for at, each in enumerate(arguments["models"])}
+        result = self.describe(**arguments)
+        if not isinstance(result, Recipe):
+            return result
+        policies = {name: arguments[name] for name in ("buffers", "integers")}
+        return run(result, list(models.values()), list(models), **policies)
+
+
+def align_arguments(arguments: dict[str, Any], align: Any, example: Any) -> dict[str, Any]:
     """Return the models of a call with their units in the order of the first's.
 
     Args:
-        given: The models by the names of arguments; `models` is a list of them.
+        arguments: The models by the names of arguments; `models` is a list of them.
         align: True, or the axes of the models.
-        example: The argument of a forward, with which to find the axes.
+        example: The argument of a forward, for tracing the axes.
     """
     first: Any = None
-    found = align if isinstance(align, ModelAxes) else find_axes(next(_each_model(given)), None, example)
+    traced = align if isinstance(align, ModelAxes) else find_axes(next(_each_model(arguments)), None, example)
     aligned: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         several = list_models(value) if name == "models" else [value]
         first = several[0] if first is None else first
-        units = [each if each is first else align_model(each, first, found, example) for each in several]
+        units = [each if each is first else align_model(each, first, traced, example) for each in several]
         aligned[name] = units if name == "models" else units[0]
     return aligned
 
 
-def _each_model(given: Mapping[str, Any]) -> Iterator[Any]:
-    for name, value in given.items():
+def _each_model(arguments: Mapping[str, Any]) -> Iterator[Any]:
+    for name, value in arguments.items():
         yield from list_models(value) if name == "models" else [value]
 
 
 def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
-    """The recipe of a name.
+    """Return the recipe of a name.
 
     Args:
         name: One of `RECIPES`.
-        count: How many models there are, the base included.
-        options: Its arguments, as the function of this name takes them.
+        count: The number of models, the base included.
+        options: The arguments of the function of this name, without the models.
 
     Raises:
         MergeError: If there is no such recipe, or the arguments do not fit.
@@ -130,11 +156,11 @@ def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
         0.5
     """
     describe: Callable[..., Recipe] = inspect.unwrap(find_recipe(name))
-    held = model_arguments(describe)
-    if "models" not in held and count != len(held):
-        raise MergeError(f"this recipe merges {len(held)} files, not {count}")
-    # What a recipe does depends on how many models there are, and not on them.
-    models = {each: [None] * (count + 1 - len(held)) if each == "models" else None for each in held}
+    names = model_arguments(describe)
+    if "models" not in names and count != len(names):
+        raise MergeError(f"this recipe merges {len(names)} files, not {count}")
+    # A recipe depends on the number of models, not on the models.
+    models = {each: [None] * (count + 1 - len(names)) if each == "models" else None for each in names}
     if "generator" in inspect.signature(describe).parameters and options.get("generator") is None:
         raise MergeError(f"{name} drops entries at random; give a number as generator=, so that it can be made again")
     try:
@@ -155,14 +181,14 @@ def list_recipes() -> list[str]:
 
 
 def find_recipe(name: str) -> Callable[..., Any]:
-    """Return the function that merges models by the recipe of a name; that of another package is imported.
+    """Return the recipe function of a name; that of another package is imported.
 
     Args:
         name: One of `list_recipes()`.
 
     Raises:
         MergeError: If there is no such recipe.
-        ImportError: If it is of another package, and can't be imported.
+        ImportError: If it belongs to another package, and can't be imported.
 
     Example:
         >>> from moduli import merge
@@ -182,15 +208,15 @@ def find_recipe(name: str) -> Callable[..., Any]:
 
 
 def model_arguments(function: Callable[..., Any]) -> list[str]:
-    """The arguments of a recipe that are models; `models` are any number of them."""
+    """Return the names of a recipe's arguments that are models; `models` is a list of any number."""
     return [name for name in inspect.signature(function).parameters if name in ("a", "b", "model", "base", "models")]
 
 
 def list_models(models: Sequence[ModelT]) -> list[ModelT]:
-    """The models as a list.
+    """Return models as a list.
 
     Raises:
-        TypeError: If a single model was given.
+        TypeError: If a single model was passed.
         MergeError: If there is none.
     """
     if isinstance(models, nn.Module | Mapping):

@@ -1,13 +1,12 @@
-"""Entries taken from another model: where both are close (nearswap), where it matters (Arcee Fusion), where it is alone (RAM).
+"""Recipes that select entries: close ones (nearswap), important ones (Arcee Fusion), those that one model changed (RAM).
 
 Arcee Fusion, tensor by tensor, with δ = b − a:
-
-    (1) the importance of an entry is |δ| · KL(softmax(b) ‖ softmax(a)), the divergence that of its row;
+    (1) the importance of an entry is |δ| · KL(softmax(b) ‖ softmax(a)), with the divergence of its row;
     (2) entries are taken from b whose importance is at least median + 1.5 (Q3 − Q1) of all of them.
 
-RAM, with δ_t = θ_t − θ_base and the mask m_t = |δ_t| > ε (section 4 of the paper): what one model alone has changed is kept,
-times λ_t = 1 + r min(ρ_t, α) with ρ_t the number of entries of m_t that others share, per entry that is its own (RAM+; r = 0 is
-RAM); what several have changed is the mean of theirs.
+RAM, with δ_t = θ_t − θ_base and the mask m_t = |δ_t| > ε (section 4 of the paper): a change that only one model made is added,
+times λ_t = 1 + r min(ρ_t, α), with ρ_t the ratio of entries of m_t shared with others to those of its own (RAM+; r = 0 is
+RAM); of changes that several models made, the mean is added.
 
 References:
     The page of the model QuartetAnemoi-70B-t0.0001, for nearswap; the description of Arcee Fusion in the release of mergekit 0.1.
@@ -30,14 +29,14 @@ from ._ties import view_real
 def nearswap(
     a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", integers: Integers = "equal"
 ) -> ModelT:
-    """Take from another model the entries that are close, and go a distance of t towards those that are not.
+    """Move every entry of a model towards that of another, by at most the distance t.
 
     With w = min(t / |a − b|, 1), θ = w b + (1 − w) a.
 
     Args:
         a: A module or state dict. It decides form, structure and dtypes of the result.
         b: Another of the same structure.
-        t: How far an entry may move: a number, or numbers by glob pattern of parameter names.
+        t: The largest change of an entry: a number, or numbers by glob pattern of parameter names.
         buffers: Whether floating buffers are those of `a` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `a` in any case.
 
@@ -84,7 +83,7 @@ def arcee_fusion(a: ModelT, b: ModelT, *, buffers: Buffers = "first", integers: 
     def kernel(name: str, row: Row) -> Tensor:
         if not row.like.numel():
             return row[0].clone()
-        # Rows; a complex row is one of real pairs.
+        # Complex tensors become rows of real pairs.
         here, there = (view_real(each).reshape(*each.shape[:-1], -1) for each in row)
         left, right = here.log_softmax(-1), there.log_softmax(-1)
         divergence = (right.exp() * (right - left)).sum(-1, keepdim=True)  # (1)
@@ -96,7 +95,7 @@ def arcee_fusion(a: ModelT, b: ModelT, *, buffers: Buffers = "first", integers: 
 
 
 def _find_threshold(values: Tensor) -> Tensor:
-    """Return median + 1.5 (Q3 − Q1), the quartiles being entries."""
+    """Return median + 1.5 (Q3 − Q1), with entries as quartiles."""
     ordered = values.sort().values
     low, middle, high = (ordered[int(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75))
     return middle + 1.5 * (high - low)
@@ -113,14 +112,14 @@ def ram(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Add sparse task vectors: what one model alone has changed in full, what several have changed as its mean (RAM, RAM+).
+    """Add sparse task vectors: changes that one model made in full, of changes that several made the mean (RAM, RAM+).
 
     Args:
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
         models: The fine-tuned models.
-        threshold: ε: an entry is changed if it is farther from the base than this.
-        r: How much more of what a model alone has changed is added: a number, or numbers by glob pattern. 0 is RAM, 0.1 RAM+.
-        alpha: α: the greatest ratio of shared entries to own ones that counts, likewise.
+        threshold: ε: an entry counts as changed if its distance from the base is larger than this.
+        r: The additional factor of changes that one model made: a number, or numbers by glob pattern. 0 is RAM, 0.1 RAM+.
+        alpha: α: the upper bound of the ratio of shared entries to own ones, likewise.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 

@@ -14,24 +14,24 @@ Coefficient: TypeAlias = float | Mapping[str, float] | Callable[[str], float]
 """A number; a mapping from glob patterns of parameter names to numbers, of which the first that matches wins; or a function
 from a name to its number.
 
-In a pattern `<0-15>` stands for a whole number from 0 to 15: ``{"*.layers.<0-15>.*": 0.3, "*": 0.7}``.
+In a pattern, `<0-15>` matches a whole number from 0 to 15: ``{"*.layers.<0-15>.*": 0.3, "*": 0.7}``.
 """
 
 T = TypeVar("T")
 
 
 class Coefficients:
-    """A coefficient that was checked, and is looked up by name.
+    """A checked coefficient, looked up by name.
 
     Args:
         value: A number, a mapping from glob pattern to number, or a function from a name to a number.
-        what: What errors call it, such as `"t"` or `"weights[1]"`.
-        low: The least number allowed.
-        high: The greatest number allowed.
+        what: Its name in errors, such as `"t"` or `"weights[1]"`.
+        low: The lower bound.
+        high: The upper bound.
 
     Raises:
         MergeError: If a number is not finite or is out of bounds, or the mapping is empty.
-        TypeError: If the value is none of them.
+        TypeError: If the value is none of these.
     """
 
     def __init__(self, value: Coefficient, what: str, *, low: float = -inf, high: float = inf) -> None:
@@ -49,20 +49,20 @@ class Coefficients:
 
     def _check(self, number: Any, where: str, pattern: Any = "") -> float:
         if not isinstance(pattern, str) or not isinstance(number, Real):
-            told = "it must be a number, or a mapping from glob patterns of parameter names to numbers"
-            raise TypeError(f"{where} is {type(number).__name__}; {told}")
+            allowed = "it must be a number, or a mapping from glob patterns of parameter names to numbers"
+            raise TypeError(f"{where} is {type(number).__name__}; {allowed}")
         low, high = self._bounds
         try:
-            found = float(number)
+            value = float(number)
         except OverflowError:  # an integer of more than 308 digits
-            found = inf
-        if not isfinite(found) or not low <= found <= high:
+            value = inf
+        if not isfinite(value) or not low <= value <= high:
             bounds = f"at least {low:g}" * isfinite(low) + f" and at most {high:g}" * isfinite(high)
-            raise MergeError(f"{where} is {found}; it must be {bounds or 'finite'}")
-        return found
+            raise MergeError(f"{where} is {value}; it must be {bounds or 'finite'}")
+        return value
 
     def __call__(self, name: str) -> float:
-        """The number for a name.
+        """Return the number for a name.
 
         Raises:
             MergeError: If no pattern matches the name.
@@ -71,16 +71,16 @@ class Coefficients:
             return self._patterns["*"]
         if self._function is not None:
             return self._check(self._function(name), f"{self._what} of {shorten(name)}")
-        found = find_by_pattern(self._patterns, name)
-        if found is None:
+        value = find_by_pattern(self._patterns, name)
+        if value is None:
             patterns = shorten(list(self._patterns)).strip("[]")
-            told = f"none of its patterns {patterns} matches; add one that does, such as '*' at the end"
-            raise MergeError(f"{self._what} has no number for {shorten(name)}: {told}")
-        return found
+            reason = f"none of its patterns {patterns} matches; add one that does, such as '*' at the end"
+            raise MergeError(f"{self._what} has no number for {shorten(name)}: {reason}")
+        return value
 
     @property
     def number(self) -> float:
-        """The number, where there is one for all names.
+        """The number of a coefficient that is the same for all names.
 
         Raises:
             MergeError: If there are numbers by name.
@@ -90,10 +90,10 @@ class Coefficients:
         return self._patterns["*"]
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse names that no pattern matches, and patterns that match no name.
+        """Raise if a name matches no pattern, or a pattern matches no name.
 
         Raises:
-            MergeError: If there is either.
+            MergeError: In both cases.
         """
         for name in names:
             self(name)
@@ -101,18 +101,18 @@ class Coefficients:
 
 
 def layered(text: str) -> dict[str, float]:
-    """Numbers by layer, as they are written in one line: ``layers.0-15:0.3,layers.16-31:0.7,*:0.5``.
+    """Parse numbers by layer, written as ``layers.0-15:0.3,layers.16-31:0.7,*:0.5``, into numbers by pattern.
 
-    A part of a name stands for all names that contain it; a number at its end is one layer, and two are a range of layers.
+    A part of a name matches all names that contain it; a number at its end is one layer, and two are a range of layers.
 
     Raises:
-        MergeError: If it is written otherwise.
+        MergeError: If the text has another form.
 
     Example:
         >>> layered("layers.0-15:0.3, lm_head:0, *:1")
         {'*layers.<0-15>.*': 0.3, '*lm_head*': 0.0, '*': 1.0}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for part in text.split(","):
         place, colon, number = part.strip().rpartition(":")
         try:
@@ -128,33 +128,44 @@ def layered(text: str) -> dict[str, float]:
             place = f"*{layers[1]}<{layers[2]}-{layers[3] or layers[2]}>.*"
         elif "*" not in place:
             place = f"*{place}*"
-        found[place] = value
-    return found
+        numbers[place] = value
+    return numbers
 
 
 def find_by_pattern(table: Mapping[str, T], name: str) -> T | None:
-    """The value of the first pattern that matches a name; None if there is none."""
+    """Return the value of the first pattern that matches a name; None if there is none."""
     return next((value for pattern, value in table.items() if match_name(name, pattern)), None)
 
 
 def check_patterns(table: Iterable[str], names: Sequence[str], what: str) -> None:
-    """Refuse patterns that match no name: one misspelt would go unnoticed.
+    """Raise if a pattern matches no name, because it is probably misspelt.
+
+    Args:
+        table: The patterns.
+        names: The names.
+        what: The argument with the patterns, for errors.
 
     Raises:
         MergeError: If there is one.
     """
     for pattern in table:
         if pattern != "*" and not any(match_name(name, pattern) for name in names):
-            shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
+            listed = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
             hint = suggest_name(pattern, names)
-            told = f"matches none of the {len(names)} names that are merged ({shown});{hint} correct or remove it"
-            raise MergeError(f"the pattern {shorten(pattern)} of {what} {told}")
+            reason = f"matches none of the {len(names)} names that are merged ({listed});{hint} correct or remove it"
+            raise MergeError(f"the pattern {shorten(pattern)} of {what} {reason}")
 
 
 def per_model(
     value: Coefficient | Sequence[Coefficient] | None, count: int, what: str, **bounds: float
 ) -> tuple[Coefficients, ...]:
-    """Check one coefficient for each model: a sequence gives each its own, anything else is the same for all; None is 1.
+    """Return one checked coefficient per model.
+
+    Args:
+        value: A sequence with one coefficient per model, or one coefficient for all; None for 1.
+        count: The number of models.
+        what: The argument, for errors.
+        **bounds: The bounds of numbers, as for `Coefficients`.
 
     Raises:
         MergeError: If a sequence does not have one coefficient per model.

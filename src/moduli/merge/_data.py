@@ -1,7 +1,7 @@
-"""What needs data beside the models: averages weighted by Fisher information, and the statistics of batch normalisation.
+"""Merging with data: averages weighted by Fisher information, and the statistics of batch normalisation.
 
-In the former each parameter goes by the models that depend on it. The equations of sections 2 and 3 of the paper, entry by entry,
-with weights λ_i:
+Fisher weights give each parameter to the models whose predictions depend on it. The equations of sections 2 and 3 of the paper,
+entry by entry, with weights λ_i:
 
     (1) F_i = E_x E_{y ~ p(y | x, θ_i)} (∂ log p(y | x, θ_i) / ∂θ_i)², the diagonal of the Fisher information;
     (2) θ = Σ_i λ_i F_i θ_i / Σ_i λ_i F_i.
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .._texts import shorten
+from ._activations import run_batch
 from ._averages import share_out, weighted_sum
 from ._call import list_models
 from ._coefficients import Coefficient, per_model
@@ -45,9 +46,9 @@ def fisher(
 
     Args:
         models: Modules, or state dicts. The first decides form, structure and dtypes of the result.
-        fishers: For each model the diagonal of its Fisher information by parameter name, as `fisher_information` gives it.
+        fishers: For each model the diagonal of its Fisher information by parameter name, the result of `fisher_information`.
         weights: λᵢ, one coefficient per model: a number of at least 0, or numbers by glob pattern. Equal by default.
-        floor: The least Fisher information that an entry counts with. Where all are below it, the models are averaged.
+        floor: The lower bound of Fisher information. Entries where all models are below it are averaged.
         buffers: Whether floating buffers are the first model's or merged too.
         integers: Whether tensors of integers must be equal; they are the first model's in any case.
 
@@ -71,7 +72,7 @@ def fisher(
     first: Any = models[0]
     names = dict(first.named_parameters(remove_duplicate=False)) if isinstance(first, nn.Module) else first
     for index, each in enumerate(fishers):
-        odd = next((name for name in each if not all(name in held for held in (names, *fishers))), None)
+        odd = next((name for name in each if not all(name in table for table in (names, *fishers))), None)
         if odd is not None:
             raise MergeError(
                 f"fishers[{index}] holds {shorten(odd)}, which is no parameter, or not in all of the others"
@@ -113,19 +114,19 @@ def fisher_information(
 
     For each entry, F = (1/n) Σ_k (∂ℓ_k/∂θ)² over n examples with negative log-likelihoods ℓ_k. With the labels of the data in
     ℓ_k it is the empirical Fisher; with labels drawn from the model's own predictions it estimates the Fisher proper.
-    Squares are taken example by example, since the gradient of a batch's mean would have them cancel: each example costs one
+    Gradients are squared example by example, since they would cancel in the gradient of a batch's mean: each example costs one
     backward pass.
 
     Args:
         model: A module, which is not changed. A copy in evaluation mode is used.
-        data: Batches, whatever `loss` takes.
+        data: Batches, which are passed to `loss`.
         loss: `loss(model, batch)`: the negative log-likelihood of each example in a vector, or of a single one as a scalar.
 
     Returns:
-        F by parameter name, for every name of every parameter that requires gradients; float32, or float64 where they are.
+        F by parameter name, for every name of every parameter that requires gradients; float32, or float64 for such parameters.
 
     Raises:
-        MergeError: If there is no example, no parameter requires gradients, or the loss is not as described.
+        MergeError: If there is no example, no parameter requires gradients, or the loss has another form.
 
     Example:
         >>> import torch
@@ -147,43 +148,52 @@ def fisher_information(
     examples = 0
     for batch in data:
         with torch.enable_grad():
-            losses = loss(model, batch)
-            if not isinstance(losses, Tensor) or losses.ndim > 1 or losses.is_complex() or not losses.requires_grad:
-                what = describe_tensor(losses) if isinstance(losses, Tensor) else type(losses).__name__
-                told = "one real number per example, computed from the model: a vector (reduction='none'), or a scalar"
-                raise MergeError(f"loss gave {what}; it must give {told}")
-            each = losses.reshape(-1)
-            for index in range(len(each)):
-                gradients = torch.autograd.grad(each[index], parameters, retain_graph=True, allow_unused=True)
-                if all(gradient is None for gradient in gradients):
-                    raise MergeError("loss(model, batch) does not depend on the model given; use its first argument")
-                for total, gradient in zip(totals, gradients, strict=True):
-                    if gradient is not None:
-                        total.add_(gradient.detach().abs().to(total.dtype).square())  # (1), one term
-            examples += len(each)
+            losses = _check_losses(loss(model, batch))
+            for index in range(len(losses)):
+                _add_squares(totals, losses[index], parameters)
+            examples += len(losses)
     if examples == 0:
         raise MergeError("data holds no example, so there is nothing to estimate; an iterator may be used up")
-    found = {id(parameter): total.div_(examples) for parameter, total in zip(parameters, totals, strict=True)}
+    information = {id(parameter): total.div_(examples) for parameter, total in zip(parameters, totals, strict=True)}
     named = model.named_parameters(remove_duplicate=False)
-    return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}
+    return {name: information[id(parameter)] for name, parameter in named if id(parameter) in information}
+
+
+def _check_losses(losses: Any) -> Tensor:
+    """Return losses as a vector; raise MergeError unless they are real numbers computed from the model."""
+    if not isinstance(losses, Tensor) or losses.ndim > 1 or losses.is_complex() or not losses.requires_grad:
+        what = describe_tensor(losses) if isinstance(losses, Tensor) else type(losses).__name__
+        form = "one real number per example, computed from the model: a vector (reduction='none'), or a scalar"
+        raise MergeError(f"loss gave {what}; it must give {form}")
+    return losses.reshape(-1)
+
+
+def _add_squares(totals: Sequence[Tensor], loss: Tensor, parameters: Sequence[Tensor]) -> None:
+    """Add the squared gradients of one loss: one term of (1)."""
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in gradients):
+        raise MergeError("loss(model, batch) does not depend on the model given; use its first argument")
+    for total, gradient in zip(totals, gradients, strict=True):
+        if gradient is not None:
+            total.add_(gradient.detach().abs().to(total.dtype).square())
 
 
 def reestimate_batch_norm(
     model: ModuleT, data: Iterable[Any], *, forward: Callable[[ModuleT, Any], Any] | None = None
 ) -> ModuleT:
-    """Measure the running statistics of batch normalisation anew, on data.
+    """Measure the running statistics of batch normalisation again, on data.
 
-    They become the averages over all batches of the means and variances that each layer sees, every batch counting the same.
-    Only batch normalisation is in training mode meanwhile: dropout and the like are off, as in use.
+    They become the averages of the means and variances of each layer's inputs over all batches, with equal weights.
+    Only batch normalisation is in training mode for this: dropout and the like are off.
 
     Args:
         model: A module, which is not changed.
         data: Batches: tensors, or tuples and lists whose first item is the input.
-        forward: How to run the model on a batch: `forward(model, batch)`. By default the batch, or its first item, is its only
+        forward: `forward(model, batch)` runs the model on a batch. By default the batch, or its first item, is its only
             argument.
 
     Returns:
-        A copy with the new statistics, and everything else, modes included, as in the model.
+        A copy with the new statistics; everything else, modes included, is that of the model.
 
     Raises:
         MergeError: If there are statistics to measure, but no batch.
@@ -210,10 +220,7 @@ def reestimate_batch_norm(
     with torch.no_grad():
         for batch in data if layers else ():
             batches += 1
-            if forward is not None:
-                forward(measured, batch)
-            else:
-                measured(batch[0] if isinstance(batch, tuple | list) else batch)
+            run_batch(measured, batch, forward)
     if batches == 0 and layers:
         raise MergeError("data holds no batch, so there is nothing to measure; if it is an iterator, it may be used up")
     for layer, other in zip(layers, others, strict=True):

@@ -1,13 +1,13 @@
-"""Which units of one model are which of another: weight and activation matching over the free axes of a model.
+"""Matching the units of two models by weights or activations, over the free axes of the model.
 
-The coordinate descent of the paper, for axes as `moduli.axes` finds them: one axis after the other is given the permutation that
-brings the tensors nearest to the other model's, which is an assignment problem over the inner products of units,
+The coordinate descent of the paper, for the axes of `moduli.axes`: one axis after the other gets the permutation that
+brings the tensors nearest to the other model's, the solution of an assignment problem over the inner products of units,
 
-    (1) C[i, j] = Σ over tensors and places of the axis: ⟨unit i of the one, unit j of the other⟩,
+    (1) C[i, j] = Σ over tensors and positions of the axis: ⟨unit i of one model, unit j of the other⟩,
 
-until no axis can be improved. The start is not the identity: an axis is first matched by the tensors whose other axes are known
-already (inputs and outputs are), and where there are none by what does not depend on the order of the others, their sorted
-entries. A permuted copy is then recovered at once.
+until no axis can be improved. The descent does not start at the identity: an axis is first matched by the tensors whose other axes
+are matched already (inputs and outputs are), and if there are none by the sorted entries, which do not depend on the order of
+other axes. So a permuted copy is recovered in the first pass.
 
 Reference:
     Ainsworth, Hayase, Srinivasa, "Git Re-Basin: merging models modulo permutation symmetries", ICLR 2023, arXiv:2209.04836
@@ -31,8 +31,8 @@ class AxisTensor(NamedTuple):
 
     Attributes:
         axes: Its axes.
-        model: That of the model whose units are permuted.
-        to: That of the model which it is brought near to.
+        model: The tensor of the model whose units are permuted.
+        to: The tensor of the model that it is matched with.
     """
 
     axes: ParameterAxes
@@ -45,7 +45,7 @@ class AxisTensor(NamedTuple):
         return {name for factors in self.axes for name in list_names(factors)}
 
     def take(self, units: Mapping[str, Tensor]) -> Tensor:
-        """Return the model's tensor with the units of its axes in the order of these."""
+        """Return the model's tensor with its units in the order of `units`."""
         tensor = self.model
         for at in range(len(self.axes)):
             index = self.axes.index(at, units)
@@ -54,7 +54,7 @@ class AxisTensor(NamedTuple):
 
 
 class UnitView(NamedTuple):
-    """A tensor seen from one axis of the model, at one of the places where it has it.
+    """A tensor with one of its occurrences of an axis of the model moved to the front.
 
     Attributes:
         units: The tensor with this axis first, and the other factors of its axes after it.
@@ -67,19 +67,19 @@ class UnitView(NamedTuple):
     def list_rows(self, unmatched: set[str]) -> Tensor:
         """Return the units as rows, their entries over unmatched axes in ascending order.
 
-        Of axes whose order is not known, only what does not depend on it can be compared.
+        Entries over axes that are not matched yet can only be compared independently of their order.
         """
         unknown = [at for at, name in enumerate(self.others, 1) if name in unmatched]
         if not unknown:
             return self.units.reshape(len(self.units), -1)
-        known = [at for at, name in enumerate(self.others, 1) if name not in unmatched]
+        matched = [at for at, name in enumerate(self.others, 1) if name not in unmatched]
         size = math.prod(self.units.shape[at] for at in unknown)
-        rows = self.units.permute(0, *known, *unknown).reshape(len(self.units), -1, size)
+        rows = self.units.permute(0, *matched, *unknown).reshape(len(self.units), -1, size)
         return rows.sort(-1).values.reshape(len(self.units), -1)
 
 
 def view_from(name: str, tensor: Tensor, dims: Sequence[Factors], sizes: Mapping[str, int]) -> Iterator[UnitView]:
-    """Yield a tensor seen from an axis of the model, once for every place where it has it.
+    """Yield a view of a tensor for every occurrence of an axis of the model in it.
 
     Args:
         name: The axis of the model.
@@ -91,7 +91,7 @@ def view_from(name: str, tensor: Tensor, dims: Sequence[Factors], sizes: Mapping
         for place, factor in enumerate(factors):
             if isinstance(factor, str):
                 continue
-            # A concatenation: each of its parts is seen by itself.
+            # Split a concatenation, and continue with each of its parts.
             before, after = factors[:place], factors[place + 1 :]
             lengths = [measure(part, sizes) for part in factor.parts]
             three = (measure(before, sizes), sum(lengths), measure(after, sizes))
@@ -113,11 +113,11 @@ class UnitMatching:
 
     Args:
         axes: The axes of the model.
-        tensors: The tensors of both that are compared.
-        seed: Decides the order in which axes are improved.
+        tensors: The tensors of both models that are compared.
+        seed: The seed of the order in which axes are improved.
 
     Attributes:
-        units: For each axis, the unit of the model that takes the place of each unit of the other.
+        units: For each axis, the unit of the model that matches each unit of the other.
     """
 
     def __init__(self, axes: ModelAxes, tensors: Sequence[AxisTensor], seed: int = 0) -> None:
@@ -133,7 +133,7 @@ class UnitMatching:
         """Match one axis after the other, then improve them until nothing changes; return the permutations.
 
         Args:
-            sweeps: How often all axes are improved at most.
+            sweeps: The largest number of passes over all axes.
         """
         unmatched = set(self.places)
         while unmatched:
@@ -149,18 +149,18 @@ class UnitMatching:
         return self.units
 
     def _measure_known(self, name: str, unmatched: set[str]) -> float:
-        """Return which part of the entries of an axis' tensors has no other axis that is unmatched; -1 for a matched axis."""
+        """Return the share of entries of an axis' tensors without another unmatched axis; -1 for a matched axis."""
         if name not in unmatched:
             return -1.0
         sizes = [(each.to.numel(), bool(each.names & unmatched - {name})) for each in self.places[name]]
         return sum(size for size, unknown in sizes if not unknown) / sum(size for size, _ in sizes)
 
     def _match(self, name: str, unmatched: set[str]) -> bool:
-        """Find the permutation of one axis with the others as they are; return whether there is a better one."""
+        """Improve the permutation of one axis with the others fixed; return whether there was a better one."""
         size = len(self.units[name])
         product = torch.zeros(size, size, dtype=torch.float64)
-        known = [each for each in self.places[name] if not each.names & unmatched - {name}]
-        for each in known or self.places[name]:
+        matched = [each for each in self.places[name] if not each.names & unmatched - {name}]
+        for each in matched or self.places[name]:
             sizes, dims = each.axes.sizes, each.axes.dims
             both = zip(*(view_from(name, one, dims, sizes) for one in (each.to, each.take(self.units))), strict=True)
             for ours, theirs in both:
@@ -174,7 +174,7 @@ class UnitMatching:
 
 
 def assign(product: Tensor) -> Tensor:
-    """Return for each row the column of the assignment with the largest sum.
+    """Return, for each row, the column of the assignment with the largest sum.
 
     Raises:
         ImportError: Without SciPy.

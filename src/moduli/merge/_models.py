@@ -1,4 +1,4 @@
-"""Models and state dicts seen alike: tensors by name, and what is known about each name without reading it."""
+"""`View`: modules and state dicts as tensors by name, with their structure known without reading values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,12 @@ class MergeError(ValueError):
 
 
 def check_choice(what: str, given: object, *choices: str) -> None:
-    """Refuse a word that is none of the choices.
+    """Raise if an option is none of the choices.
+
+    Args:
+        what: The option, for the error.
+        given: Its value.
+        *choices: The valid values.
 
     Raises:
         MergeError: If it is none.
@@ -37,10 +42,10 @@ def check_choice(what: str, given: object, *choices: str) -> None:
 
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
-"""What can be merged: a module, or a mapping from names to tensors such as `state_dict()` gives.
+"""A model that can be merged: a module, or a mapping from names to tensors, such as the result of `state_dict()`.
 
-A mapping may read its tensors when they are asked for: names are merged one after the other, and nothing is kept. If it
-has a method `meta(name)` that gives a tensor on device "meta", structures are compared before anything is read.
+A mapping may read its tensors when they are indexed: names are merged one after the other, and no tensor is stored. If it
+has a method `meta(name)` that returns a tensor on device "meta", structures are compared before anything is read.
 """
 
 COUNTER = "num_batches_tracked"
@@ -53,11 +58,11 @@ class View:
 
     Attributes:
         model: The model itself.
-        label: What errors call it.
+        label: Its name in errors.
         tensors: Every tensor by every one of its names, in order.
-        keys: The names. Asking a mapping on a file whether it has one may read the tensor.
+        keys: The names, since `in` on a mapping of a file may read the tensor.
         buffers: The names that are known to be buffers.
-        reorders: How tensors whose labels come in another order here get the order of the model that decides.
+        reorders: The reorderings of tensors whose labels are in another order than in the first model.
     """
 
     model: Model
@@ -74,19 +79,19 @@ class View:
 
     @property
     def known(self) -> bool:
-        """Whether looking at the shape of a tensor costs nothing."""
+        """Whether the shapes of tensors are available without reading them."""
         return self.held or hasattr(self.model, "meta")
 
     def look(self, name: str) -> Tensor:
-        """A tensor of the shape and dtype of a name's; what is in it does not matter."""
+        """Return a tensor with the shape and dtype of a name, possibly without values."""
         meta: Any = None if self.held else getattr(self.model, "meta", None)
         return self.read(name) if meta is None else cast(Tensor, meta(name))
 
     def read(self, name: str) -> Tensor:
-        """The tensor of a name.
+        """Return the tensor of a name.
 
         Raises:
-            MergeError: If there is none, or it has no data that could be merged.
+            MergeError: If it is no tensor, or has no dense data.
         """
         tensor = self.tensors[name]
         if not isinstance(tensor, Tensor):
@@ -98,31 +103,31 @@ class View:
         return tensor.detach() if reorder is None else reorder(tensor.detach())
 
     def names(self) -> Iterator[str]:
-        """Every name that stands for a tensor: all but the extra state that modules may keep."""
+        """Iterate over the names of tensors: all except the extra state of modules."""
         return (name for name in self.tensors if not is_extra(name))
 
 
 def is_extra(name: str) -> bool:
-    """Whether a key of a state dict is a module's extra state, which torch passes through whatever it is."""
+    """Whether a key of a state dict is that of a module's extra state, which may be any object."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
 def view(model: Model, label: str) -> View:
-    """See a model as tensors by name.
+    """Return the view of a model.
 
     Raises:
         TypeError: If it is neither a module nor a mapping.
         LayoutError: If a parameter is lazy, or a module contains itself.
     """
     if isinstance(model, nn.Module):
-        layout_of(model)  # refuses what has no layout, in words
+        layout_of(model)  # raises for a module without a layout
         show_pieces(model.modules())
         buffers = dict(model.named_buffers(remove_duplicate=False))
         tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
         return View(model, label, tensors, frozenset(tensors), frozenset(buffers))
     if not isinstance(model, Mapping):
         raise TypeError(f"{label} is {type(model).__name__}; a model is a torch.nn.Module or a state dict")
-    # A state dict does not say what is a buffer. Batch normalisation can be told: its statistics stand by its counter.
+    # A state dict does not distinguish buffers. Statistics of batch normalisation are recognised by the counter next to them.
     keys = frozenset(model)
     prefixes = [name[: -len(COUNTER)] for name in keys if name.rpartition(".")[2] == COUNTER]
     names = frozenset(prefix + statistic for prefix in prefixes for statistic in STATISTICS)
@@ -130,12 +135,12 @@ def view(model: Model, label: str) -> View:
 
 
 def describe_tensor(tensor: Tensor) -> str:
-    """The dtype and shape of a tensor, for an error."""
+    """Return the dtype and shape of a tensor as text, for an error."""
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 def check(first: View, other: View, needed: Sequence[str]) -> None:
-    """Refuse models whose structures differ, at the first name where they do.
+    """Raise if the structures of two models differ, at the first name where they do.
 
     Args:
         first: The model that decides the structure.
@@ -146,7 +151,7 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
         MergeError: If they differ.
     """
     _align(first, other)
-    # A module may have buffers that the other lacks, such as caches that grow; parameters are never left out.
+    # A module may have buffers that the other lacks, such as growing caches; every parameter must be in both.
     more = (name for name in other.names() if name not in first.keys and name not in other.buffers)
     for name in chain(needed, more):
         here, there = (first, other) if name in first.keys else (other, first)
@@ -160,12 +165,12 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
         for entry in layout_of(first.model):
             apart = sorted(set(theirs[entry.name].names) ^ set(entry.names))
             if apart:
-                told = f"are tied in one of {first.label} and {other.label} only; tie them in both, or in neither"
-                raise MergeError(f"{shorten(apart[0])} and {shorten(entry.name)} {told}")
+                difference = f"are tied in one of {first.label} and {other.label} only; tie them in both, or in neither"
+                raise MergeError(f"{shorten(apart[0])} and {shorten(entry.name)} {difference}")
 
 
 def _align(first: View, other: View) -> None:
-    """Have a model's labelled tensors read in the order of labels that the first model has.
+    """Set the reorderings that give a model's labelled tensors the order of labels of the first model.
 
     Raises:
         MergeError: If they have other labels.
@@ -197,25 +202,32 @@ def _align(first: View, other: View) -> None:
 
 
 def _read_axes(model: Model) -> dict[str, Any]:
-    """Return the axes of labelled tensors as a state dict has them, by dotted public name."""
+    """Return the axes of labelled tensors in the form of a state dict, by dotted public name."""
     if isinstance(model, nn.Module):
         model = model.state_dict() if layout_of(model).labelled else {}
     return read_saved_axes(model)
 
 
 def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) -> None:
-    """Refuse tensors of different shapes, or of dtypes that do not mix: real, complex, and everything else.
+    """Raise if two tensors have different shapes, or are not both real, both complex, or of one integer dtype.
+
+    Args:
+        name: Their name, for the error.
+        first: The model of the first tensor.
+        left: The first tensor.
+        other: The model of the second tensor.
+        right: The second tensor.
 
     Raises:
         MergeError: If they differ.
     """
     if left.shape != right.shape or _kind(left) != _kind(right):
-        told = f"{describe_tensor(left)} in {first.label} and {describe_tensor(right)} in {other.label}"
-        raise MergeError(f"{shorten(name)} is {told}; merge models of one structure")
+        difference = f"{describe_tensor(left)} in {first.label} and {describe_tensor(right)} in {other.label}"
+        raise MergeError(f"{shorten(name)} is {difference}; merge models of one structure")
 
 
 def has_averages(tensor: Tensor) -> bool:
-    """Whether it is of floating or complex dtype."""
+    """Whether a tensor is of floating or complex dtype."""
     return isinstance(_kind(tensor), str)
 
 
@@ -224,10 +236,10 @@ def _kind(tensor: Tensor) -> object:
 
 
 def ties(views: Sequence[View]) -> list[tuple[str, ...]]:
-    """The names of the first model in order, those that are one tensor in every model together.
+    """Return the names of the first model in order, grouped if they are tied in every model.
 
-    Tensors are one if they are the same memory seen the same way. In a mapping that reads its tensors when asked,
-    nothing can be known to be tied.
+    Names are tied if they are the same view of the same memory. In a mapping that reads its tensors when they are indexed,
+    ties are unknown.
     """
     first = views[0]
     if not all(each.held for each in views):

@@ -1,4 +1,4 @@
-"""Losses along the way between models: the barrier that a merge has to cross."""
+"""`path`: the loss along the segment between two models, and its barrier."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class LossPath:
 
     Attributes:
         weights: The weight of each model at each point, one row for each.
-        losses: The loss at each point; over a plane a table with NaN outside of what was asked for.
-        grid: Where the points are: from 0 (the first model) to 1 along each side.
+        losses: The loss at each point; over a plane a table.
+        grid: The positions of the points along each side, from 0 (the first model) to 1.
     """
 
     weights: Tensor
@@ -34,7 +34,7 @@ class LossPath:
 
     @property
     def barrier(self) -> float:
-        """The largest loss on the way above the straight line between the losses of the models; for a plane, of its triangle."""
+        """The largest excess of the loss over the linear interpolation of the models' losses, on the segment or triangle."""
         inside = (self.weights >= 0).all(-1)
         ends = torch.stack([self.losses[tuple((self.weights[..., at] == 1).nonzero()[0])] for at in self._each_model()])
         above = self.losses - (self.weights * ends).sum(-1)
@@ -47,7 +47,7 @@ class LossPath:
         return f"LossPath({self.losses.numel()} points of {self.weights.shape[-1]} models, barrier={self.barrier:.4g})"
 
     def plot(self, ax: Any = None) -> Figure:
-        """Draw the losses along the way, or over the plane; needs matplotlib (extra `plot`).
+        """Draw the losses along the segment, or over the plane; needs matplotlib (extra `plot`).
 
         Args:
             ax: The axes of matplotlib to draw into; by default those of a new figure.
@@ -85,8 +85,8 @@ def path(
         b: Another of the same structure.
         loss: A function of a model that returns one number.
         c: A third model: losses are then measured over the plane.
-        points: How many points on each side.
-        reach: From where to where the weights of `b` and `c` go; beyond 0 and 1 it extrapolates.
+        points: The number of points on each side.
+        reach: The range of the weights of `b` and `c`; beyond 0 and 1 it extrapolates.
         buffers: As for `linear`.
         integers: As for `linear`.
 

@@ -1,8 +1,8 @@
-"""`repair`: give the units of a merged model the statistics that those of its sources have.
+"""`repair`: give the units of a merged model the statistics of the units of its sources.
 
-The variance of an average of two units that are not perfectly correlated is less than theirs, and layer by layer a merged
-network falls silent. Statistics of batch normalisation are measured again; without it, every layer's units are shifted and
-scaled so that their means and deviations are the averages of the sources', which is folded into the weights.
+The average of two units that are not perfectly correlated has less variance than they have, so the activations of a merged
+network shrink from layer to layer. Statistics of batch normalisation are measured again; without it, every layer's units are
+shifted and scaled so that their means and deviations are the averages of the sources', by changing weights and biases.
 
 Reference:
     Jordan, Sedghi, Saukh, Entezari, Neyshabur, "REPAIR: REnormalizing Permuted Activations for Interpolation Repair", ICLR 2023,
@@ -40,7 +40,7 @@ class ChannelStatistics:
         self.squares: Any = 0.0
 
     def add(self, output: Tensor) -> None:
-        """Take in the outputs of a batch."""
+        """Add the outputs of a batch."""
         last = output.movedim(1, -1) if self.convolution else output
         rows = last.reshape(-1, last.shape[-1]).double()
         self.count += len(rows)
@@ -49,7 +49,7 @@ class ChannelStatistics:
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The means, and the standard deviations."""
+        """The means and the standard deviations."""
         mean = self.total / self.count
         return mean, (self.squares / self.count - mean.square()).clamp(min=0).sqrt()
 
@@ -63,17 +63,17 @@ def repair(
     *,
     forward: Callable[[Any, Any], Any] | None = None,
 ) -> ModuleT:
-    """Give the units of a merged model the means and deviations that those of its sources have on average.
+    """Give the units of a merged model the average means and deviations of the units of its sources.
 
     Statistics of batch normalisation are measured again on the data (`reestimate_batch_norm`). With `sources`, the outputs of
-    linear layers and convolutions that have a bias, but for the last, are scaled and shifted as well, layer after layer.
+    linear layers and convolutions that have a bias, except for the last, are scaled and shifted as well, layer after layer.
 
     Args:
         model: The merged module, which is not changed.
-        data: Batches: tensors, or tuples and lists whose first item is the input. They are gone through once, and kept.
+        data: Batches: tensors, or tuples and lists whose first item is the input. All of them are stored.
         sources: The aligned models that were merged.
         weights: The share of each source; equal by default.
-        forward: How to run a model on a batch: `forward(model, batch)`.
+        forward: `forward(model, batch)` runs a model on a batch.
 
     Returns:
         A repaired copy.
@@ -130,7 +130,7 @@ def _measure(
 def _average_moments(
     measured: Sequence[dict[str, ChannelStatistics]], shares: Sequence[float]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the means and deviations of every layer but the last, averaged over networks."""
+    """Return the means and deviations of every layer except the last, averaged over networks."""
     goals = {}
     for name in list(measured[0])[:-1]:
         moments = [each[name].moments for each in measured]
@@ -148,13 +148,13 @@ def _rescale(
     """Scale and shift the outputs of layers to have these means and deviations, one layer after the other."""
     run = copy.deepcopy(net).eval()
     for name, (mean, deviation) in goals.items():
-        found = _measure_one(run, name, batches, forward)
-        ratio = torch.where(found[1] > 0, deviation / found[1], 1.0)
+        measured = _measure_one(run, name, batches, forward)
+        ratio = torch.where(measured[1] > 0, deviation / measured[1], 1.0)
         for owner in (run, net):
             layer: Any = owner.get_submodule(name)
             scale = ratio.to(layer.weight)
             layer.weight.mul_(scale.view(-1, *[1] * (layer.weight.dim() - 1)))
-            layer.bias.copy_((layer.bias - found[0].to(layer.bias)) * scale + mean.to(layer.bias))
+            layer.bias.copy_((layer.bias - measured[0].to(layer.bias)) * scale + mean.to(layer.bias))
 
 
 def _measure_one(

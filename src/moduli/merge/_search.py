@@ -1,4 +1,4 @@
-"""Finding the coefficients of a recipe by the score of what it makes: by model, and by group of layers."""
+"""`search`: finding the coefficients of a recipe by the score of the merged model, per model and per group of layers."""
 
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,20 +15,20 @@ from ._driver import ModelT, Recipe, Row, run
 from ._models import MergeError, check, view
 
 Groups: TypeAlias = str | Sequence[str]
-"""Which names have a coefficient of their own: `"layers"`, or glob patterns."""
+"""The groups of names with separate coefficients: `"layers"`, or glob patterns."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.([0-9]+)\.|^([0-9]+)\.")
 
 
 @dataclass(frozen=True)
 class MergeSearch:
-    """What `search` found.
+    """The result of `search`.
 
     Attributes:
         model: The best merged model.
-        options: The coefficients that make it, as the recipe takes them.
+        options: Its coefficients, as arguments of the recipe.
         score: Its score.
-        evaluations: How many models were made and judged.
+        evaluations: The number of models that were made and evaluated.
         history: The best score after each generation.
     """
 
@@ -55,25 +55,25 @@ def search(
 ) -> MergeSearch:
     """Find the coefficients of a recipe that make the best model, by any method of `moduli.evolve`.
 
-    Models are made one at a time, and only the best is kept. With `vectorised`, those of a generation are made together, as the
+    Models are made one at a time, and only the best is stored. With `vectorised`, those of a generation are made together, as the
     rows of a `Population`.
 
     Args:
         recipe: The name of a recipe: one of `RECIPES`.
         models: Live modules or state dicts; for recipes with a base, the base first.
-        score: A function of the merged model that gives one number, the smaller the better: a validation loss. With
-            `vectorised`, a function of a `Population` that gives one number for each member.
-        budget: How many models are made and judged.
-        start: The coefficients to search for, by name, where the search starts: numbers, lists of numbers with one for each
+        score: A function from the merged model to one number, the smaller the better: a validation loss. With
+            `vectorised`, a function from a `Population` to one number for each member.
+        budget: The number of models to make and evaluate.
+        start: The initial values of the coefficients to search for, by name: numbers, lists of numbers with one for each
             model, or mappings from glob patterns to numbers. Without it, `t` of `lerp` and `slerp`, or one weight per model.
-        groups: Gives each number of the start to every group of names, to be searched for apart: `"layers"` for one group per
-            numbered layer and one for everything else, or glob patterns, of which the first that matches a name wins.
-        vectorised: Whether a whole generation is judged at once. For modules, and recipes that are weighted sums (`linear`,
+        groups: Searches for a separate number for every group of names: `"layers"` for one group per
+            numbered layer and one for everything else, or glob patterns, of which the first that matches a name applies.
+        vectorised: Whether a whole generation is evaluated at once. For modules, and recipes that are weighted sums (`linear`,
             `lerp`, `task_arithmetic`); a generation has to fit in memory.
-        bounds: From where to where each coefficient may go.
+        bounds: The lower and upper bound of each coefficient.
         method: A method of `moduli.evolve.search`.
-        seed: Decides every random number of the search.
-        **options: The other arguments of the recipe, which stay as they are.
+        seed: The seed of the search.
+        **options: The other arguments of the recipe, which are fixed.
 
     Returns:
         The best model with its coefficients and its score. It is never worse than the start.
@@ -89,17 +89,17 @@ def search(
         >>> round(found.options["t"], 2)
         0.25
     """
-    given = dict(_find_start(recipe, len(models)) if start is None else start)
-    if not given:
+    coefficients_start = dict(_find_start(recipe, len(models)) if start is None else start)
+    if not coefficients_start:
         raise MergeError(f"{shorten(recipe)} has no coefficients to search for; say which with start=")
     if not bounds[0] < bounds[1]:
         raise MergeError(f"bounds are {bounds}; the first must be less than the second")
     if groups is not None:
         patterns = _list_patterns(groups, list(view(models[0], "models[0]").names()))
-        given = {name: _divide(value, patterns) for name, value in given.items()}
-    trials = _Trials(recipe, models, score, given, bounds, options)
-    numbers = torch.tensor(list(_flatten(given)), dtype=torch.float64).clamp(*bounds)
-    # The start itself counts.
+        coefficients_start = {name: _divide(value, patterns) for name, value in coefficients_start.items()}
+    trials = _Trials(recipe, models, score, coefficients_start, bounds, options)
+    numbers = torch.tensor(list(_flatten(coefficients_start)), dtype=torch.float64).clamp(*bounds)
+    # The initial values are evaluated too.
     trials.judge_all(numbers.unsqueeze(0)) if vectorised else trials.judge(numbers)
     from ..evolve import Executor  # a room above this one: declared with the order of the rooms
     from ..evolve import search as evolve
@@ -134,18 +134,18 @@ def search(
 
 
 class _Trials:
-    """Merged models of a search, and the best of them.
+    """The evaluations of a search, and the best merged model.
 
     Args:
         recipe: The name of the recipe.
         models: The models.
-        score: The function that judges one model, or a population of them.
-        start: The coefficients to search for, in the form in which the recipe takes them.
-        bounds: From where to where each may go.
+        score: The score of one model, or of a population of them.
+        start: The coefficients to search for, as arguments of the recipe.
+        bounds: The lower and upper bound of each coefficient.
         options: The other arguments of the recipe.
 
     Attributes:
-        best: The coefficients, the score and the model of the best; no model if it was a row of a population.
+        best: The coefficients, the score and the model of the best; None instead of a model that was a row of a population.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class _Trials:
         self.best: tuple[dict[str, Any], float, Any] | None = None
 
     def read(self, numbers: Tensor) -> dict[str, Any]:
-        """Return the coefficients that a vector of numbers stands for."""
+        """Return a vector of numbers as coefficients."""
         coefficients: dict[str, Any] = _restore(self._start, iter(numbers.clamp(*self._bounds).tolist()))
         return coefficients
 
@@ -172,7 +172,7 @@ class _Trials:
 
     @torch.no_grad()
     def judge(self, numbers: Tensor) -> float:
-        """Make one model and return its score."""
+        """Merge one model and return its score."""
         coefficients = self.read(numbers)
         model = run(self.describe(coefficients), self._models)
         value = float(self._score(model))
@@ -199,7 +199,7 @@ class _Trials:
 
     def _make_population(self, recipes: list[Recipe]) -> Any:
         """Return a population with one merged model for each recipe: weights by models times models by entries, name by name."""
-        from ..population import Population  # other searches need none
+        from ..population import Population  # imported here because other searches do not need it
 
         first = self._models[0]
         if recipes[0].weights is None or not all(isinstance(model, nn.Module) for model in self._models):
@@ -224,7 +224,7 @@ class _Trials:
 
 
 def _find_start(recipe: str, count: int) -> dict[str, Any]:
-    """Where a search for the coefficients of a recipe begins; none if it has none."""
+    """Return the initial coefficients of a search; none if the recipe has none."""
     others = count - 1
     starts: dict[tuple[str, ...], dict[str, Any]] = {
         ("lerp", "slerp"): {"t": 0.5},
@@ -233,11 +233,11 @@ def _find_start(recipe: str, count: int) -> dict[str, Any]:
         ("ties", "dare", "breadcrumbs", "della"): {"weights": [0.5] * others, "density": 0.5},
         ("sce",): {"density": 0.5},
     }
-    return next((found for names, found in starts.items() if recipe in names), {})
+    return next((start for names, start in starts.items() if recipe in names), {})
 
 
 def _list_patterns(groups: Groups, names: list[str]) -> list[str]:
-    """Return the patterns of groups: as they are given, or one for each numbered layer and one for everything else.
+    """Return the patterns of groups; for "layers", one for each numbered layer and one for everything else.
 
     Raises:
         MergeError: If there are no numbered layers, or a pattern matches no name.
@@ -260,7 +260,7 @@ def _list_patterns(groups: Groups, names: list[str]) -> list[str]:
 
 
 def _divide(value: Any, patterns: list[str]) -> Any:
-    """Give each group a number of its own; what has numbers by pattern already stays as it is."""
+    """Return a number for each group instead of one number; mappings by pattern are unmodified."""
     if isinstance(value, Mapping):
         return value
     return (
@@ -271,7 +271,7 @@ def _divide(value: Any, patterns: list[str]) -> Any:
 
 
 def _flatten(value: Any) -> Iterator[float]:
-    """All numbers of nested lists and mappings, in order."""
+    """Iterate over all numbers of nested lists and mappings, in order."""
     if isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _flatten(each)
@@ -280,7 +280,7 @@ def _flatten(value: Any) -> Iterator[float]:
 
 
 def _restore(value: Any, numbers: Iterator[float]) -> Any:
-    """Numbers in the form of nested lists and mappings, in the order of `_flatten`."""
+    """Return numbers, in the order of `_flatten`, in the form of nested lists and mappings."""
     if isinstance(value, Mapping):
         return {key: _restore(each, numbers) for key, each in value.items()}
     return [_restore(each, numbers) for each in value] if isinstance(value, list | tuple) else next(numbers)

@@ -1,4 +1,4 @@
-"""Task vectors of which entries are left out: at random (DARE, DELLA), by size (breadcrumbs), by what varies (SCE).
+"""Recipes that drop entries of task vectors: at random (DARE, DELLA), by magnitude (breadcrumbs), by variance (SCE).
 
 The equations of section 3 of the paper, with δ_t = θ_t − θ_base and drop rate p = 1 − density:
 
@@ -8,22 +8,22 @@ The equations of section 3 of the paper, with δ_t = θ_t − θ_base and drop r
 
 so that the expectation of δ̂_t is δ_t. The vectors are then merged by another method.
 
-DELLA drops the small ones more often, and rescales each by its own chance.
+DELLA drops small entries more often, and rescales each by its own probability.
 
 With δ_t = θ_t − θ_base, in each row of a tensor (section 3 of the paper, MagPrune): the entries are ranked by magnitude, the
 drop probability falls linearly with the rank from p + ε/2 for the least to p − ε/2 for the greatest, p = 1 − density, and
-what is kept is divided by its own probability, so that δ̂_t has the expectation δ_t. Then signs are elected and what agrees
-is averaged, as in TIES, or the vectors are summed.
+remaining entries are divided by their own probability, so that δ̂_t has the expectation δ_t. Then the vectors are merged as in
+TIES, or summed.
 
 Model breadcrumbs, tensor by tensor: the share γ of entries of greatest magnitude is masked as outliers, and of the others those of
-least magnitude, so that the share `density` of all entries remains. Then θ = θ_base + λ Σ_t w_t m_t ⊙ δ_t (eq. 3), or signs are
-elected among the sparse vectors as in TIES.
+least magnitude, so that the share `density` of all entries remains. Then θ = θ_base + λ Σ_t w_t m_t ⊙ δ_t (eq. 3), or the sparse
+vectors are merged as in TIES.
 
 SCE, tensor by tensor (section 3.3 of the paper):
 
     S  entries are selected whose variance over the models is among the greatest, a share `density` of them;
     C  w_t = Σ δ_t² / Σ_s Σ δ_s², over the selected entries;
-    E  where the sign of δ_t is not that of Σ_s δ_s, it is erased; the weights of what remains are scaled to one.
+    E  entries of δ_t with another sign than Σ_s δ_s are erased; the weights of the others are normalised.
 
 References:
     Yu et al., "Language models are Super Mario: absorbing abilities from homologous models as a free lunch", ICML 2024,
@@ -76,20 +76,20 @@ def dare(
     * `then="linear"`: θ = θ_base + λ Σ_t w_t δ̂_t / Σ_t w_t;
     * `then="ties"`: signs are elected among the δ̂_t and those that agree are averaged, as in `ties` after its trimming.
 
-    What is dropped depends on the seed, the name and the model's place in the list only: not on the order of names, on other
-    tensors, or on the device.
+    The dropped entries depend only on the seed, the name and the model's position in the list: not on the order of names, on
+    other tensors, or on the device.
 
     Args:
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
         models: The fine-tuned models.
         density: The probability to keep an entry, from 0 to 1, for all models or a sequence with one for each: a number, or
-            numbers by glob pattern. Where it is 0 everything is dropped, and the model has no say.
-        generator: A seed, or a generator of which one number is drawn; torch's own generator by default.
+            numbers by glob pattern. With 0 everything is dropped, and the model has no weight.
+        generator: A seed, or a generator from which one number is drawn; torch's default generator if None.
         rescale: Whether to divide by the density.
-        then: How the sparse vectors are merged.
+        then: The method that merges the sparse vectors.
         scale: λ: a number, or numbers by glob pattern.
         weights: One coefficient per model. Equal by default.
-        normalize: Whether to divide by the sum of the weights (of those that agree, for TIES).
+        normalize: Whether to divide by the sum of the weights (for TIES, of the models with the elected sign).
         elect: For TIES, whether signs are elected by sum or by count.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
@@ -117,28 +117,37 @@ def dare(
 
     def kernel(name: str, row: Row) -> Tensor:
         if then == "linear" and all(density(name) == 1.0 for density in fusion.densities):
-            return weighted_sum(row, add_base(fusion.factors(name)))  # nothing is dropped, and this rounds less
+            return weighted_sum(row, add_base(fusion.factors(name)))  # rounds less if nothing is dropped
         return fusion.merge(sparse, name, row)
 
     return cast(ModelT, Recipe(kernel, fusion.coefficients))
 
 
 def draw_seed(generator: torch.Generator | int | None, first: Any) -> int:
-    """A seed: the one that is given, or one number of a generator; where the first model is in pieces, one for all processes."""
+    """Return a seed, drawn from a generator unless it is a number; the same in all processes if the first model is sharded."""
     if generator is None or isinstance(generator, torch.Generator):
         device = "cpu" if generator is None else generator.device
         seed = int(torch.randint(2**63 - 1, (), generator=generator, device=device))
     else:
-        seed = index(generator)  # refuses what is no integer
-    held = first.parameters() if isinstance(first, nn.Module) else first.values() if isinstance(first, Mapping) else ()
-    piece = next((tensor for tensor in held if is_sharded(tensor)), None)
+        seed = index(generator)  # raises for non-integers
+    tensors = (
+        first.parameters() if isinstance(first, nn.Module) else first.values() if isinstance(first, Mapping) else ()
+    )
+    piece = next((tensor for tensor in tensors if is_sharded(tensor)), None)
     return seed if piece is None else int(gather_objects(seed, [piece])[0])
 
 
 def draw_uniform(seed: int, name: str, place: int, like: Tensor) -> Tensor:
-    """One random number from 0 to 1 for each entry of a model's tensor, of the seed, the name and the place alone."""
+    """Return a random number from 0 to 1 for each entry of a tensor, determined by seed, name and position of the model.
+
+    Args:
+        seed: The seed.
+        name: The name of the tensor.
+        place: The position of the model.
+        like: The tensor.
+    """
     key = blake2b(f"{seed}\0{place}\0{name}".encode(), digest_size=8).digest()
-    # Always on the CPU, so that the same entries are dropped wherever the model is.
+    # Drawn on the CPU, so that the same entries are dropped on every device.
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
     return torch.rand(like.shape, generator=generator).to(like.device)
 
@@ -158,18 +167,18 @@ def della(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Merge task vectors of which small entries were dropped more often than large ones.
+    """Merge task vectors after dropping entries at random, small ones more often (DELLA).
 
     Args:
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
         models: The fine-tuned models.
         density: The mean probability to keep an entry, from 0 to 1, for all models or a sequence with one for each.
-        epsilon: How far apart the probabilities of the least and the greatest entry of a row are, likewise.
-        generator: A seed, or a generator of which one number is drawn; torch's own generator by default.
+        epsilon: The difference between the probabilities of the greatest and the least entry of a row, likewise.
+        generator: A seed, or a generator from which one number is drawn; torch's default generator if None.
         scale: λ: a number, or numbers by glob pattern.
         weights: One coefficient per model. Equal by default.
-        then: Whether signs are elected as in `ties`, or the vectors are summed.
-        normalize: Whether to divide by the weights, of those that agree; by default, where signs are elected.
+        then: "ties" to merge the vectors as in `ties`, "linear" to sum them.
+        normalize: Whether to divide by the sum of the weights (for "ties", of the models with the elected sign, the default).
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 
@@ -228,12 +237,12 @@ def breadcrumbs(
     Args:
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
         models: The fine-tuned models.
-        density: The share of entries that is kept, from 0 to 1, for all models or a sequence with one for each.
-        gamma: The share of the largest entries that is dropped first, likewise.
+        density: The share of entries to keep, from 0 to 1, for all models or a sequence with one for each.
+        gamma: The share of the largest entries to drop first, likewise.
         scale: λ: a number, or numbers by glob pattern.
         weights: One coefficient per model. Equal by default.
-        then: Whether the sparse vectors are summed, or signs are elected first as in `ties`.
-        normalize: Whether to divide by the weights, of those that agree; by default, where signs are elected.
+        then: "linear" to sum the sparse vectors, "ties" to merge them as in `ties`.
+        normalize: Whether to divide by the sum of the weights (for "ties", of the models with the elected sign, the default).
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 
@@ -276,12 +285,12 @@ def sce(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Merge task vectors by their own sizes, where models differ most and agree in sign.
+    """Merge the entries of task vectors that vary most between models and agree in sign, weighted by their squares (SCE).
 
     Args:
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
         models: The fine-tuned models.
-        density: The share of entries that is selected, from 0 to 1: a number, or numbers by glob pattern.
+        density: The share of entries to select, from 0 to 1: a number, or numbers by glob pattern.
         scale: λ: a number, or numbers by glob pattern.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
@@ -309,7 +318,7 @@ def sce(
             vector = view_real(row[place + 1]) - base
             total.add_(vector)
             squares.addcmul_(vector, vector)
-        # Of a single model there is no variance: a share keeps all of it, or nothing.
+        # A single model has no variance: all of its entries are selected, or none for a share of 0.
         keep = count_kept(share(name), base.numel()) if count > 1 else base.numel() * (share(name) > 0)
         selected = mask_greatest(squares - total.square() / count, keep)  # S
 

@@ -1,4 +1,4 @@
-"""TIES: trim, elect signs, merge what agrees.
+"""TIES: trim task vectors, elect signs, merge the values of the elected sign.
 
 The equations, in the order of section 4.2 and Algorithm 1 of the paper, with τ_t = θ_t − θ_base:
 
@@ -24,15 +24,15 @@ from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, Kernel, ModelT, Recipe, Row
 from ._models import check_choice
 
-# Where the lower half of a float32's bits begins, and how many entries are counted at once.
+# The number of bits in the lower half of a nonnegative float32's bits, and the number of entries that are counted at once.
 _LOW = 15
 _CHUNK = 1 << 20
 
 Elect: TypeAlias = Literal["sum", "count"]
-"""How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
+"""The method of electing a sign: by the sum of the entries, as in the paper, or by one vote per model."""
 
 Sparse: TypeAlias = Callable[[str, int, Tensor], None]
-"""Makes a task vector, a tensor of its own, sparse: by its name and its model's index."""
+"""A function that makes a task vector sparse, in place; called with its name and its model's index."""
 
 
 @recipe
@@ -49,14 +49,14 @@ def ties(
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
-    """Merge task vectors after trimming small changes and settling conflicts of sign (TIES-Merging).
+    """Merge task vectors after trimming small changes and resolving conflicts of sign (TIES-Merging).
 
     Of each task vector τ_t = θ_t − θ_base only the entries of largest magnitude are kept. For each entry a sign is elected,
-    and the kept values of that sign are averaged: θ = θ_base + λ · mean of w_t τ̂_t over the models that agree.
+    and the values of that sign are averaged: θ = θ_base + λ · mean of w_t τ̂_t over the models with the elected sign.
 
-    With weights, w_t τ̂_t takes the place of τ̂_t both in the
-    election and in the mean, which divides by Σ |w_t| over the models that agree: a model of weight 0 has no say.
-    Where the votes cancel, the base stays. Complex entries count as two real ones.
+    With weights, w_t τ̂_t replaces τ̂_t both in the election and in the mean, which divides by Σ |w_t| over the models with the
+    elected sign: a model of weight 0 has no effect. If the votes cancel, the result is the base. Complex entries count as two
+    real ones.
 
     Args:
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
@@ -66,10 +66,10 @@ def ties(
             magnitudes the first ones.
         scale: λ: a number, or numbers by glob pattern.
         weights: One coefficient per model. Equal by default.
-        normalize: Whether to divide by the weights that agree; otherwise they are summed.
+        normalize: Whether to divide by the weights of the models with the elected sign.
         elect: Whether signs are elected by sum or by count.
-        trim: Whether each tensor keeps its share of entries, or the whole task vector does, all tensors that are merged and
-            differ as one, as in the paper. The latter takes one density per model, and reads the models four times.
+        trim: "tensor" to keep a share of each tensor's entries, "model" to keep a share of the entries of the whole task
+            vector, as in the paper. The latter takes one density per model, and reads the models four times.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 
@@ -113,19 +113,19 @@ def ties(
 
 
 class Fusion:
-    """How task vectors that were made sparse are added to their base: θ = θ_base + λ Σ_t w_t δ̂_t, or with elected signs.
+    """The addition of sparse task vectors to their base: θ = θ_base + λ Σ_t w_t δ̂_t, or as in TIES.
 
     Args:
-        count: How many models there are, without the base.
-        density: How much of each vector is kept.
+        count: The number of models, without the base.
+        density: The share of each vector that is kept.
         scale: λ.
         weights: One per model; equal by default.
-        then: Whether the vectors are summed ("linear"), or signs are elected first ("ties").
-        normalize: Whether to divide by the weights, of those that agree where signs are elected; None is only there.
-        elect: How signs are elected.
+        then: "linear" to sum the vectors, "ties" to elect signs first.
+        normalize: Whether to divide by the sum of the weights (for "ties", of the models with the elected sign); None if "ties".
+        elect: The method of electing signs.
 
     Raises:
-        MergeError: If a coefficient or a choice is none that there is.
+        MergeError: If a coefficient or an option is invalid.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class Fusion:
 
     @property
     def coefficients(self) -> tuple[Coefficients, ...]:
-        """All of them, to be checked against the names."""
+        """All coefficients, to be checked against the names."""
         return *self.densities, self.scale, *self.weights
 
     def factors(self, name: str) -> list[float]:
-        """λ w_t for a name, of vectors that are summed.
+        """Return λ w_t for a name, for vectors that are summed.
 
         Raises:
             MergeError: If the weights are to be normalised and add up to 0.
@@ -160,7 +160,13 @@ class Fusion:
         return [self.scale(name) * share for share in shares]
 
     def merge(self, sparse: Sparse, name: str, row: Row) -> Tensor:
-        """Merge one name, its task vectors made sparse."""
+        """Return the merged tensor of one name.
+
+        Args:
+            sparse: Makes its task vectors sparse.
+            name: The name.
+            row: The tensors of the base and the models.
+        """
 
         def make_vector(place: int) -> Tensor:
             delta = row[place + 1] - row[0]
@@ -181,10 +187,17 @@ class Fusion:
 def merge_agreeing(
     base: Tensor, weights: Sequence[float], make_vector: Callable[[int], Tensor], elect: Elect | Tensor, normalize: bool
 ) -> Tensor:
-    """Elect signs among task vectors, or take those of a tensor, and merge what agrees, in one pass over the models.
+    """Merge the values of task vectors that have the elected signs, in one pass over the models.
 
-    What is positive and what is negative are summed apart, which needs neither the signs beforehand nor all vectors at once.
+    Positive and negative values are summed separately, so neither the signs nor all vectors are needed at once.
     Complex numbers are pairs of real ones.
+
+    Args:
+        base: The tensor of the base.
+        weights: The weights of the models.
+        make_vector: Returns the task vector of a model.
+        elect: The method of electing signs, or a tensor with the signs.
+        normalize: Whether to divide by the weights of the models with the elected sign.
     """
     positive, negative, for_positive, for_negative = (torch.zeros_like(view_real(base)) for _ in range(4))
     sign = torch.zeros_like(positive) if elect == "count" else None
@@ -201,7 +214,7 @@ def merge_agreeing(
         del vector  # before the next one is made
     if sign is None:
         sign = elect if isinstance(elect, Tensor) else positive + negative  # (2); only its sign counts
-    # In place from here on, so that electing needs no more memory than counting did.
+    # In place from here on, so that no more memory is needed.
     merged = torch.where(sign > 0, positive, negative, out=positive).mul_(sign != 0)  # (3), the sum
     if normalize:
         agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
@@ -210,17 +223,17 @@ def merge_agreeing(
 
 
 def view_real(tensor: Tensor) -> Tensor:
-    """A complex tensor as a real one with pairs in its last dimension; a real one as it is."""
+    """Return a complex tensor as a real one with pairs in its last dimension; real ones unmodified."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def count_kept(density: float, count: int) -> int:
-    """How many of a number of entries a density keeps."""
+    """Return the number of entries that a density keeps: at least one unless it is 0."""
     return max(1, round(density * count)) if density > 0 and count > 0 else 0
 
 
 def mask_greatest(values: Tensor, keep: int) -> Tensor:
-    """Which entries of a real tensor are the greatest: exactly `keep` of them, among equal ones the first."""
+    """Return the mask of the greatest entries of a real tensor: exactly `keep` of them, among equal ones the first."""
     if not 0 < keep < values.numel():
         return torch.full_like(values, keep > 0, dtype=torch.bool)
     flat = values.reshape(-1)
@@ -231,20 +244,20 @@ def mask_greatest(values: Tensor, keep: int) -> Tensor:
 
 
 def cut_whole(rows: Sequence[tuple[str, Row]], place: int, density: float) -> tuple[int, dict[str, int]]:
-    """Which entries of a task vector, that is never in memory at once, a fraction of them all keeps.
+    """Return the magnitude above which a fraction of the entries of a whole task vector lies, without storing the vector.
 
-    The bits of a nonnegative float32 read as an integer are in the order of the numbers, so a histogram of their upper half
-    tells in which bin the cut lies, and a histogram of the lower half within that bin tells the number itself: two readings
+    The bits of nonnegative float32 numbers, read as integers, have the same order as the numbers. A histogram of their upper half
+    gives the bin of the cut, and a histogram of the lower half within that bin gives the cut itself: two passes
     and some 100,000 counters, whatever the size of the model.
 
     Args:
         rows: Every name with the base and the models.
-        place: Which model.
+        place: The position of the model.
         density: The fraction to keep.
 
     Returns:
-        The magnitude above which entries are kept, as the integer with the bits of the float32, and how many of those that
-        equal it are kept, by name.
+        The magnitude above which entries are kept, as the integer with the bits of the float32, and the number of entries equal
+        to it that are kept, by name.
     """
     cut, left = 0, -1
     for low, high in ((_LOW, 31), (0, _LOW)):
@@ -257,13 +270,13 @@ def cut_whole(rows: Sequence[tuple[str, Row]], place: int, density: float) -> tu
             left = count_kept(density, int(counts.sum()))
             if left in (0, int(counts.sum())):
                 return -1 if left else 2**31 - 1, {}
-        # How many are in each bin and above; the first that has enough of them holds the cut.
+        # `tail` has the number of entries in each bin and above; the cut is in the first bin that has enough.
         tail = counts.flip(0).cumsum(0)
-        found = len(counts) - 1 - int(torch.searchsorted(tail, left))
-        left -= int(tail[len(counts) - 1 - found] - counts[found])
-        cut |= found << low
+        position = len(counts) - 1 - int(torch.searchsorted(tail, left))
+        left -= int(tail[len(counts) - 1 - position] - counts[position])
+        cut |= position << low
     quota: dict[str, int] = {}
-    for name, row in rows if cut > 0 else ():  # whether a zero is kept makes no difference
+    for name, row in rows if cut > 0 else ():  # kept and dropped zeros are equal
         quota[name] = min(left, int((_read_bits(row[place] - row[0]) == cut).sum()))
         left -= quota[name]
     return cut, quota

@@ -1,6 +1,6 @@
-"""Weighted sums of modules that have one structure: all tensors in a few calls, instead of name by name.
+"""Weighted sums of modules of one structure: all tensors in a few calls, instead of name by name.
 
-The values are those of the general way, bit for bit. Whatever is out of the ordinary is left to it, errors included.
+The values are those of the general path, bit for bit. All unusual cases, errors included, are left to it.
 """
 
 import math
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layout import Layout, any_sharded, read, show_pieces
+from ..layout import Layout, Reading, any_sharded, read, show_pieces
 from ..particles import copy_plain
 from ._models import COUNTER
 
 _FLOATING = (torch.float32, torch.float64)
-# So many elements are summed at once.
+# The number of elements that are summed at once.
 _CHUNK = 1 << 16
 
 
@@ -28,13 +28,35 @@ def try_sum(
 
     Args:
         models: The modules; the buffers of the result are the first one's.
-        choose_weights: The weights, which are the same for all names. Models of weight 0 are not looked at.
-        keeps: Whether what all models agree on is copied bit for bit, which is so for all names or for none.
+        choose_weights: The weights, which are the same for all names. Models of weight 0 are not read.
+        keeps: Whether tensors that are equal in all models are copied bit for bit, either all of them or none.
         integers: `"equal"` if tensors of integers must be equal.
 
     Returns:
-        The module; None if the general way has to be taken.
+        The module; None if the general path is needed.
     """
+    readings = _read_alike(models, integers)
+    if readings is None:
+        return None
+    first = readings[0]
+    layout = first.structure.layout
+
+    def compute() -> tuple[list[Tensor], list[Tensor]] | None:
+        name, tensors = layout.entries[0].name, [each.parameters for each in readings]
+        values = _sum_weighted(layout, tensors, choose_weights(name))
+        if values is None:
+            return None
+        if keeps(name):
+            for place, row in enumerate(zip(*tensors, strict=True)):
+                if all(torch.equal(row[0], other) for other in row[1:]):
+                    values[place] = row[0].detach().clone()
+        return values, [buffer.clone() for buffer in first.buffers]
+
+    return copy_plain(models[0], first, compute) if layout.entries else None
+
+
+def _read_alike(models: Sequence[Any], integers: str) -> list[Reading] | None:
+    """Return the readings of modules of one ordinary structure, with equal integers if required; otherwise None."""
     if not all(isinstance(model, nn.Module) for model in models):
         return None
     readings = [read(model) for model in models]
@@ -46,21 +68,11 @@ def try_sum(
         return None
     if integers == "equal" and not _agree_on_integers(layout, [each.buffers for each in readings]):
         return None
-
-    def compute() -> tuple[list[Tensor], list[Tensor]] | None:
-        name = layout.entries[0].name
-        values = _sum_weighted(layout, [each.parameters for each in readings], choose_weights(name))
-        if values is not None and keeps(name):
-            for place, row in enumerate(zip(*(each.parameters for each in readings), strict=True)):
-                if all(torch.equal(row[0], other) for other in row[1:]):
-                    values[place] = row[0].detach().clone()
-        return None if values is None else (values, [buffer.clone() for buffer in first.buffers])
-
-    return copy_plain(models[0], first, compute) if layout.entries else None
+    return readings
 
 
 def _is_ordinary(layout: Layout, parameters: Sequence[Tensor]) -> bool:
-    """Whether all parameters are dense, floating, in memory of their own, and accumulated in their own dtype."""
+    """Whether all parameters are plain, float32 or float64, with separate memory."""
     if not all(group.dtype in _FLOATING and group.device.type != "meta" for group in layout.groups):
         return False
     if any(type(param) is not nn.Parameter for param in parameters) or any_sharded(parameters):
@@ -78,9 +90,9 @@ def _agree_on_integers(layout: Layout, buffers: Sequence[Sequence[Tensor]]) -> b
 
 
 def _sum_weighted(layout: Layout, models: Sequence[list[Tensor]], weights: Sequence[float]) -> list[Tensor] | None:
-    """Return the weighted sums of the tensors of models, in runs that stay in the caches with what is made of them.
+    """Return the weighted sums of the tensors of models, in runs small enough for the processor's caches.
 
-    None if a value is not finite, or its square is not.
+    None if the norm of a sum is not finite.
     """
     terms = [(weight, tensors) for weight, tensors in zip(weights, models, strict=True) if weight != 0]
     if not terms:

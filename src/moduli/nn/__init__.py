@@ -4,12 +4,12 @@ The nouns, and what is built from them:
 
 * A **Module** is a `torch.nn.Module` whose labelled tensors are attributes: assigned by value, registered with torch,
   read as views of the live storage. `nograd_tensors` declares those that are buffers, `tie` makes two names one tensor,
-  `TensorList` and `TensorDict` hold many, `labels_of` tells their axes, `AveragedModel` averages by label.
+  `TensorList` and `TensorDict` hold many, `labels_of` returns their axes, `AveragedModel` averages by label.
   `export` and `export_all` (a `FrozenDict`) give independent values.
 * A **virtual** tensor is an attribute that is derived, not stored: `virtual` decorates the method that computes it.
   It is computed when it is read; inside `cached` reads share one computation, until `invalidate`. `VirtualTensor` is
   the form made at run time, with a dtype and device of its own.
-* A **Functional** acts on an object in a way chosen by the object's type and by its own class. A Module is one: a call
+* A **Functional** dispatches on the type of an object and on its own class. A Module is one: a call
   runs the action registered for its argument, or `forward`.
 * A **Device** is where tensors live; a Module is **DeviceBounded**: it knows where it is and moves in place.
 """
@@ -45,5 +45,5 @@ from ._virtual import virtual as virtual
 from ._virtual_tensor import VirtualTensor as VirtualTensor
 from ._virtual_tensor import VirtualTensorAttributes as VirtualTensorAttributes
 
-if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+if not _typing.TYPE_CHECKING:  # type checkers take `import X as X` as public and reject a computed `__all__`
     __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -13,8 +13,8 @@ from moduli.layout import align, layout_and_tensors, layout_of
 class AveragedModel(swa_utils.AveragedModel):
     """`torch.optim.swa_utils.AveragedModel`, which pairs labelled tensors by label.
 
-    Torch's own pairs parameters by position. The two agree for the model that the average was made of; another model may
-    have its labels in another order, or other labels, which are refused. Arguments as there.
+    Torch's own class pairs parameters by position, which is right for the model that the average was made from. Another model
+    may have its labels in another order; other labels raise. The arguments are torch's.
 
     Example:
         >>> import moduli as mo
@@ -31,7 +31,7 @@ class AveragedModel(swa_utils.AveragedModel):
         """Add a model to the average.
 
         Raises:
-            AxesError: If a tensor has other labels there.
+            AxesError: If a tensor of the model has other labels.
         """
         own: Any = self.module
         layout, tensors = layout_and_tensors(model)

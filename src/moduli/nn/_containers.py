@@ -16,12 +16,12 @@ class _Container(Module):
         super().__init__()
         self._nograd = nograd
 
-    # A module is itself and nothing else, whatever sequences and mappings say about equality.
+    # Modules compare by identity, unlike sequences and mappings.
     __hash__ = Module.__hash__
     __eq__ = object.__eq__
 
     def _put(self, key: str, value: Any) -> None:
-        # Not by attribute: a key may well be the name of a method.
+        # Not by `setattr`: a key may be the name of a method.
         keep(self, key, _check_value(self, value), self._nograd, fresh=True)
 
     def _get(self, key: str) -> Tensor:
@@ -31,8 +31,8 @@ class _Container(Module):
 class TensorList(_Container, MutableSequence[Tensor]):
     """A list of labelled tensors that a module owns, each a parameter of its own.
 
-    It behaves as a Python list does; what goes in is copied, what comes out is a view of the live storage. A plain list
-    of tensors assigned to a module stays a plain list, and nothing in it is trained.
+    It behaves as a Python list does; tensors are copied when they are put in, and reading one gives a view of the live
+    storage. A plain list of tensors assigned to a module stays a plain list, and nothing in it is trained.
 
     Args:
         tensors: The labelled tensors.
@@ -83,12 +83,12 @@ class TensorList(_Container, MutableSequence[Tensor]):
         self._fill(tensors)
 
     def extend(self, values: Iterable[Tensor]) -> None:
-        """Put copies of several tensors at the end; all of them or none."""
+        """Append copies of several tensors; all of them or none."""
         for value in [_check_value(self, value) for value in values]:
             self.append(value)
 
     def insert(self, index: int, value: Tensor) -> None:
-        """Put a copy of a tensor before a position."""
+        """Insert a copy of a tensor before a position."""
         if index >= len(self):
             self._put(str(len(self)), value)
         else:
@@ -104,21 +104,21 @@ class TensorList(_Container, MutableSequence[Tensor]):
 
     def _fill(self, tensors: list[Tensor]) -> None:
         registry: dict[str, Any] = self._buffers if self._nograd else self._parameters
-        held = {id(tensor) for tensor in registry.values()}
+        former = {id(tensor) for tensor in registry.values()}
         for key in list(self._labelled):
             drop(self, key)
         for at, tensor in enumerate(tensors):
             self._put(str(at), tensor)
-            if id(tensor.data) in held:
-                # What was in the list already keeps its parameter, so that an optimizer still knows it.
+            if id(tensor.data) in former:
+                # A tensor that was in the list already keeps its parameter, so that an optimizer's state stays valid.
                 registry[self._labelled[str(at)][0]] = tensor.data
 
 
 class TensorDict(_Container, MutableMapping[str, Tensor]):
     """A dictionary of labelled tensors that a module owns, each a parameter of its own.
 
-    It behaves as a Python dict does, with text as keys; what goes in is copied, what comes out is a view of the live
-    storage. A plain dict of tensors assigned to a module stays a plain dict, and nothing in it is trained.
+    It behaves as a Python dict does, with text as keys; tensors are copied when they are put in, and reading one gives a view
+    of the live storage. A plain dict of tensors assigned to a module stays a plain dict, and nothing in it is trained.
 
     Args:
         tensors: The labelled tensors by key.
@@ -158,11 +158,11 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
         self._put(_check_key(key), value)
 
     def __delitem__(self, key: str) -> None:
-        _ = self[key]  # which says that there is none
+        _ = self[key]  # raises KeyError for an unknown key
         drop(self, key)
 
     def update(self, other: Any = (), /, **named: Tensor) -> None:
-        """Put copies of several tensors in, by key; all of them or none."""
+        """Store copies of several tensors by key; all of them or none."""
         entries = dict(other, **named)
         for key, value in entries.items():
             _check_key(key)

@@ -1,4 +1,4 @@
-"""What is declared of tensors: which are kept as buffers, and which are one tensor under two names."""
+"""Declarations about a module's tensors: which are buffers, and which names share one tensor."""
 
 from collections.abc import Callable
 
@@ -52,15 +52,15 @@ def nograd_tensors(*names: str) -> Callable[[ModuleType], ModuleType]:
 
 
 def tie(module: nn.Module, name: str, to: str) -> None:
-    """Make a name stand for the very tensor that another name stands for.
+    """Register one tensor under a second name.
 
-    Assignment copies, so `module.b = module.a` gives two parameters. After `tie(module, "b", to="a")` there is one,
-    under two names: it is trained once, with the gradients of both uses; copies, pickles, conversions and checkpoints
-    keep it so. A labelled tensor lends its labels too. Assigning to either name ends the tie.
+    Assignment copies, so `module.b = module.a` gives two parameters. After `tie(module, "b", to="a")` there is one parameter
+    with two names: it is trained once, with the gradients of both uses; copies, pickles, conversions and checkpoints
+    preserve the tie. A labelled tensor has its labels under both names. Assigning to either name ends the tie.
 
     Args:
         module: The module, or a module above both names.
-        name: The dotted name that gives up what it had, if anything.
+        name: The dotted name to register the tensor under; a tensor registered there before is dropped.
         to: The dotted name of a labelled tensor, a parameter or a buffer.
 
     Raises:

@@ -1,8 +1,8 @@
 """Dispatch on the type of an argument and on the class of the functional at once, also in calls of modules.
 
-Torch runs hooks around whatever `self.forward` is, so for classes with registered actions `forward` asks whether it is
-running on behalf of a call, and if so runs the action. Called directly, as `super().forward(x)` or from inside an
-action, it is the method that was written. Classes without actions are left exactly as they are.
+Torch runs hooks around whatever `self.forward` is. So for classes with registered actions `forward` is replaced by a function
+that runs the action if it is reached through a call of the module. Called directly, as `super().forward(x)` or from inside an
+action, it runs the original method. Classes without actions are not modified.
 """
 
 import functools
@@ -27,13 +27,13 @@ _registered: Final[weakref.WeakKeyDictionary[type, weakref.WeakKeyDictionary[typ
 
 
 class Functional:
-    """Something that acts on objects, in a way chosen by the type of the object and by its own class.
+    """A callable whose action on an object is chosen by the type of the object and by its own class.
 
     Actions are registered per pair of types. Resolution walks the method resolution order of the object's type and,
     for each of its classes, that of the functional's class; the first registration met is used. So the object's own
-    type counts before its bases, whichever functional class the registration was made on, and what is registered on a
-    base functional holds for its subclasses until they register their own. An abstract base class matches what is
-    registered as its virtual subclass, as in `functools.singledispatch`.
+    type precedes its bases, whichever functional class the registration was made on, and a registration on a
+    base functional applies to its subclasses until they register their own. An abstract base class also matches its
+    virtual subclasses, as in `functools.singledispatch`.
 
     Example:
         >>> class Describe(Functional):
@@ -77,8 +77,8 @@ class Functional:
         def decorator(function: F) -> F:
             if not callable(function):
                 raise TypeError(f"{cls.__name__}.register decorates a function, not {function!r}")
-            # The function is an attribute of the functional class, and the table holds its name: a compiler that traces
-            # a call can treat a name as a constant, but not a function that it did not see coming from somewhere.
+            # The function is stored as an attribute of the functional class and the table holds its name: a compiler that
+            # traces a call can treat a name as a constant, but not a function of unknown origin.
             name = f"_action_{next(_numbers)}"
             type.__setattr__(cls, name, function)
             _registered.setdefault(cls, weakref.WeakKeyDictionary()).update(dict.fromkeys(members, name))
@@ -92,7 +92,7 @@ class Functional:
 
     @classmethod
     def get_applicable_types(cls, functional: "type[Functional] | None" = None) -> tuple[type, ...]:
-        """The object types registered directly on a functional class, in the order of registration.
+        """Return the object types registered directly on a functional class, in the order of registration.
 
         Types registered on its bases apply too (`allows` says so) but are listed by those bases.
 
@@ -120,7 +120,7 @@ class Functional:
         """Whether `invoke` would find an action for this object.
 
         Raises:
-            TypeError: If two unrelated abstract base classes cover the object and nothing decides between them.
+            TypeError: If two unrelated abstract base classes match the object, so that the choice is ambiguous.
 
         Example:
             >>> class Length(Functional):
@@ -139,7 +139,7 @@ class Functional:
             **kwargs: Passed on to the action.
 
         Returns:
-            What the action returns.
+            The result of the action.
 
         Raises:
             NotImplementedError: If nothing is registered for this pair of types.
@@ -161,7 +161,7 @@ class Functional:
 
 
 def resolve(functional: type, obj_type: type) -> Action | None:
-    """The action of a functional class on a type of object, or None."""
+    """Return the action of a functional class on a type of object, or None."""
     name = _resolve_name(functional, obj_type)
     return None if name is None else getattr(functional, name)
 
@@ -174,13 +174,13 @@ def _resolve_name(functional: type, obj_type: type) -> str | None:
             dispatcher.register(each, name)
         type.__setattr__(functional, "_dispatcher", dispatcher)
     try:
-        found = dispatcher.dispatch(obj_type)
+        name_of_action = dispatcher.dispatch(obj_type)
     except RuntimeError as error:
         raise TypeError(
             f"{functional.__name__} cannot decide how to act on {obj_type.__name__}: {error}. "
             f"Register {obj_type.__name__} itself"
         ) from None
-    return None if found is _NO_ACTION else found
+    return None if name_of_action is _NO_ACTION else name_of_action
 
 
 # In a compiled graph the class and the type of the argument are constants, and so is the action they lead to;
@@ -190,14 +190,14 @@ _resolve_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _gather_actions(functional: type) -> dict[type, str]:
-    """All that is registered on a class and its bases, its own before theirs."""
+    """Return the names of the actions registered on a class and its bases, by object type; its own override theirs."""
     return {each: name for klass in reversed(functional.__mro__) for each, name in _registered.get(klass, {}).items()}
 
 
 def describe_unregistered(functional: type, obj_type: type) -> str:
-    """The sentence for a pair of types without an action."""
-    known = sorted({each.__name__ for each in _gather_actions(functional)})
-    listing = f"registered types: {', '.join(known)}" if known else "no type is registered yet"
+    """Return the error text for a pair of types without an action."""
+    names = sorted({each.__name__ for each in _gather_actions(functional)})
+    listing = f"registered types: {', '.join(names)}" if names else "no type is registered yet"
     return (
         f"{functional.__name__} has no action on {obj_type.__name__}; {listing}. "
         f"Add one with @{functional.__name__}.register({obj_type.__name__})"
@@ -205,7 +205,7 @@ def describe_unregistered(functional: type, obj_type: type) -> str:
 
 
 def _list_members(obj_type: Any) -> tuple[type, ...]:
-    """The classes that a registration is for: a union registers each of its members."""
+    """Return the classes that a registration applies to: the members of a union, or the class itself."""
     union = isinstance(obj_type, types.UnionType) or typing.get_origin(obj_type) is typing.Union
     members = typing.get_args(obj_type) if union else (obj_type,)
     for member in members:
@@ -222,25 +222,25 @@ def _list_members(obj_type: Any) -> tuple[type, ...]:
 
 _MARK: Final = "_moduli_dispatches"
 
-# The module whose call is under way and has not reached `forward` yet, by thread.
+# The module that is being called and has not reached `forward` yet, by thread.
 _pending: Final[dict[int, nn.Module]] = {}
 
 
 def install(cls: type) -> None:
-    """Let calls of a class with actions, and of the classes derived from it, dispatch before `forward` runs."""
+    """Make calls of a class with actions, and of its subclasses, dispatch before `forward` runs."""
     if not _gather_actions(cls):
         return
     for klass in (cls, *list_descendants(cls)):
-        # A forward that is inherited from a class without actions must stay there as it is.
+        # Set on this class only: the class without actions that `forward` may be inherited from stays unmodified.
         if not hasattr(klass.forward, _MARK):  # type: ignore[attr-defined]
             type.__setattr__(klass, "forward", _make_dispatching(klass.forward))  # type: ignore[attr-defined]
         type.__setattr__(klass, "_call_impl", _call_impl)
 
 
 def list_descendants(cls: type[Any]) -> list[type[Any]]:
-    """The classes derived from a class, each once."""
-    found = [each for child in cls.__subclasses__() for each in (child, *list_descendants(child))]
-    return list(dict.fromkeys(found))
+    """Return all direct and indirect subclasses of a class, each once."""
+    classes = [each for child in cls.__subclasses__() for each in (child, *list_descendants(child))]
+    return list(dict.fromkeys(classes))
 
 
 def _make_dispatching(forward: Action) -> Action:
@@ -258,7 +258,7 @@ def _make_dispatching(forward: Action) -> Action:
 
 
 def _thread() -> int:
-    # A compiler traces in one thread and cannot look which one it is.
+    # The compiler traces in one thread and cannot trace `get_ident`.
     return 0 if is_dynamo_compiling() else threading.get_ident()
 
 

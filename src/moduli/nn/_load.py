@@ -1,4 +1,4 @@
-"""Loading state dicts: all or nothing, with tied names, and what becomes of labels that a state dict has lost."""
+"""Loading state dicts: all or nothing, with tied names, and the policies for state dicts without labels."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,18 +19,18 @@ Place: TypeAlias = tuple[dict[str, Any], str]
 
 
 def places(module: nn.Module) -> dict[str, Place]:
-    """Where every parameter and buffer of a module tree is registered, by dotted name."""
-    found: dict[str, Place] = {}
+    """Return the registry and key of every parameter and buffer of a module tree, by dotted name."""
+    registered: dict[str, Place] = {}
     for prefix, each in module.named_modules(remove_duplicate=False):
         for registry in (each._parameters, each._buffers):
             for key, tensor in registry.items():
                 if tensor is not None:
-                    found[f"{prefix}.{key}" if prefix else key] = (registry, key)
-    return found
+                    registered[f"{prefix}.{key}" if prefix else key] = (registry, key)
+    return registered
 
 
 def find_tied_entries(module: nn.Module) -> list[dict[str, Place]]:
-    """The groups of names under which one and the same tensor is registered."""
+    """Return the groups of names that share one tensor."""
     groups: dict[int, dict[str, Place]] = {}
     for name, (registry, key) in places(module).items():
         groups.setdefault(id(registry[key]), {})[name] = (registry, key)
@@ -38,7 +38,7 @@ def find_tied_entries(module: nn.Module) -> list[dict[str, Place]]:
 
 
 def reunite(groups: list[dict[str, Place]]) -> None:
-    """Make the names of each group share one tensor again: that of the first name."""
+    """Register the tensor of the first name of each group under its other names again."""
     for group in groups:
         (registry, key), *others = group.values()
         tensor = registry.get(key)
@@ -55,7 +55,7 @@ def load_all_or_nothing(
     Args:
         module: The module.
         state_dict: The state dict.
-        load: Loads it.
+        load: Loads the state dict; its result is returned.
         labels: As of `Module.load_state_dict`.
 
     Raises:
@@ -81,39 +81,44 @@ def load_all_or_nothing(
 
 
 def _is_certain(module: nn.Module, state_dict: Mapping[str, Any], labels: str) -> bool:
-    """Whether nothing can go wrong, so that the copy which a failed load is undone from need not be made.
+    """Whether the load cannot fail, so that no copy for undoing it is needed.
 
-    That is: exactly the module's names, each with a tensor of the same shape and device, the same labels, and no code of
-    others that could fail half way.
+    That requires exactly the module's names, each with a tensor of the same shape and device, the same labels, and no user
+    hooks that could fail half way.
     """
     metadata = getattr(state_dict, "_metadata", {})
     transient: set[str] = set()
     for prefix, each in module.named_modules():
         if each._load_state_dict_pre_hooks or each._load_state_dict_post_hooks:
             return False
-        saved = metadata.get(prefix, {}).get("labels", {})
-        for name, (_, axes) in each.__dict__.get("_labelled", {}).items():
-            same = saved[name] == encode(axes, f"{prefix}.{name}") if name in saved else labels == "ignore"
-            if not same:
-                return False
+        if not _has_labels(each, prefix, metadata.get(prefix, {}).get("labels", {}), labels):
+            return False
         transient.update(f"{prefix}.{name}" if prefix else name for name in each._non_persistent_buffers_set)
-    held = {name: registry[key] for name, (registry, key) in places(module).items() if name not in transient}
-    return held.keys() == state_dict.keys() and all(
+    tensors = {name: registry[key] for name, (registry, key) in places(module).items() if name not in transient}
+    return tensors.keys() == state_dict.keys() and all(
         isinstance(value, torch.Tensor)
         and not is_lazy(value)
-        and not is_lazy(held[name])
-        and value.shape == held[name].shape
-        and value.device == held[name].device
+        and not is_lazy(tensors[name])
+        and value.shape == tensors[name].shape
+        and value.device == tensors[name].device
         for name, value in state_dict.items()
+    )
+
+
+def _has_labels(module: nn.Module, prefix: str, saved: Mapping[str, Any], labels: str) -> bool:
+    """Whether the saved labels are those of the module's own tensors; tensors without saved labels need the policy "ignore"."""
+    return all(
+        saved[name] == encode(axes, f"{prefix}.{name}") if name in saved else labels == "ignore"
+        for name, (_, axes) in module.__dict__.get("_labelled", {}).items()
     )
 
 
 def _check_ties(module: nn.Module, groups: list[dict[str, Place]], state_dict: Mapping[str, Any]) -> None:
     for group in groups:
-        given = {name: state_dict[name] for name in group if isinstance(state_dict.get(name), torch.Tensor)}
-        first = next(iter(given), "")
-        for name, value in given.items():
-            if value is not given[first] and not torch.equal(value, given[first]):
+        values = {name: state_dict[name] for name in group if isinstance(state_dict.get(name), torch.Tensor)}
+        first = next(iter(values), "")
+        for name, value in values.items():
+            if value is not values[first] and not torch.equal(value, values[first]):
                 raise RuntimeError(
                     f"{type(module).__name__} has one tensor for {first!r} and {name!r}, but the state dict has "
                     "different values for them; untie them by assigning one of them, or remove one from the state dict"
@@ -121,7 +126,7 @@ def _check_ties(module: nn.Module, groups: list[dict[str, Place]], state_dict: M
 
 
 def _protect(module: nn.Module, guard: Guard) -> None:
-    """Register what a module tree holds with a guard."""
+    """Register the tensors, registries and extra state of a module tree with a guard."""
     for each in module.modules():
         if type(each).get_extra_state is not nn.Module.get_extra_state:
             guard.add(partial(each.set_extra_state, each.get_extra_state()))
@@ -135,7 +140,7 @@ def _protect(module: nn.Module, guard: Guard) -> None:
 
 
 def _make_lazy(tensor: Any, kind: type) -> None:
-    """Make a parameter uninitialised again, which loading has given a shape."""
+    """Make a parameter uninitialised again after loading has given it a shape."""
     if not is_lazy(tensor):
         tensor.data = tensor.data.new_empty(0)
         tensor.__class__ = kind
@@ -148,13 +153,13 @@ _unlabelled: ContextVar[list[str] | None] = ContextVar("unlabelled", default=Non
 
 
 def check_policy(labels: str) -> None:
-    """Raise ValueError if `labels=` is none of the words that it may be."""
+    """Raise ValueError if `labels=` is not one of the policies."""
     if labels not in _POLICIES:
         raise ValueError(f"labels={labels!r}; give {', '.join(map(repr, _POLICIES))}")
 
 
 def note_unlabelled(names: list[str]) -> None:
-    """Report tensors that are loaded by position: to the load that is under way, or else by a warning."""
+    """Report tensors that are loaded by position: to the running load, or else by a warning."""
     noted = _unlabelled.get()
     if noted is not None:
         noted += names
@@ -163,7 +168,7 @@ def note_unlabelled(names: list[str]) -> None:
 
 
 def report_unlabelled(names: list[str], labels: str) -> None:
-    """Warn of tensors whose labels the state dict does not tell, or raise, or do nothing, as `labels` says.
+    """Warn of tensors whose labels the state dict lacks, or raise, or do nothing, depending on the policy `labels`.
 
     Raises:
         RuntimeError: If labels are required.
@@ -185,7 +190,7 @@ def report_unlabelled(names: list[str], labels: str) -> None:
 
 
 def align_state_dict(module: nn.Module, state_dict: Mapping[str, Any], lead: int, labels: str) -> dict[str, Any]:
-    """Return a state dict with the labelled tensors of a module tree in the order that they have there.
+    """Return a state dict with the labelled tensors of a module tree in the module's order of labels.
 
     Args:
         module: The module.

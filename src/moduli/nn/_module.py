@@ -26,16 +26,16 @@ _new: Final = object.__new__
 
 
 class Module(Functional, nn.Module, DeviceBounded):
-    """A torch module that owns labelled tensors, derives virtual ones, and acts on objects by their type.
+    """A torch module that owns labelled tensors, derives virtual ones, and dispatches calls on the type of the argument.
 
-    Assigning a labelled `Tensor` to an attribute copies it into the module: as a parameter that keeps its
+    Assigning a labelled `Tensor` to an attribute copies it into the module: as a parameter with the tensor's
     `requires_grad`, or as a buffer where `nograd_tensors` declares the name. Reading the attribute gives a labelled
-    view of the registered storage as it is at that moment, so conversions, loading, function transforms, optimizers and
-    parametrizations are always seen. `export` gives independent values.
+    view of the registered storage at that moment, so it reflects conversions, loading, function transforms, optimizer steps
+    and parametrizations. `export` gives independent copies.
 
-    Everything a torch module does works as in torch. The labels travel in `state_dict()._metadata`; loading puts
-    reordered labels in order and refuses other ones. A call is answered by the action registered for the type of its
-    first argument, if there is one, and otherwise by `forward`.
+    Everything a torch module does works as in torch. Labels are saved in `state_dict()._metadata`; loading puts
+    reordered labels in order and raises for other ones. A call runs the action registered for the type of its
+    first argument, if there is one, and otherwise `forward`.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class Module(Functional, nn.Module, DeviceBounded):
     """
 
     __nograd_tensors__: frozenset[str] = frozenset()
-    """Names of attributes whose tensors are kept as buffers; filled by `nograd_tensors`."""
+    """Names of attributes whose tensors are registered as buffers; filled by `nograd_tensors`."""
 
     # Declared names that were assigned, or whose absence was warned about.
     _assigned_nograd: set[str] = set()
@@ -67,13 +67,13 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
-        # Public name -> (registered name, axes). The tensors themselves are only ever in torch's own registries.
+        # Public name -> (registered name, axes). The tensors themselves are only in torch's own registries.
         self.__dict__.update(_labelled={}, _device=_CPU)
 
     __call__ = nn.Module.__call__
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call does when no action is registered for its argument; subclasses define it.
+        """Compute the result of a call for which no action is registered; subclasses override it.
 
         Raises:
             NotImplementedError: Always, unless a subclass defines it.
@@ -85,7 +85,7 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # With several bases, looking the attribute up would find the names of the first one only.
+        # With several bases, attribute lookup would give the names of the first one only.
         names = [base.__dict__.get("__nograd_tensors__", frozenset()) for base in cls.__mro__]
         cls.__nograd_tensors__ = frozenset().union(*names)
         cls._assigned_nograd = set()
@@ -99,10 +99,10 @@ class Module(Functional, nn.Module, DeviceBounded):
         if record is not None:
             data = state.get("_parameters", _NOTHING).get(record[0])
             if data is not None and "_models" not in state:
-                made = _new(Tensor)  # `wrap` without the call
-                made._data = data
-                made._axes = record[1]
-                return made
+                tensor = _new(Tensor)  # `wrap` without the call
+                tensor._data = data
+                tensor._axes = record[1]
+                return tensor
         elif name in state.get("_modules", ()):
             return state["_modules"][name]
         return self._read_other(name)
@@ -166,7 +166,7 @@ class Module(Functional, nn.Module, DeviceBounded):
     # -- what is owned -----------------------------------------------------------------------------------------------
 
     def export(self, name: str) -> Tensor:
-        """A detached copy of a tensor attribute, which nothing done to the module can change.
+        """Return a detached copy of a tensor attribute, independent of the module.
 
         Args:
             name: The public name of the attribute.
@@ -184,7 +184,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             >>> m.export("w").requires_grad, m.export("w").dims == m.w.dims
             (False, True)
         """
-        # Not by getattr alone: the key of a container may be the name of one of its methods.
+        # Not `getattr` for owned names: the key of a container may be the name of one of its methods.
         tensor = self.__getattr__(name) if name in self._labelled else getattr(self, name)
         if not isinstance(tensor, Tensor):
             raise TypeError(
@@ -193,7 +193,7 @@ class Module(Functional, nn.Module, DeviceBounded):
         return tensor.detach().clone()
 
     def export_all(self) -> FrozenDict[str, Tensor]:
-        """Detached copies of all labelled tensors of this module and the modules below it, by dotted public name.
+        """Return detached copies of all labelled tensors of this module and the modules below it, by dotted public name.
 
         Example:
             >>> import torch
@@ -256,7 +256,7 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     @property
     def device(self) -> Device:
-        """Where the tensors of this module are; the CPU until something else is known.
+        """The device of this module's tensors; of a module without tensors, the one it was last moved to (at first the CPU).
 
         Example:
             >>> from moduli.nn import Module
@@ -287,13 +287,13 @@ class Module(Functional, nn.Module, DeviceBounded):
         return self.to(Device.new(device).torch_device())
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        # Conversions may give every name a tensor of its own, where several names share one.
+        # Conversions may give every name its own tensor, although several names shared one.
         shared = find_tied_entries(self)
         nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
         reunite(shared)
         device = ownership.device_of(self)
         if next(ownership.tensors_of(self), None) is None:
-            # Without tensors nothing else tells where the module is moved to.
+            # Without tensors, an empty one shows to which device `fn` moves.
             device = fn(torch.empty(0, device=device)).device
         self.__dict__["_device"] = Device.new(device)
         return self
@@ -305,16 +305,22 @@ class Module(Functional, nn.Module, DeviceBounded):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters with their registered names, as in torch."""
+        """Iterate over the parameters with their registered names, as in torch.
+
+        Args:
+            prefix: Text before every name.
+            recurse: Whether to include the modules below this one.
+            remove_duplicate: Whether to list a tied parameter once.
+        """
         ownership.warn_unassigned(self)
         return nn.Module.named_parameters(self, prefix, recurse, remove_duplicate)
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """The parameter of a dotted name; an owned tensor is found under its public and its registered name."""
+        """Return the parameter of a dotted name; an owned tensor has its public and its registered name."""
         return nn.Module.get_parameter(self, ownership.find_registered_target(self, target))
 
     def get_buffer(self, target: str) -> torch.Tensor:
-        """The buffer of a dotted name; an owned tensor is found under its public and its registered name."""
+        """Return the buffer of a dotted name; an owned tensor has its public and its registered name."""
         return nn.Module.get_buffer(self, ownership.find_registered_target(self, target))
 
     def load_state_dict(
@@ -322,16 +328,16 @@ class Module(Functional, nn.Module, DeviceBounded):
     ) -> Any:
         """Load a state dict, all of it or nothing.
 
-        As in torch, and besides: labels saved with the tensors are compared with those of this module, put in its
-        order if they are the same ones, and refused if they are not; owned tensors may also be given under their
-        public names, as in the checkpoint of an ordinary module or in what `export_all` returns; names that are tied
-        here stay tied; if loading fails, the module is as it was before.
+        This does what torch does, and: saved labels are compared with those of this module; tensors with the same labels in
+        another order are reordered, and other labels raise; owned tensors may also be passed under their
+        public names, as in the checkpoint of an ordinary module or in the result of `export_all`; names that are tied
+        in this module stay tied; if loading fails, the module is restored.
 
         Args:
-            state_dict: What `state_dict` returned, or a plain mapping of names to tensors.
+            state_dict: A result of `state_dict`, or a plain mapping of names to tensors.
             strict: Whether missing and unexpected names are errors.
             assign: Whether to take the tensors of the state dict themselves instead of copying their values.
-            labels: What becomes of labelled tensors whose labels the state dict has lost, as copies of one have (`dict(sd)`,
+            labels: The policy for labelled tensors whose labels the state dict lacks, as copies of one do (`dict(sd)`,
                 safetensors' `load_file`): `"warn"` loads them by position with one warning, `"ignore"` without,
                 `"require"` raises.
 

@@ -1,4 +1,4 @@
-"""What a module holds, read when asked; assigning, replacing and deleting it, each of which happens or changes nothing."""
+"""Assigning, reading, replacing and deleting the labelled tensors of a module, each of them atomically."""
 
 import warnings
 from collections.abc import Iterator
@@ -16,7 +16,14 @@ _MISSING: Final = object()
 
 
 def own(module: nn.Module, name: str, value: Tensor, fresh: bool = False) -> None:
-    """Copy a labelled tensor into a module under the name of an attribute; arguments as of `keep`."""
+    """Copy a labelled tensor into a module under the name of an attribute, or pass it to the descriptor of that name.
+
+    Args:
+        module: The module.
+        name: The public name.
+        value: The labelled tensor.
+        fresh: Whether to register a new tensor even where the values of the old one could be updated.
+    """
     cls = type(module)
     check_initialised(module, name)
     declared = _find_declared(cls, name)
@@ -31,7 +38,7 @@ def own(module: nn.Module, name: str, value: Tensor, fresh: bool = False) -> Non
 
 
 def keep(module: nn.Module, name: str, value: Tensor, buffer: bool, fresh: bool = False) -> None:
-    """Copy a labelled tensor into the tensor that has the name, or register a copy in place of anything that had the name.
+    """Copy a labelled tensor into the registered tensor of that name, or register a copy instead of whatever had the name.
 
     Args:
         module: The module.
@@ -42,30 +49,16 @@ def keep(module: nn.Module, name: str, value: Tensor, buffer: bool, fresh: bool 
     """
     check_name(name)
     key = (TENSOR_BUFFER_PREFIX if buffer else TENSOR_PARAM_PREFIX) + name
-    held = _find_updatable(module, name, key, value)
-    if held is not None and held is value.data:
+    stored = _find_updatable(module, name, key, value)
+    if stored is not None and stored is value.data:
         return  # written in place already
-    if held is not None and not fresh:
+    if stored is not None and not fresh:
         with torch.no_grad():
-            held.copy_(value.data)
+            stored.copy_(value.data)
         return
+    _store(module, name, key, value.data)
     state = module.__dict__
-    source, target = value.data, device_of(module)
-    # A tensor without storage has nothing to move.
-    same = source.device == target or source.is_meta
-    data = source.detach().clone() if same else source.detach().to(target)
-    record = state["_labelled"].get(name)
-    if record is not None and not is_stored(module, record[0]) and hasattr(module, record[0]):
-        _check_computed(module, name, record[0], key)
-        with torch.no_grad():
-            setattr(module, key, data)
-    elif buffer:
-        module.register_buffer(key, data)
-    else:
-        module.register_parameter(key, nn.Parameter(data, requires_grad=source.requires_grad))
-    if record is not None and record[0] != key and is_stored(module, record[0]):
-        nn.Module.__delattr__(module, record[0])
-    # What another library told of the tensor does not tell apart the tensors of two modules.
+    # Marks that other libraries put on axes belong to one tensor, not to the module's attribute.
     state["_labelled"][name] = (key, value._axes.drop_marks())
     if name in state.get("_tied", ()):
         state["_tied"] = state["_tied"] - {name}
@@ -75,8 +68,33 @@ def keep(module: nn.Module, name: str, value: Tensor, buffer: bool, fresh: bool 
     state["_non_persistent_buffers_set"].discard(name)
 
 
+def _store(module: nn.Module, name: str, key: str, source: torch.Tensor) -> None:
+    """Register a copy of the data of an owned tensor, or assign it through the parametrization that computes the tensor."""
+    target = device_of(module)
+    # A meta tensor has no data to move.
+    same = source.device == target or source.is_meta
+    data = source.detach().clone() if same else source.detach().to(target)
+    record = module.__dict__["_labelled"].get(name)
+    if record is not None and not is_stored(module, record[0]) and hasattr(module, record[0]):
+        _check_computed(module, name, record[0], key)
+        with torch.no_grad():
+            setattr(module, key, data)
+    elif key.startswith(TENSOR_BUFFER_PREFIX):
+        module.register_buffer(key, data)
+    else:
+        module.register_parameter(key, nn.Parameter(data, requires_grad=source.requires_grad))
+    if record is not None and record[0] != key and is_stored(module, record[0]):
+        nn.Module.__delattr__(module, record[0])
+
+
 def read(module: nn.Module, name: str, key: str, axes: Axes) -> Tensor:
     """Return a labelled view of an owned tensor that is a buffer, is computed, or is of a user's class.
+
+    Args:
+        module: The module.
+        name: The public name.
+        key: The registered name.
+        axes: The axes of the tensor.
 
     Raises:
         AttributeError: If its storage was removed.
@@ -97,12 +115,12 @@ def read(module: nn.Module, name: str, key: str, axes: Axes) -> Tensor:
 
 
 def updates_value(module: nn.Module, name: str, value: Tensor) -> bool:
-    """Return whether assigning a labelled tensor changes the values of the tensor that has the name, and nothing else.
+    """Return whether assigning a labelled tensor only changes the values of the tensor of that name.
 
     Args:
         module: The module.
         name: The public name of the attribute.
-        value: What is assigned.
+        value: The tensor to be assigned.
 
     Example:
         >>> import moduli as mo
@@ -119,28 +137,34 @@ def updates_value(module: nn.Module, name: str, value: Tensor) -> bool:
 def _find_updatable(module: nn.Module, name: str, key: str, value: Tensor) -> torch.Tensor | None:
     """Return the stored tensor that a value is written into: one of the same axes, shape, dtype and class; else None.
 
-    A name that `tie` shares gets a tensor of its own instead, which ends the tie.
+    Assigning to a name that `tie` shares registers a new tensor instead, which ends the tie.
     """
     state = module.__dict__
     record = state.get("_labelled", {}).get(name)
     if record is None or record[0] != key or record[1] is not value._axes.drop_marks():
         return None
-    held = state["_parameters"].get(key)
-    if held is None:
-        held = state["_buffers"].get(key)
+    stored = state["_parameters"].get(key)
+    if stored is None:
+        stored = state["_buffers"].get(key)
     data = value.data
-    if held is None or (held.shape, held.dtype, held.is_meta) != (data.shape, data.dtype, data.is_meta):
+    if stored is None or (stored.shape, stored.dtype, stored.is_meta) != (data.shape, data.dtype, data.is_meta):
         return None
-    if data is not held and name in state.get("_tied", ()):
+    if data is not stored and name in state.get("_tied", ()):
         return None
     model = state.get("_models", {}).get(name)
-    # What a user's class holds beside the data is registered with a new tensor.
-    same_class = type(value) is Tensor if model is None else type(value) is type(model) and data is held
-    return held if same_class and (data is held or not (is_sharded(held) or is_sharded(data))) else None
+    # A tensor of a user's class has attributes beside its data, which are stored only when a new tensor is registered.
+    same_class = type(value) is Tensor if model is None else type(value) is type(model) and data is stored
+    return stored if same_class and (data is stored or not (is_sharded(stored) or is_sharded(data))) else None
 
 
 def register(module: nn.Module, name: str, value: nn.Module | nn.Parameter) -> None:
-    """Assign a child or a plain parameter."""
+    """Assign a child or a plain parameter.
+
+    Args:
+        module: The module.
+        name: The name of the attribute.
+        value: The child, which is moved to the module's device, or the parameter.
+    """
     _refuse_labelled_entries(name, value)
     declared = _find_declared(type(module), name)
     if isinstance(declared, virtual):
@@ -168,10 +192,16 @@ def _refuse_labelled_entries(name: str, value: Any) -> None:
 
 
 def replace(module: nn.Module, name: str, value: Any) -> None:
-    """Assign, as torch does, what may take the place of something registered; all or nothing."""
+    """Assign an attribute as torch does, dropping whatever was registered under the name; all or nothing.
+
+    Args:
+        module: The module.
+        name: The name of the attribute.
+        value: The new value.
+    """
     state = module.__dict__
     with Guard() as guard:
-        guard.mappings(*(held for held in (state, *state.values()) if isinstance(held, (dict, set))))
+        guard.mappings(*(registry for registry in (state, *state.values()) if isinstance(registry, (dict, set))))
         if name in state.get("_labelled", ()):
             drop(module, name)
         nn.Module.__setattr__(module, name, value)
@@ -190,7 +220,7 @@ def drop(module: nn.Module, name: str) -> None:
 
 
 def _remember_class(state: dict[str, Any], name: str, value: Tensor) -> None:
-    """Keep what makes a tensor of a user's class one of that class: reading the attribute gives the like of it."""
+    """Store an empty tensor of a user's class, from which reading the attribute makes tensors of that class."""
     if type(value) is not Tensor:
         state.setdefault("_models", {})[name] = wrap_like(value, torch.empty(0), value._axes)
     elif "_models" in state:
@@ -198,7 +228,7 @@ def _remember_class(state: dict[str, Any], name: str, value: Tensor) -> None:
 
 
 def check_initialised(module: nn.Module, name: str) -> None:
-    """Refuse to own anything before there is a place for it."""
+    """Raise AttributeError if the module's `__init__` has not run yet."""
     if "_labelled" not in module.__dict__:
         raise AttributeError(
             f"cannot assign {name!r} before {type(module).__name__} is initialised; call super().__init__() first, of a "
@@ -207,7 +237,7 @@ def check_initialised(module: nn.Module, name: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name under which torch could not register a tensor."""
+    """Raise KeyError for a name under which torch could not register a tensor."""
     if not name or "." in name:
         raise KeyError(f"the name of a tensor is not empty and has no '.' in it, unlike {name!r}")
     if name.startswith((TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX)):
@@ -215,13 +245,13 @@ def check_name(name: str) -> None:
 
 
 def _find_declared(cls: type, name: str) -> Any:
-    """Return what a class defines under a name, but for attributes that give way to what a program assigns."""
+    """Return the class attribute of a name; `_MISSING` if there is none, or it may be overridden by assignment."""
     declared = getattr(cls, name, _MISSING)
     return _MISSING if getattr(type(declared), "gives_way", False) else declared
 
 
 def _check_free(module: nn.Module, name: str, declared: Any) -> None:
-    """Refuse a name that the class uses for itself, unless the class says what assigning to it means."""
+    """Raise AttributeError for a name that the class defines, unless that definition has a setter."""
     if hasattr(type(declared), "__set__") and not (isinstance(declared, property) and declared.fset is None):
         return
     where = next(klass for klass in type(module).__mro__ if name in klass.__dict__)
@@ -239,22 +269,22 @@ def _check_computed(module: nn.Module, name: str, key: str, replacement: str | N
         )
 
 
-# -- what a module holds ----------------------------------------------------------------------------------------------
+# -- the contents of a module -----------------------------------------------------------------------------------------
 
 
 def is_stored(module: nn.Module, key: str) -> bool:
-    """Whether a registered name has a storage of its own, rather than being computed or gone."""
+    """Whether a registered name has its own storage, rather than being computed or removed."""
     return key in module._parameters or key in module._buffers
 
 
 def list_owned_names(module: nn.Module) -> list[str]:
-    """Public names of the owned tensors that can be read."""
+    """Return the public names of the owned tensors that can be read."""
     labelled = module.__dict__.get("_labelled", {})
     return [name for name, (key, _) in labelled.items() if is_stored(module, key) or hasattr(module, key)]
 
 
 def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Every parameter and buffer of a module tree."""
+    """Iterate over every parameter and buffer of a module tree."""
     for each in module.modules():
         for registry in (each._parameters, each._buffers):
             for tensor in registry.values():
@@ -263,14 +293,14 @@ def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where the tensors of a module are, or where it was last moved to if it has none."""
+    """Return the device of a module's tensors, or the one it was last moved to if it has none."""
     for tensor in tensors_of(module):
         return tensor.device
     return module.__dict__["_device"].torch_device()  # type: ignore[no-any-return]
 
 
 def find_registered_target(module: nn.Module, target: str) -> str:
-    """The registered name behind a dotted name that may end in the public name of an owned tensor."""
+    """Return the registered dotted name of a tensor, whose name may end in the public name of an owned tensor."""
     path, _, name = target.rpartition(".")
     labelled = module.get_submodule(path).__dict__.get("_labelled", {})
     if name not in labelled:
@@ -280,8 +310,8 @@ def find_registered_target(module: nn.Module, target: str) -> str:
 
 
 def describe(module: nn.Module, name: str) -> str:
-    """An owned tensor in one line: its axes, and what it is to the module."""
-    # Not by getattr: the key of a container may be the name of one of its methods.
+    """Return one line about an owned tensor: its axes, dtype and whether it is a parameter or buffer."""
+    # Not `getattr`: the key of a container may be the name of one of its methods.
     tensor: Any = module.__getattr__(name)
     axes = ", ".join(f"{'_' if space.name is None else space.name}={len(space)}" for space in tensor.dims)
     if module.__dict__["_labelled"][name][0].startswith(TENSOR_BUFFER_PREFIX):
@@ -297,8 +327,8 @@ def warn_unassigned(module: Any) -> None:
     names = cls.__nograd_tensors__
     if not names:
         return
-    known = {*module._labelled, *module._modules, *module._parameters, *module._buffers, *module.__dict__}
-    unassigned = sorted(name for name in names - known - cls._assigned_nograd if not hasattr(cls, name))
+    present = {*module._labelled, *module._modules, *module._parameters, *module._buffers, *module.__dict__}
+    unassigned = sorted(name for name in names - present - cls._assigned_nograd if not hasattr(cls, name))
     if unassigned:
         cls._assigned_nograd.update(unassigned)
         warnings.warn(

@@ -1,9 +1,9 @@
-"""What a computation reads, and where the tensors it reads are kept.
+"""Records which tensors a computation reads, and locates the attributes and containers that hold them.
 
-A recorder watches every torch function. A tensor that goes in and did not come out of an earlier one is a *source*. A
-value can be reused only if each of its sources is found on a way that leads from its owner, or from its function, over
-attributes and containers: only then can a later look tell whether it was replaced. The state of torch must agree, too: some
-states (function transforms, tracing, modes) make a tensor mean something else than its storage, and nothing is reused.
+A recorder intercepts every torch function. An argument that is not the result of an earlier function is a *source*. A
+value can be reused only if each of its sources is reachable from its owner, or from its function, through
+attributes and containers: only then can a later check detect that it was replaced. The state of torch must be the same, too;
+in some states (function transforms, tracing, modes) a tensor is more than its storage, and nothing is reused.
 """
 
 import weakref
@@ -30,11 +30,11 @@ Ambient: TypeAlias = tuple[object, ...]
 
 
 class Transparent(TorchFunctionMode):
-    """A mode that only watches, so that a value computed under it is the value computed without it."""
+    """A mode that only observes: a value computed under it equals the value computed without it."""
 
 
 def ambient() -> Ambient | None:
-    """What a value computed now depends on besides its sources, or None where nothing may be reused."""
+    """Return the torch state that a value depends on besides its sources; None in states where nothing may be reused."""
     if in_transform() or has_dispatch_mode() or has_saved_tensor_hooks() or in_forward_ad() or _is_tracing():
         return None
     if not has_function_mode() and not has_autocast():
@@ -54,19 +54,19 @@ _AUTOCAST: Final = ("cpu", "cuda", "mps", "xpu")
 _PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 _SCALARS: Final = frozenset({int, float, bool, complex, str, type(None), torch.Size, torch.dtype, torch.device})
 _NONE: Final[Mapping[str, Any]] = {}
-# These give a tensor that exists already; it is as much a source as the one it is asked of.
+# Attribute getters that return an existing tensor, which is a source too.
 _HELD: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("grad", "_grad"))
 _INTERNAL: Final = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
 
 
 class Recorder(Transparent):
-    """Watch one computation.
+    """A mode that records the sources of one computation.
 
     Attributes:
-        sources: The tensors read that were not made inside, each with its version when it was first read.
-        places: Where sources of values that were reused inside are kept.
-        pure: Whether nothing was read whose changes torch does not count.
-        paused: Whether what runs is not part of the computation.
+        sources: The tensors read that were not computed inside, each with its version when it was first read.
+        places: The containers of the sources of values that were reused inside, by source.
+        pure: Whether every tensor read has a version counter, so that changes can be detected.
+        paused: Whether recording is off, for operations that are not part of the computation.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Recorder(Transparent):
         self.places: dict[int, list[Container]] = {}
         self.pure = True
         self.paused = False
-        # Weak, so that watching does not keep intermediate results alive.
+        # Weak references, so that recording does not keep intermediate results alive.
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def __torch_function__(
@@ -95,11 +95,11 @@ class Recorder(Transparent):
 
     def _read(self, tensor: torch.Tensor) -> None:
         key = id(tensor)
-        made = self._made.get(key)
-        if key in self.sources or (made is not None and made() is tensor):
+        reference = self._made.get(key)
+        if key in self.sources or (reference is not None and reference() is tensor):
             return
         if getattr(tensor, "_moduli_constant", False):
-            # An index that follows from labels alone; it is kept by the labels and never changes.
+            # An index computed from labels alone; the labels store it and it never changes.
             return
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_inference() or tensor.is_meta:
             self.pure = False
@@ -112,14 +112,20 @@ class Recorder(Transparent):
             self._made[key] = weakref.ref(tensor)
 
     def absorb(self, value: torch.Tensor, sources: Iterable[torch.Tensor], places: "list[Container]") -> None:
-        """Note a value that was reused inside: its sources are ours too."""
+        """Add the sources of a value that was reused inside the computation.
+
+        Args:
+            value: The reused value.
+            sources: Its sources.
+            places: The containers that hold them.
+        """
         for source in sources:
             self._read(source)
             self.places.setdefault(id(source), places)
         self._make(value)
 
     def conclude(self, value: torch.Tensor) -> bool:
-        """Whether the value was computed from sources that are as they were when they were read."""
+        """Whether all sources can be checked, and none was written since it was read."""
         self._read(value)
         return self.pure and all(tensor._version == version for tensor, version in self.sources.values())
 
@@ -137,7 +143,10 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 class Container(NamedTuple):
-    """A container that leads to a source, how it is read, and what it held, kept alive so that nothing can pass for it."""
+    """A container on the path to a source, the function that reads it, and the items it had.
+
+    The items are kept alive, so that no other object can have the id of one of them.
+    """
 
     container: Collection[Any]
     read: Callable[[Any], Iterable[Any]]
@@ -146,54 +155,70 @@ class Container(NamedTuple):
 
 
 def attributes(module: nn.Module) -> Container:
-    """The attributes of a module as a place, without the score of internal ones that say nothing about tensors."""
+    """Return the attributes of a module as a container, without torch's internal ones that hold no tensors."""
     state = module.__dict__
     return _place(state, itemgetter(*(key for key in state if key not in _INTERNAL)))
 
 
 def locate(owner: nn.Module, before: Container, recorder: Recorder) -> list[Container] | None:
-    """The containers in which the sources of a computation were found; None if a source is nowhere to be found.
+    """Return the containers that hold the sources of a computation; None if a source is in none of them.
 
-    Searched are the owner, the modules below it, and then what their attributes hold, until all sources are found.
+    The search covers the owner, the modules below it, and then the containers in their attributes, until all sources are found.
 
     Args:
         owner: The module that the value belongs to.
         before: Its attributes before the computation, which may have set some.
-        recorder: What it read.
+        recorder: The recorder of the computation.
     """
     missing = dict(recorder.sources)
-    found: dict[int, Container] = {id(before.container): before}
-    visited: set[int] = set()
-    modules: list[Container] = []
-    others: list[Container] = []
-
-    def enter(module: nn.Module) -> None:
-        if not all(isinstance(each, (nn.Parameter, type(None))) for each in module._parameters.values()):
-            # What is registered as a parameter but is none was put there for the length of one functional call.
-            visited.add(id(module._parameters))
-        registries = (module._parameters, module._buffers, module._modules)
-        modules.extend([attributes(module), *(_place(each, dict.values) for each in registries)])
-
-    enter(owner)
-    while missing and (modules or others):
-        place = modules.pop(0) if modules else others.pop(0)
-        if id(place.container) in visited:
-            continue
-        visited.add(id(place.container))
-        found.setdefault(id(place.container), place)
+    searched: dict[int, Container] = {id(before.container): before}
+    walk = _Walk(owner)
+    while missing and (place := walk.pop()) is not None:
+        searched.setdefault(id(place.container), place)
         for entry in place.held:
             if isinstance(entry, weakref.ref):
                 entry = entry()
             if isinstance(entry, (torch.Tensor, Tensor)):
                 missing.pop(id(entry.data if isinstance(entry, Tensor) else entry), None)
-            elif isinstance(entry, nn.Module):
-                enter(entry)
-            elif isinstance(entry, (list, tuple, dict)):
-                others.append(_place(entry, dict.values if isinstance(entry, dict) else iter))
-    known = [recorder.places.get(key) for key in missing]
-    if None in known:
+            else:
+                walk.push(entry)
+    reused = [recorder.places.get(key) for key in missing]
+    if None in reused:
         return None
-    return [*found.values(), *(each for places in known for each in places or ())]
+    return [*searched.values(), *(each for places in reused for each in places or ())]
+
+
+class _Walk:
+    """A walk over the containers below a module, each once: attributes and registries of modules first, then other containers."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        self._visited: set[int] = set()
+        self._modules: list[Container] = []
+        self._others: list[Container] = []
+        self._enter(owner)
+
+    def pop(self) -> Container | None:
+        """Return the next container; None at the end."""
+        while self._modules or self._others:
+            place = self._modules.pop(0) if self._modules else self._others.pop(0)
+            if id(place.container) not in self._visited:
+                self._visited.add(id(place.container))
+                return place
+        return None
+
+    def push(self, entry: Any) -> None:
+        """Add an item of a container to the walk if it is a module or a container itself."""
+        if isinstance(entry, nn.Module):
+            self._enter(entry)
+        elif isinstance(entry, (list, tuple, dict)):
+            self._others.append(_place(entry, dict.values if isinstance(entry, dict) else iter))
+
+    def _enter(self, module: nn.Module) -> None:
+        if not all(isinstance(each, (nn.Parameter, type(None))) for each in module._parameters.values()):
+            # `functional_call` puts plain tensors there for the length of one call.
+            self._visited.add(id(module._parameters))
+        registries = (module._parameters, module._buffers, module._modules)
+        self._modules.extend([attributes(module), *(_place(each, dict.values) for each in registries)])
 
 
 def _place(container: Collection[Any], read: Callable[[Any], Iterable[Any]]) -> Container:

@@ -1,7 +1,7 @@
 """Computing derived values, and reusing them inside `with cached():`.
 
-Outside a scope a derived value is computed whenever it is read. Inside one it is reused while the tensors it read, the
-containers they were found in and the state of torch are as they were.
+Outside a scope a derived value is computed whenever it is read. Inside one it is reused while the tensors it was computed
+from, the containers that hold them and the state of torch are unchanged.
 """
 
 import functools
@@ -29,13 +29,13 @@ def cached() -> Iterator[None]:
     Outside, a virtual tensor is computed whenever it is read. Inside, it is computed again only after an operation in
     place on a tensor it read or on the value itself, a step of an optimizer, an assignment to its module or to a module
     that holds such a tensor, a backward pass through it, or a change of gradient mode, autocast or default dtype.
-    Whatever else it depends on must not change inside the scope, unless `invalidate` is called after it: random draws,
-    configurations, closures, class attributes and attributes of other modules, and memory written without torch's
-    notice, that is through `.data`, NumPy, DLPack, a tensor given to `vector_to_parameters`, `torch.distributed`, or a
+    After a change of anything else it depends on, call `invalidate`: random draws,
+    configurations, closures, class attributes and attributes of other modules, and memory written without torch's version
+    counters, that is through `.data`, NumPy, DLPack, a tensor passed to `vector_to_parameters`, `torch.distributed`, or a
     fused step called without its optimizer.
 
-    A value with a source that its module does not lead to, but only a closure, say, is computed at every read. Scopes nest,
-    and belong to the thread that opened them. Nothing is reused under function transforms,
+    A value with a source that is not reachable from its module (only from a closure, say) is computed at every read. Scopes
+    nest, and belong to the thread that opened them. Nothing is reused under function transforms,
     `functional_call`, modes that intercept operations, and compilation.
 
     Example:
@@ -76,10 +76,10 @@ def cached() -> Iterator[None]:
 
 
 def invalidate(module: nn.Module | None = None) -> None:
-    """Forget every value that is reused in an open `cached` scope, of any thread.
+    """Discard every value that is reused in an open `cached` scope, of any thread.
 
-    Needed inside a scope only, after a change that it does not notice; `cached` lists them. Since any module may derive
-    from any other, all virtual tensors are computed again at their next read.
+    Needed inside a scope only, after one of the undetected changes that `cached` lists. Since a virtual tensor may depend on
+    any module, all virtual tensors are computed again at their next read.
 
     Args:
         module: The module that was written to; None if there is no single one.
@@ -111,11 +111,11 @@ def invalidate(module: nn.Module | None = None) -> None:
 
 
 Key: TypeAlias = tuple[int, object]
-"""The id of the module that a value belongs to, and what tells its derived values apart."""
+"""The id of the module that a value belongs to, and a token that identifies the value among those of the module."""
 
 
 class ReusedValue:
-    """A value, and what it was made from."""
+    """A value, and the sources, containers and torch state that it was computed from."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ReusedValue:
     ) -> None:
         leaf = _leaf(value)
         self.owner, self.value, self.sources, self.places, self.ambient = owner, value, sources, places, surrounding
-        # They keep the storages alive: an address given back to the allocator could return under another tensor.
+        # Aliases keep the storages alive: the allocator could give a freed address to another tensor.
         self.aliases = [source.detach() for source in sources]
         # The value is watched too: a user may have changed it in place.
         self.watched = (*sources, leaf)
@@ -139,15 +139,15 @@ class ReusedValue:
             leaf.grad_fn.register_prehook(lambda _: spent.__setitem__(0, True))
 
     def holds(self, surrounding: Ambient) -> bool:
-        """Whether everything that the value was made from is as it was."""
+        """Whether everything that the value was computed from is unchanged."""
         if self.spent[0] or self.ambient != surrounding or not self.looks_alike(*self.watched):
             return False
         for tensor, version, address in self.states:
             if tensor._version != version or tensor.data_ptr() != address:
                 return False
-        for container, read, size, held in self.places:
+        for container, read, size, items in self.places:
             try:
-                if len(container) != size or True in map(is_not, read(container), held):
+                if len(container) != size or True in map(is_not, read(container), items):
                     return False
             except KeyError:
                 return False
@@ -159,25 +159,25 @@ class Scope:
 
     def __init__(self) -> None:
         self.entries: dict[Key, ReusedValue] = {}
-        # What records the computations under way, one inside the other.
+        # The recorders of the running computations, from the outermost to the innermost.
         self.recorders: list[Recorder] = []
 
     def forget(self, key: Key, _: object) -> None:
-        """Drop a value whose module is gone."""
+        """Remove the value of a module that was garbage-collected."""
         self.entries.pop(key, None)
 
     def pause(self, paused: bool) -> None:
-        """Look at tensors without being recorded, or go on recording."""
+        """Stop or resume recording."""
         for recorder in self.recorders:
             recorder.paused = paused
 
 
 scopes: Final[list[Scope]] = []
-"""The open scopes of all threads: asking this first spares reads the look at thread-local state."""
+"""The open scopes of all threads: if there are none, reads need no lookup of thread-local state."""
 
 
 class _Local(threading.local):
-    """What belongs to one thread: its scope, and the values being computed."""
+    """The state of one thread: its scope, and the values being computed."""
 
     def __init__(self) -> None:
         self.scope: Scope | None = None
@@ -188,12 +188,12 @@ _local: Final = _Local()
 
 
 def compute(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]) -> Any:
-    """Compute a derived value, refusing one that needs itself.
+    """Compute a derived value; raise if it depends on itself.
 
     Args:
         owner: The module it belongs to.
-        token: What tells it from other derived values of the module.
-        name: What to call it in errors.
+        token: Identifies the value among those of the module.
+        name: Its name in errors.
         call: Computes it from the owner.
 
     Raises:
@@ -226,12 +226,12 @@ def compute(owner: nn.Module, token: object, name: str, call: Callable[[Any], An
 
 
 def reuse(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]) -> Any:
-    """The value of this thread's scope if it still holds; otherwise compute it, and keep it if that can be told.
+    """Return the stored value of this thread's scope if it is valid; otherwise compute it, and store it if changes are detectable.
 
     Args:
         owner: The module it belongs to.
-        token: What tells it from other derived values of the module.
-        name: What to call it in errors.
+        token: Identifies the value among those of the module.
+        name: Its name in errors.
         call: Computes it from the owner.
     """
     scope = _local.scope
@@ -239,11 +239,11 @@ def reuse(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]
     if scope is None or surrounding is None:
         return compute(owner, token, name, call)
     key = (id(owner), token)
-    # Taken before the computation: what is dropped meanwhile is another dict.
+    # Read before the computation: `invalidate` during it replaces the dict, and the result must not enter the new one.
     entries = scope.entries
     entry = entries.get(key)
     if entry is not None and entry.owner() is owner:
-        nested = scope.recorders  # mostly none: then reading is a check and nothing else
+        nested = scope.recorders  # mostly empty: then nothing has to be paused
         if nested:
             scope.pause(True)
         holds = entry.holds(surrounding)
@@ -274,13 +274,13 @@ def reuse(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]
 
 
 def _absorb(scope: Scope, entry: ReusedValue) -> None:
-    """A computation around this one read the same sources, and may not know where they are kept."""
+    """Add the sources of a value, and their containers, to the enclosing computations that are being recorded."""
     for recorder in scope.recorders:
         recorder.absorb(entry.watched[-1], entry.sources, entry.places)
 
 
 def _compute_countable(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]) -> Any:
-    """Compute a value whose changes torch counts, which it does not for tensors made in inference mode."""
+    """Compute a value outside of inference mode, in which tensors have no version counter, unless the sources have none either."""
     if torch.is_inference_mode_enabled() and not any(map(torch.is_inference, (*owner.parameters(), *owner.buffers()))):
         with torch.inference_mode(False), torch.no_grad():
             return compute(owner, token, name, call)
@@ -297,8 +297,8 @@ def _drop() -> None:
 
 
 _lock: Final = threading.Lock()
-# Fused steps do not move the versions of the parameters they change; only a hook on all optimizers tells of them. It is
-# there while a scope is open.
+# Fused steps do not increase the versions of the parameters they write, so a hook on all optimizers discards the values. It
+# is registered while a scope is open.
 _hook: Any = None
 
 

@@ -1,16 +1,16 @@
-"""State dicts of modules: labels as plain data, and the alignment of what is loaded.
+"""State dicts of modules: labels as plain data, and the alignment of loaded tensors.
 
 Only numbers, strings, None, lists and dicts are used, so that a state dict still loads with `weights_only=True`. One
 axis is a dict with its `name` and, if it is labelled, its `labels`:
 
-* a string, a number, a truth value and None stand for themselves; integers at equal steps are not listed, but given
+* strings, numbers, truth values and None are stored unmodified; integers at equal steps are stored
   as a `range` of start, stop and step;
 * `["tuple", [...]]` and `["frozenset", [...]]` hold encoded labels;
 * `["enum", class, member]` is a member of an enumeration;
 * `["date", text]` is a date, and `["duration", count, unit]` a duration;
-* `[class, text]` is any other label whose text tells it apart, such as a frozen dataclass.
+* `[class, text]` is any other label with an unambiguous `repr`, such as a frozen dataclass.
 
-Labels are never rebuilt from this: those of the module being loaded are encoded the same way and compared.
+Labels are never decoded: those of the module being loaded are encoded the same way and compared.
 """
 
 import datetime
@@ -39,10 +39,10 @@ def encode_axes(axes: Sequence[Axis], where: str) -> list[dict[str, Any]]:
 
     Args:
         axes: The axes.
-        where: What to call the tensor in an error.
+        where: The name of the tensor in errors.
 
     Raises:
-        TypeError: If a label has no text that would tell it apart in another process.
+        TypeError: If a label has no `repr` that identifies it in another process.
 
     Example:
         >>> from moduli.layout import Axis
@@ -94,17 +94,17 @@ def align_state(
     saved: Mapping[str, Any],
     lead: int = 0,
 ) -> tuple[list[str], list[str]]:
-    """Give the owned tensors of a state dict their registered names and the order of labels that the module has.
+    """Give the owned tensors of a state dict their registered names and the module's order of labels.
 
     Args:
-        labelled: What the module owns: registered name and axes by public name.
+        labelled: The registered name and axes of each tensor that the module owns, by public name.
         state_dict: The state dict; changed in place, the tensors in it are not.
         prefix: The path of the module in the state dict.
         saved: The labels that were saved with it, by public name.
         lead: The number of axes before those of a module, such as the members of a population.
 
     Returns:
-        What does not fit, as sentences; and the names of tensors whose order the state dict does not tell.
+        The mismatches, as sentences; and the names of tensors for which the state dict has no labels.
     """
     errors, unlabelled = [], []
     for name, (key, _) in labelled.items():
@@ -139,7 +139,7 @@ def align_state(
 def align_saved(
     name: str, here: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]], shape: Sequence[int]
 ) -> Reorder | None:
-    """Find how a saved tensor gets the order of labels that a module has; None if it has it.
+    """Return the reordering that gives a saved tensor a module's order of labels; None if it has that order.
 
     Args:
         name: The tensor, for errors.
@@ -162,7 +162,7 @@ def align_saved(
 
 
 def read_saved_axes(state_dict: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the axes of labelled tensors that the metadata of a state dict holds, by dotted public name.
+    """Return the axes of labelled tensors from the metadata of a state dict, by dotted public name.
 
     Example:
         >>> import moduli as mo
@@ -179,7 +179,7 @@ def read_saved_axes(state_dict: Mapping[str, Any]) -> dict[str, list[dict[str, A
 
 
 def find_saved_axes(name: str, axes: Mapping[str, T]) -> T | None:
-    """Return the axes of the labelled tensor that a tensor of a state dict is, or is computed into; None if there are none.
+    """Return the axes of a labelled tensor in a state dict, or of the one computed from it; None if there are none.
 
     Args:
         name: The dotted name in the state dict.
@@ -192,7 +192,7 @@ def find_saved_axes(name: str, axes: Mapping[str, T]) -> T | None:
     """
     for base in list_bases(name):
         public = public_name(base)
-        # Only registered names are computed from others: a plain parameter may be called as it likes.
+        # Only a registered name can be computed from others; a plain parameter may have any name.
         if public in axes and (base == name or public != base):
             return axes[public]
     return None
@@ -228,7 +228,7 @@ def _hashable(label: Any) -> Any:
 
 
 def _read_old_date(label: Sequence[str]) -> Sequence[Any]:
-    """The encoding of a date that a file of moduli 0.2 has as Python's text of it; others, such as of zones, as they are."""
+    """Return the present encoding of a date that moduli 0.2 saved as its `repr`; others, such as with zones, unmodified."""
     match = re.fullmatch(r"datetime\.(date|datetime)\(([\d, ]+)\)", label[1])
     if match is None:
         return label
@@ -238,16 +238,16 @@ def _read_old_date(label: Sequence[str]) -> Sequence[Any]:
 
 
 def _has_order(axes: Axes) -> bool:
-    """Whether the axes of a tensor could come in another order: some have labels, or several have names."""
+    """Whether a tensor could be saved in another order: some axis has labels, or several axes have names."""
     labelled = any(space is not None and space.labelled and len(space) > 1 for space in axes.spaces)
     return labelled or sum(name is not None for name in axes.names) > 1
 
 
 def labels_of(module: nn.Module) -> dict[str, Axes]:
-    """The Spaces of the axes of the labelled tensors that a module owns itself, by name.
+    """Return the Spaces of the axes of the labelled tensors that a module owns itself, by name.
 
     Args:
-        module: Any module; one that is not of ours owns none.
+        module: Any module; one that is not a `moduli.nn.Module` owns none.
 
     Example:
         >>> from moduli.labels import Space, Tensor

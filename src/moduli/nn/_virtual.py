@@ -18,8 +18,8 @@ T = TypeVar("T")
 class virtual(Generic[T]):
     """A tensor attribute computed from other attributes: the decorated method is called, its result *is* the attribute.
 
-    It is computed when it is read, from whatever it is computed from as that is then: gradients reach the sources, it
-    follows their dtype and device, and nothing of it is stored in checkpoints. The sources may live in other modules.
+    It is computed when it is read, from the current values of its sources: gradients reach the sources, it
+    has their dtype and device, and checkpoints do not contain it. The sources may belong to other modules.
     Inside `with cached():` reads share one computation.
 
     With a `right_inverse` the attribute can be assigned: that method receives the value and sets the sources.
@@ -58,7 +58,7 @@ class virtual(Generic[T]):
         self.__wrapped__ = function
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # The same object is named twice when its right_inverse was written under another name: the first one counts.
+        # The same object is named twice if its right_inverse has another name than the method: the first name is used.
         if self._name is None:
             self._name = name
 
@@ -98,7 +98,7 @@ class virtual(Generic[T]):
 
         Args:
             function: Called `(self, value)` without recording gradients. It returns the new values of the sources by
-                attribute name, which are then written into them in place and all or none; or it sets them itself and
+                attribute name, which are then written in place, all or none; or it sets them itself and
                 returns None.
 
         Example:
@@ -119,7 +119,7 @@ class virtual(Generic[T]):
             >>> m.a.tolist()
             [2.0, 4.0]
         """
-        # Inside the class body this object is still ours alone; a subclass must not change what its base declared.
+        # Before `__set_name__` this object belongs to one class body; later, a subclass must not modify its base's object.
         target = self if self._name is None else type(self)(self._function)
         target._inverse = function
         return target
@@ -128,25 +128,25 @@ class virtual(Generic[T]):
 def _write(instance: nn.Module, name: str | None, sources: Mapping[str, Any]) -> None:
     """Write new values into the sources of a virtual tensor: first check all of them, then copy."""
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    told = f"the right inverse of {type(instance).__name__}.{name}"
+    inverse = f"the right inverse of {type(instance).__name__}.{name}"
     if not isinstance(sources, Mapping):
         raise TypeError(
-            f"{told} returns new values by the names of its sources, or None, not a {type(sources).__name__}"
+            f"{inverse} returns new values by the names of its sources, or None, not a {type(sources).__name__}"
         )
     for source, value in sources.items():
-        held = attrgetter(source)(instance)
-        if isinstance(held, Tensor) and isinstance(value, Tensor):
-            value = value.align_to(held.dims)
-        held, value = (each.data if isinstance(each, Tensor) else each for each in (held, value))
-        if not isinstance(held, torch.Tensor) or not isinstance(value, torch.Tensor):
+        target = attrgetter(source)(instance)
+        if isinstance(target, Tensor) and isinstance(value, Tensor):
+            value = value.align_to(target.dims)
+        target, value = (each.data if isinstance(each, Tensor) else each for each in (target, value))
+        if not isinstance(target, torch.Tensor) or not isinstance(value, torch.Tensor):
             raise TypeError(
-                f"{told} gives {source!r}, a {type(held).__name__}, a {type(value).__name__}; it takes tensors"
+                f"{inverse} gives {source!r}, a {type(target).__name__}, a {type(value).__name__}; it takes tensors"
             )
-        if held.shape != value.shape:
+        if target.shape != value.shape:
             raise ValueError(
-                f"{told} gives {source!r} the shape {tuple(value.shape)}, but it has the shape {tuple(held.shape)}"
+                f"{inverse} gives {source!r} the shape {tuple(value.shape)}, but it has the shape {tuple(target.shape)}"
             )
-        pairs.append((held, value))
-    # Values may be views of the very sources that are about to change.
-    for held, value in [(held, value.clone()) for held, value in pairs]:
-        held.copy_(value)
+        pairs.append((target, value))
+    # Values may be views of the sources that are about to be written.
+    for target, value in [(target, value.clone()) for target, value in pairs]:
+        target.copy_(value)

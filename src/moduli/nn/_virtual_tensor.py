@@ -1,4 +1,4 @@
-"""VirtualTensor: a derived tensor made at run time, with a dtype and device of its own."""
+"""VirtualTensor: a derived tensor made at run time, with its own dtype and device; above 400 lines because it is one class."""
 
 import copy
 import copyreg
@@ -36,8 +36,8 @@ class VirtualTensor:
     """A tensor attribute derived from other attributes of a module, cast to a dtype and device that follow the module.
 
     It adds one empty buffer, `_{name}_ref`, to its owner: `owner.to(...)`, `owner.half()` and the like convert it, and
-    with it the value. The value is computed when it is asked for, as that of the `virtual` decorator, which is the form
-    for new code. In expressions a VirtualTensor stands for its value: it can
+    with it the value. The value is computed when it is read, as with the `virtual` decorator, which new code should use.
+    In expressions a VirtualTensor is replaced by its value: it can
     be added, multiplied, indexed and passed to torch functions, and gradients reach the sources.
 
     Copies and pickles of the owner have a VirtualTensor of their own. When a VirtualTensor is garbage-collected, it
@@ -47,7 +47,7 @@ class VirtualTensor:
         owner: The module to which the attribute belongs; it is referenced weakly.
         name: The name of the attribute, an identifier.
         materializer: The name of a method of the owner, called `(dtype, device)`, or a function, called
-            `(owner, dtype, device)`. The method is looked up at every computation, so it is never kept alive either.
+            `(owner, dtype, device)`. A method is looked up at every computation, so no reference to it is stored.
         dtype: The data type of the value; torch's default if None.
         device: The device of the value; torch's default if None.
         persist: Whether the reference buffer is part of the owner's state dict, and the dtype restored from it.
@@ -80,9 +80,9 @@ class VirtualTensor:
         device: torch.device | None = None,
         persist: bool = False,
     ) -> None:
-        given: tuple[Any, ...] = owner, name
-        if not isinstance(given[0], nn.Module) or not isinstance(given[1], str):
-            kinds = " and ".join(type(each).__name__ for each in given)
+        arguments: tuple[Any, ...] = owner, name
+        if not isinstance(arguments[0], nn.Module) or not isinstance(arguments[1], str):
+            kinds = " and ".join(type(each).__name__ for each in arguments)
             raise TypeError(f"a virtual tensor has a module as owner and a string as name, not {kinds}")
         if not name.isidentifier() or iskeyword(name):
             raise ValueError(f"the name of a virtual tensor must be an identifier, not {name!r}")
@@ -112,7 +112,7 @@ class VirtualTensor:
     def _bind(self, owner: nn.Module, name: str, materializer: Materializer, persist: bool) -> None:
         self._owner = weakref.ref(owner)
         self._name, self._ref, self._materializer, self._persist = name, f"_{name}_ref", materializer, persist
-        # A copy that is being made gets its hooks with its other attributes.
+        # A copy under construction gets its hooks together with its other attributes.
         if persist and "_load_state_dict_pre_hooks" in owner.__dict__:
             _restore_dtypes_on_load(owner)
         self._token = object()
@@ -131,7 +131,7 @@ class VirtualTensor:
         device: torch.device | None = None,
         persist: bool = False,
     ) -> None:
-        """Make a virtual tensor and add it to the owner: `owner.name = VirtualTensor(owner, name, materializer)`.
+        """Create a virtual tensor and assign it: `owner.name = VirtualTensor(owner, name, materializer)`.
 
         Args:
             owner: The module to which the attribute belongs.
@@ -153,14 +153,14 @@ class VirtualTensor:
         def add() -> None:
             setattr(owner, name, cls(owner, name, materializer, dtype, device, persist))
 
-        # For a module whose structure has versions, the attribute and its reference are one edit.
+        # In a module with versions of its structure, the attribute and its reference buffer are one edit.
         edit = getattr(owner, "_edit_together", None)
         if isinstance(owner, nn.Module) and edit is not None and name.isidentifier():
             edit(f"_{name}_ref", add)
         else:
             add()
 
-    # -- what the page documents -------------------------------------------------------------------------------------
+    # -- attributes and value ----------------------------------------------------------------------------------------
 
     @property
     def attributes(self) -> VirtualTensorAttributes:
@@ -174,7 +174,7 @@ class VirtualTensor:
 
     @property
     def materializer(self) -> Materializer:
-        """What computes the value: the name of a method of the owner, or a function."""
+        """The name of the owner's method, or the function, that computes the value."""
         return self._materializer
 
     @property
@@ -211,13 +211,13 @@ class VirtualTensor:
         try:
             converted = reference.to(*args, **kwargs)
         except NotImplementedError:
-            # Nothing can be copied off the meta device, and there is nothing to copy.
+            # Torch cannot copy off the meta device; the reference is empty, so a new one replaces it.
             converted = torch.empty(0, dtype=reference.dtype, device="cpu").to(*args, **kwargs)
         setattr(self._alive(), self._ref, converted)
 
     @property
     def value(self) -> Any:
-        """The value, computed from the sources as they are now, cast to the dtype and device of the reference.
+        """The value, computed from the current sources and cast to the dtype and device of the reference.
 
         Raises:
             RuntimeError: If the owner no longer exists or the computation fails for a missing attribute.
@@ -239,7 +239,7 @@ class VirtualTensor:
         else:
             value = materializer(owner, reference.dtype, reference.device)
         if not isinstance(value, (torch.Tensor, Tensor)):
-            return value  # which `compute` refuses
+            return value  # `compute` raises TypeError for it
         return value.to(dtype=reference.dtype, device=reference.device)
 
     def _reference(self) -> torch.Tensor:
@@ -261,18 +261,18 @@ class VirtualTensor:
         owner = self._owner()
         heir = None if owner is None else memo.get(id(owner))
         if heir is None:
-            # Copied by itself, it is another handle on the same owner's attribute.
+            # Copied without its owner, it stays an attribute of that owner.
             return self
         twin = memo[id(self)] = self.rebind(heir)
         twin._materializer = copy.deepcopy(self._materializer, memo)
         return twin
 
     def rebind(self, owner: nn.Module, materializer: Materializer | None = None) -> "VirtualTensor":
-        """The virtual tensor of a copy of the owner, which has a reference buffer already.
+        """Return the virtual tensor of a copy of the owner that has its reference buffer already.
 
         Args:
             owner: The copy.
-            materializer: What computes its value; by default what computes this one's.
+            materializer: Computes its value; None for this one's materializer.
 
         Example:
             >>> import copy
@@ -299,7 +299,7 @@ class VirtualTensor:
     def __setstate__(self, state: tuple[nn.Module, str, Materializer, bool]) -> None:
         self._bind(*state)
 
-    # -- standing for its value ----------------------------------------------------------------------------------------
+    # -- use in expressions ----------------------------------------------------------------------------------------------
 
     @classmethod
     def __torch_function__(
@@ -308,7 +308,7 @@ class VirtualTensor:
         return func(*_values(args), **_values(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
-        # An AttributeError raised inside a property of ours also ends here; asking the value would go round in circles.
+        # An AttributeError raised inside a property of this class also ends here; reading `value` would recurse.
         if name.startswith("_") or hasattr(type(self), name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.value, name)
@@ -344,7 +344,7 @@ for _name in (*_BINARY, *(f"r{_binary}" for _binary in _BINARY), *_COMPARISONS, 
 
 
 def _values(tree: Any) -> Any:
-    """Virtual tensors anywhere in the arguments of a function, replaced by their values."""
+    """Return the arguments of a function with virtual tensors, at any depth, replaced by their values."""
     if isinstance(tree, VirtualTensor):
         return tree.value
     if type(tree) in (list, tuple):
@@ -355,16 +355,16 @@ def _values(tree: Any) -> Any:
 
 
 def replicate(owner: nn.Module) -> Any:
-    """A replica for `DataParallel` whose virtual tensors read the replica."""
+    """Return a replica for `DataParallel` whose virtual tensors read the replica."""
     replica: nn.Module = nn.Module._replicate_for_data_parallel(owner)  # type: ignore[no-untyped-call]
-    for name, held in list(vars(replica).items()):
-        if isinstance(held, VirtualTensor):
-            replica.__dict__[name] = held.rebind(replica)
+    for name, attribute in list(vars(replica).items()):
+        if isinstance(attribute, VirtualTensor):
+            replica.__dict__[name] = attribute.rebind(replica)
     return replica
 
 
 class _Replicator:
-    """What makes replicas of a plain module with virtual tensors: torch has no other hook for it."""
+    """The `_replicate_for_data_parallel` of a plain module with virtual tensors; torch has no other hook for replicas."""
 
     __slots__ = ("_owner",)
 
@@ -382,8 +382,8 @@ class _Replicator:
         return _Replicator, (self._owner(),)
 
 
-# Who registered which reference buffer. Kept beside the modules: a converted buffer is another tensor, so the buffer
-# itself cannot tell whose it is.
+# The token of the virtual tensor that registered each reference buffer, by module and buffer name. A converted buffer is
+# another tensor object, so the buffer itself cannot carry the token.
 _registry: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, object]]] = weakref.WeakKeyDictionary()
 
 
@@ -403,8 +403,8 @@ def _restore_dtypes_on_load(owner: nn.Module) -> None:
 
 
 def _restore_dtypes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Copying into an empty buffer would leave its dtype as it is, and the dtype is all that it carries."""
+    """Convert reference buffers to the saved dtypes: copying values into an empty buffer would not change its dtype."""
     for ref in _registry.get(module, {}):
-        saved, held = state_dict.get(prefix + ref), module._buffers.get(ref)
-        if saved is not None and held is not None and saved.dtype != held.dtype:
-            module._buffers[ref] = held.to(saved.dtype)
+        saved, reference = state_dict.get(prefix + ref), module._buffers.get(ref)
+        if saved is not None and reference is not None and saved.dtype != reference.dtype:
+            module._buffers[ref] = reference.to(saved.dtype)

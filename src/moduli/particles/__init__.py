@@ -6,15 +6,15 @@ The nouns, and what is built from them:
   `moduli.Module`), or any module after `adopt`. Particles are added, scaled and combined with operators and with the
   functions here (`norm`, `dot`, `lerp`, `where`, `map`, `randn`, ...); `only` scopes an operation to some names, and
   inside `differentiable` it keeps the graph.
-* A **product** (`net.product()`) is the light form of a particle, for chains of operations of one's own.
+* A **product** (`net.product()`) is the light form of a particle: its parameters without modules, for user-written operations.
 * A **species** is all particles derived from each other. Its structure has **versions**: an edit makes a new one, and the
   other particles follow when they are touched or used next. `net.history` lists the edits, `rollback` goes back to a version,
-  `diff` compares two models, `migrate` brings older values in.
-  Where two particles were edited differently before they met, the later edit is refused. `independent` lets a particle
-  go its own way.
+  `diff` compares two models, `migrate` loads the values of an older version.
+  If two particles were edited differently before they met, the later edit raises. `independent` moves a particle to its own
+  species.
 * `grow` and `shrink` give an axis of a model more or fewer units, wherever it occurs, `insert` and `remove` more or fewer layers;
-  `GrowthError` says why a model can't have them.
-* A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
+  `GrowthError` says why that is not possible.
+* A `ParamConfig` configures how operations treat a parameter, `buffer_policy` how results get their buffers.
 
 Two particles can be combined when their structures agree, whether or not they share a history; otherwise a
 `StructureError` names the first difference.
@@ -25,7 +25,6 @@ import typing as _typing
 
 from moduli.layout import public_name as public_name
 
-from .._deprecated import move as _move
 from ._adopt import adopt as adopt
 from ._arithmetic import Only as Only
 from ._config import CONFIG_KEY as CONFIG_KEY
@@ -63,6 +62,9 @@ from ._measures import from_vector as from_vector
 from ._measures import norm as norm
 from ._measures import only as only
 from ._measures import vector as vector
+from ._modes import differentiable as differentiable
+from ._modes import is_differentiable as is_differentiable
+from ._modes import refuse_graph as refuse_graph
 from ._operand import buffer_policies as buffer_policies
 from ._operand import check_kept as check_kept
 from ._operand import inert_parameters as inert_parameters
@@ -70,10 +72,7 @@ from ._operand import read_number as read_number
 from ._operators import InPlaceOperators as InPlaceOperators
 from ._operators import Operators as Operators
 from ._record import Event as Event
-from ._record import differentiable as differentiable
-from ._record import is_differentiable as is_differentiable
 from ._record import pin as pin
-from ._record import refuse_graph as refuse_graph
 from ._rollback import keep_removed as keep_removed
 from ._rollback import rollback as rollback
 from ._skeleton import POLICY as POLICY
@@ -87,19 +86,5 @@ from .module import Module as Module
 from .module import NytoModule as NytoModule
 from .mtype import ParamConfig as ParamConfig
 
-if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+if not _typing.TYPE_CHECKING:  # type checkers take `import X as X` as public and reject a computed `__all__`
     __all__ = sorted(k for k, v in globals().items() if not (k.startswith("_") or isinstance(v, _types.ModuleType)))
-
-__getattr__ = _move(
-    __name__,
-    "moduli.compat.nytorch",
-    (
-        "ParticleModule",
-        "GetNytoModule",
-        "ParamProduct",
-        "particle_module",
-        "particle_updater",
-        "utils",
-        "version_updater",
-    ),
-)

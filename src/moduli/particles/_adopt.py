@@ -1,4 +1,4 @@
-"""Making particles of modules that were not written to be any."""
+"""`adopt`: turns an existing torch module into a particle, in place."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def adopt(module: P) -> P: ...
 @overload
 def adopt(module: nn.Module) -> Any: ...  # its class and the operators, which Python has no type for
 def adopt(module: nn.Module) -> Any:
-    """Make a particle of an existing module, in place: nothing in it is renamed, moved or copied.
+    """Turn an existing module into a particle, in place: nothing in it is renamed, moved or copied.
 
-    The module stays an instance of its class; it is given the operators and methods of `NytoModule`.
+    The module stays an instance of its class; it gets the operators and methods of `NytoModule`.
 
     Args:
         module: Any module.
@@ -65,37 +65,36 @@ def adopt(module: nn.Module) -> Any:
             f"this {type(module).__name__} is lazy: it becomes a module of another class when it has seen data; run one "
             "forward pass first"
         )
-    made: Any = make_adopted_class(type(module))
-    module.__class__ = made
+    module.__class__ = make_adopted_class(type(module))
     record_of(module)
     adopt_children(module)
     return module
 
 
 def make_adopted_class(kind: type[nn.Module]) -> Any:
-    """The class of adopted modules of a class: itself, with the methods of particles."""
-    known = _classes.get(kind)
-    if known is None:
+    """Return the class of adopted modules of a class: a subclass of it with the methods of particles."""
+    adopted = _classes.get(kind)
+    if adopted is None:
         names: dict[str, Any] = {
             "__module__": kind.__module__,
             "__doc__": kind.__doc__,
             "__qualname__": kind.__qualname__,
             "_adopted": kind,
         }
-        if hasattr(kind, "history"):  # what a class calls so itself has the name
+        if hasattr(kind, "history"):  # the class's own attribute takes precedence over that of particles
             names["history"] = inspect.getattr_static(kind, "history")
         if hasattr(kind, "__deepcopy__"):
             names["__deepcopy__"] = _deepcopy
         if "_wrapped_call" in vars(kind):
-            # A graph module that is recompiled calls what its class says, which would be the call that it wraps already.
+            # `__call__` of a compiled graph module wraps that of its class; looked up on the subclass, it would wrap itself.
             names["__call__"] = nn.Module.__call__
-        known = type(kind.__name__, (_Adopted, kind), names)
-        _classes[kind] = known
-    return known
+        adopted = type(kind.__name__, (_Adopted, kind), names)
+        _classes[kind] = adopted
+    return adopted
 
 
 class _Adopted(ParticleMethods):
-    """Lets adopted modules be copied and pickled, although their class has no name to be found under."""
+    """Copying and pickling of adopted modules, whose class cannot be imported by name."""
 
     _adopted: type[nn.Module]
 
@@ -105,7 +104,8 @@ class _Adopted(ParticleMethods):
         return _empty, (self._adopted,), self.__getstate__()
 
 
-# Graph modules of torch.fx have ways of their own to be copied and pickled: their particles are, without what makes them one.
+# Modules with their own `__deepcopy__` or `__reduce__`, such as graph modules of torch.fx, are copied and pickled as plain
+# modules, and adopted again afterwards.
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
@@ -114,23 +114,23 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 
 def _abandon(particle: Any) -> Any:
-    """An object of the adopted class around what a particle holds."""
+    """Return an object of the plain class with the attributes of a particle."""
     build(particle)
     plain: Any = object.__new__(particle._adopted)
-    plain.__dict__.update({key: held for key, held in particle.__dict__.items() if key != RECORD})
+    plain.__dict__.update({key: value for key, value in particle.__dict__.items() if key != RECORD})
     return plain
 
 
 def _readopt(plain: nn.Module, record: Any) -> Any:
-    made: Any = adopt(plain)
-    made.__dict__[RECORD] = record
-    begin_here(made, record)
+    particle: Any = adopt(plain)
+    particle.__dict__[RECORD] = record
+    begin_here(particle, record)
     if record.version is not None:
-        record.version.species.members.add(made)
-    adopt_children(made)
-    return made
+        record.version.species.members.add(particle)
+    adopt_children(particle)
+    return particle
 
 
 def _empty(kind: type[nn.Module]) -> nn.Module:
-    made: nn.Module = object.__new__(make_adopted_class(kind))
-    return made
+    particle: nn.Module = object.__new__(make_adopted_class(kind))
+    return particle

@@ -1,4 +1,4 @@
-"""What objects consist of, and how to make others like them of other parts."""
+"""Taking objects apart into the objects they refer to, and making new objects from other parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from moduli.device import Device
 from moduli.nn import VirtualTensor
 
-# A container whose first items lead to no part of a model holds data.
+# Only this many items of a container are searched for parts of a model; if they contain none, the container holds data.
 _MOST_ITEMS = 256
 
 SCALARS = frozenset(
@@ -26,12 +26,12 @@ SCALARS = frozenset(
 
 
 class Anatomy(NamedTuple):
-    """The parts of an object, and how to make one of other parts; `finish` is None where that is not possible."""
+    """The parts of an object, and functions that make one from other parts; `finish` is None if that is not possible."""
 
     parts: list[Any]
     start: Callable[[], Any] | None
     finish: Callable[[Any, list[Any]], Any] | None
-    # Items of a large container that were left out of the parts so far.
+    # The items of a large container that are not in `parts`.
     rest: list[Any] | None = None
 
 
@@ -56,7 +56,7 @@ def is_atomic(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def choose_dissection(kind: Any) -> Callable[[Any], Anatomy | None] | None:
-    """Return what takes objects of a class apart; None if they refer to nothing."""
+    """Return the function that takes objects of a class apart; None if they refer to nothing."""
     for base, dissect in _DISSECTIONS.items():
         if issubclass(kind, base):
             return dissect
@@ -67,7 +67,7 @@ def choose_dissection(kind: Any) -> Callable[[Any], Anatomy | None] | None:
 
 
 def _find_maker(kind: Any) -> Callable[[], Any] | None:
-    """Return what makes an empty object of a class; None if its objects cannot be made of their attributes alone."""
+    """Return a function that makes an empty object of a class; None if attributes alone do not determine its objects."""
     bases: tuple[Any, ...] = (OrderedDict, dict, list, set, types.SimpleNamespace, object)
     base = next(each for each in bases if issubclass(kind, each))
     default = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is base.__reduce__
@@ -83,13 +83,13 @@ def _find_maker(kind: Any) -> Callable[[], Any] | None:
 
 @functools.lru_cache(maxsize=4096)
 def slot_names(kind: Any) -> tuple[str, ...]:
-    """Return the names of attributes that a class keeps in `__slots__`."""
+    """Return the names of the attributes in a class's `__slots__`, those of its bases included."""
     members = (each for base in kind.__mro__ if "__slots__" in vars(base) for each in vars(base).items())
     return tuple(name for name, member in members if type(member) is types.MemberDescriptorType)
 
 
 def read_slots(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object keeps in `__slots__`."""
+    """Return the attributes of an object that are stored in `__slots__`."""
     kind: Any = type(value)
     return {name: getattr(value, name) for name in slot_names(kind) if hasattr(value, name)}
 
@@ -182,11 +182,12 @@ def _dissect_partial(value: Any) -> Anatomy:
 
 
 def _dissect_function(value: Any) -> Anatomy | None:
-    """Take a function apart: what its closure holds, default arguments and attributes."""
+    """Take a function apart: the contents of its closure, default arguments and attributes."""
     cells = value.__closure__ or ()
     filled = [place for place, cell in enumerate(cells) if _is_filled(cell)]
     defaults, keywords, attributes = value.__defaults__ or (), value.__kwdefaults__ or {}, value.__dict__
-    if not (filled or defaults or keywords or attributes):
+    parts = [*(cells[place].cell_contents for place in filled), *defaults, *keywords.values(), *attributes.values()]
+    if not parts:
         return None
     code, scope, name, count = value.__code__, value.__globals__, value.__name__, len(cells)
     names, options, first = tuple(attributes), tuple(keywords), len(filled) + len(defaults)
@@ -205,8 +206,7 @@ def _dissect_function(value: Any) -> Anatomy | None:
             setattr(twin, key, fact)
         return twin
 
-    contents = [cells[place].cell_contents for place in filled]
-    return Anatomy([*contents, *defaults, *keywords.values(), *attributes.values()], start, finish)
+    return Anatomy(parts, start, finish)
 
 
 def _is_filled(cell: Any) -> bool:
@@ -218,7 +218,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _dissect_cached_function(value: Any) -> Anatomy:
-    """Take what `functools.lru_cache` returned apart; a copy begins with an empty cache."""
+    """Take a function decorated by `functools.lru_cache` apart; a copy starts with an empty cache."""
     options = value.cache_parameters()
     return Anatomy([value.__wrapped__], None, lambda _, parts: functools.lru_cache(**options)(parts[0]))
 
@@ -245,12 +245,12 @@ def _dissect_proxy(value: Any) -> Anatomy | None:
 
 def _dissect_virtual(value: VirtualTensor) -> Anatomy:
     rebind = value.rebind
-    # What computes it may refer to the model as well.
+    # The materializer may refer to the model as well.
     return Anatomy([value.owner, value.materializer], None, lambda _, parts: rebind(*parts))
 
 
 _DISSECTIONS: dict[Any, Callable[[Any], Anatomy | None] | None] = {
-    # Other models, and what refers to nothing.
+    # Not taken apart: modules are parts themselves, the others refer to nothing.
     (nn.Module, Tensor, type, enum.Enum, types.ModuleType, Device): None,
     VirtualTensor: _dissect_virtual,
     types.MethodType: _dissect_method,

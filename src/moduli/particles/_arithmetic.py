@@ -1,4 +1,4 @@
-"""Operations on whole modules: the values of a result, one list of tensors, and the particle that has them."""
+"""Operations on whole modules: computing the tensors of a result, and making the particle that has them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from moduli.kernels import allocate_large
 from moduli.layout import Guard, any_sharded, cut_like, is_expanded, is_sharded, piece_like, piece_of
 
 from ._config import result_buffers
+from ._facts import unwrap_kind
+from ._modes import LeafMode, is_composing, record_nothing, refuse_graph
 from ._operand import Operand, broadcast, check_kept, pair, read_number
 from ._operators import InPlaceOperators
-from ._record import LeafMode, Pending, ShellState, build, is_composing, record_nothing, refuse_graph
-from ._skeleton import PENDING, select_plain_attributes, unwrap_kind
+from ._record import Pending, ShellState, build
+from ._skeleton import PENDING, select_plain_attributes
 from ._species import require
 from .base import NytoModuleBase
 from .edits import clone_param
 from .errors import StructureError
 
-# Functions that torch applies to all tensors by one call, `torch._foreach_add` and the like (clone: since 2.13).
+# Functions that torch applies to a list of tensors in one call, `torch._foreach_add` and the like (clone: since 2.13).
 _FOREACH: dict[Any, str] = {
     operator.add: "add",
     operator.sub: "sub",
@@ -40,12 +42,12 @@ _FOREACH: dict[Any, str] = {
 _SIGNS = {operator.add: 1, operator.sub: -1}
 
 
-# From this many elements on a sum may be written over an operand that exists only inside the expression.
+# Sums of at least this many elements may be written into an operand that exists only inside the expression.
 _LARGE = 1 << 20
 
 
 def may_overwrite(x: Any) -> bool:
-    """Whether the values of an operand are large, and those of a result that shares them with no other."""
+    """Whether an operand is an unbuilt result with large values that it shares with no other."""
     if not isinstance(x, NytoModuleBase) or PENDING not in x.__dict__:
         return False
     pending: Pending = x.__dict__[PENDING]
@@ -59,14 +61,14 @@ def binary(
     reflected: bool = False,
     spare: tuple[bool, bool] | None = None,
 ) -> Any:
-    """A function of the values of a particle and of another particle, a number or a tensor.
+    """Apply a function to a particle and to another particle, a number or a tensor, and return the resulting particle.
 
     Args:
         fn: The function.
         x: The particle, or a part of one.
         other: The other operand.
         reflected: Whether the other operand is the left one.
-        spare: Whether either exists only inside the expression, so that its values may be written over if they are large.
+        spare: For each operand, whether it exists only inside the expression, so that large values may be overwritten.
     """
     with record_nothing():
         left = Operand(x)
@@ -82,26 +84,26 @@ def binary(
         if value is None:
             return NotImplemented
         if left.is_scalable and fn is operator.mul and type(value) in (int, float):
-            # The factor waits for a sum, which applies it as `alpha`.
+            # Defer the scalar factor: a following sum applies it as `alpha`.
             return derive(left, left.tensors, closed=True, scale=left.scale * value, source=left.held)  # type: ignore[arg-type]
         return derive(left, apply(fn, value, left.values()) if reflected else apply(fn, left.values(), value))
 
 
 def _list_spares(x: Any, other: Any, spare: tuple[bool, bool]) -> list[list[Tensor]]:
-    """Return the values that may be written over."""
+    """Return the lists of tensors that may be overwritten."""
     pairs = zip((x, other), spare, strict=True)
     return [each.__dict__[PENDING].tensors for each, temporary in pairs if temporary and may_overwrite(each)]
 
 
 def unary(fn: Callable[[Any], Any], x: Any) -> Any:
-    """A function of the values of a particle, or of a part of one."""
+    """Apply a function to the values of a particle, or of a part of one, and return the resulting particle."""
     with record_nothing():
         left = Operand(x)
         return derive(left, apply(fn, left.values()))
 
 
 def _read_given(left: Operand, other: Any) -> Any:
-    """A number, or a tensor in the shape of everything that takes part; None for what is neither."""
+    """Return a number, or a tensor expanded to the shape of every entry; None if `other` is neither."""
     if isinstance(other, nn.Module) and not isinstance(other, InPlaceOperators):
         require(other)
     value = read_number(other)
@@ -109,7 +111,7 @@ def _read_given(left: Operand, other: Any) -> Any:
 
 
 def apply(fn: Callable[..., Any], *operands: Any) -> Sequence[Tensor]:
-    """A function of lists of tensors, and of numbers, tensor by tensor; the results are new tensors."""
+    """Apply a function to lists of tensors, and to numbers, tensor by tensor; the results are new tensors."""
     if fn in (operator.add, operator.mul) and type(operands[0]) is not list:
         operands = operands[::-1]
     count = len(next(each for each in operands if type(each) is list))
@@ -119,37 +121,38 @@ def apply(fn: Callable[..., Any], *operands: Any) -> Sequence[Tensor]:
         foreach = _find_foreach(fn, operands[-1])
         if foreach is not None:
             return foreach(*operands)  # type: ignore[no-any-return]
-    made: list[Tensor] = []
-    for row in zip(*columns, strict=True):
-        # Element by element means on what this process holds; the result has pieces like theirs.
-        local = [each.to_local() if is_sharded(each) else each for each in row] if sharded else row
-        new = fn(*local)
-        new = new.clone() if any(new is old for old in local) else new
-        made.append(piece_like(new, next(filter(is_sharded, row), None)) if sharded else new)
-    return made
+    return [_apply_one(fn, row, sharded) for row in zip(*columns, strict=True)]
 
 
-def _find_foreach(fn: Any, given: Any, suffix: str = "") -> Any:
-    """What applies a function to all tensors by one call, given a list or number in the last place, or None."""
+def _apply_one(fn: Callable[..., Any], row: tuple[Any, ...], sharded: bool) -> Tensor:
+    """Apply a function to one tensor of each operand; elementwise functions of DTensors act on the local shards."""
+    local = [each.to_local() if is_sharded(each) else each for each in row] if sharded else row
+    result: Tensor = fn(*local)
+    result = result.clone() if any(result is operand for operand in local) else result
+    return piece_like(result, next(filter(is_sharded, row), None)) if sharded else result
+
+
+def _find_foreach(fn: Any, last: Any, suffix: str = "") -> Any:
+    """Return torch's function for a list of tensors, depending on the last argument (a list or number); None if there is none."""
     name = _FOREACH.get(fn)
-    if name is None or isinstance(given, complex):
+    if name is None or isinstance(last, complex):
         return None
-    if not isinstance(given, Tensor):
+    if not isinstance(last, Tensor):
         return getattr(torch, f"_foreach_{name}{suffix}", None)
-    if given.device.type == "cpu" or name not in ("add", "mul", "div"):
+    if last.device.type == "cpu" or name not in ("add", "mul", "div"):
         return None
-    # Given a number on a device, the functions above would read it back.
+    # The functions above would copy a number on a device to the host.
     return getattr(torch.ops.aten, f"_foreach_{name}{suffix}").Tensor
 
 
 def _add(x: Operand, y: Operand, sign: int, spares: list[list[Tensor]]) -> Sequence[Tensor]:
-    """Return x + sign y, with the factors that are still to be applied to either.
+    """Return x + sign y, applying the deferred factors of both.
 
     Args:
         x: An operand.
         y: Another one.
         sign: 1 or -1.
-        spares: The values of those operands that may be written over.
+        spares: The values of those operands that may be overwritten.
     """
     first, second, a, b = x.unscaled(), y.unscaled(), x.scale, sign * y.scale
     if not first:
@@ -173,30 +176,30 @@ def _add(x: Operand, y: Operand, sign: int, spares: list[list[Tensor]]) -> Seque
 def derive(
     left: Operand, values: Sequence[Tensor], closed: bool = False, scale: float = 1, source: Pending | None = None
 ) -> nn.Module:
-    """Make a particle like an operand, with other values.
+    """Return a particle like an operand, with other values.
 
     Args:
         left: The operand.
-        values: The values of its entries, each a tensor of its own.
-        closed: Whether the values have the shapes and dtypes of the operand for sure.
-        scale: A number that they are still to be multiplied with.
-        source: The result whose tensors the values are, too.
+        values: The values of its entries, distinct tensors.
+        closed: Whether the values are known to have the shapes and dtypes of the operand.
+        scale: A deferred factor of the values.
+        source: The result with which the values share their tensors.
     """
     tensors, shared = values if type(values) is list else list(values), False
     if left.sharded:
-        # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
-        tensors = [cut_like(made, held) for made, held in zip(tensors, left.unscaled(), strict=True)]
+        # Whole tensors, such as random numbers, are the same in every process: each slices its shard.
+        tensors = [cut_like(value, own) for value, own in zip(tensors, left.unscaled(), strict=True)]
     if not closed:
-        tensors = [fit(e.name, e.shape, e.dtype, made) for e, made in zip(left.entries, tensors, strict=True)]
+        tensors = [fit(e.name, e.shape, e.dtype, value) for e, value in zip(left.entries, tensors, strict=True)]
     if left.places is not None:
-        given = dict(zip(left.places, tensors, strict=True))
+        values_by_place = dict(zip(left.places, tensors, strict=True))
         for place, config in left.inert.items():
-            given[place] = left.parameters()[place].detach().clone()
+            values_by_place[place] = left.parameters()[place].detach().clone()
             if not config.clone:
                 # The result shares the parameter itself.
                 build(left.module)
-                given[place], shared = Operand(left.module, wrapped=True).tensors[place], True
-        tensors = [given[place] for place in range(len(given))]
+                values_by_place[place], shared = Operand(left.module, wrapped=True).tensors[place], True
+        tensors = [values_by_place[place] for place in range(len(values_by_place))]
     count = len(left.layout)
     buffers = result_buffers(left, tensors[count:]) if left.buffers else []
     tensors = tensors if len(tensors) == count else tensors[:count]
@@ -212,9 +215,9 @@ def _make_pending(left: Operand, tensors: list[Any], buffers: list[Any], *facts:
 
 
 def make_shell(pending: Pending) -> nn.Module:
-    """Return the module of a result, to be built when it is looked into.
+    """Return the module of a result, which is built when its registries are first accessed.
 
-    Plain attributes are there at once, because those of the class would be found in their place.
+    Plain attributes are set at once, because lookup would otherwise give those of the class.
     """
     kind = unwrap_kind(pending.structure.modules[0].kind)
     shell: nn.Module = object.__new__(kind)
@@ -228,11 +231,17 @@ def make_shell(pending: Pending) -> nn.Module:
 
 
 def fit(name: str, shape: Sequence[int], dtype: torch.dtype, value: Tensor) -> Tensor:
-    """The result of an operation in the dtype of the parameter.
+    """Return the result of an operation, converted to the dtype of the parameter.
+
+    Args:
+        name: The parameter, for errors.
+        shape: Its shape.
+        dtype: Its dtype.
+        value: The result.
 
     Raises:
-        StructureError: If it has another shape.
-        TypeError: If it holds another kind of number.
+        StructureError: If the result has another shape.
+        TypeError: If the dtype cannot represent it, such as fractions in an integer parameter.
     """
     if value.shape != shape:
         raise StructureError(
@@ -253,7 +262,13 @@ def fit(name: str, shape: Sequence[int], dtype: torch.dtype, value: Tensor) -> T
 
 
 def change(fn: Any, x: Any, other: Any) -> bool:
-    """Change a particle, or a part of one, in place; False if `other` is no operand."""
+    """Apply an in-place operation to a particle, or to a part of one; return False if `other` is no operand.
+
+    Args:
+        fn: The function of `operator` without "i", such as `operator.add`.
+        x: The particle, or a part of one.
+        other: The other operand.
+    """
     with Guard(deferred=True) as guard:
         return _change(fn, x, other, guard)
 
@@ -262,10 +277,10 @@ def _change(fn: Any, x: Any, other: Any, guard: Guard) -> bool:
     left = Operand(x, live=True)
     if isinstance(other, NytoModuleBase):
         left, right = pair(left, Operand(other))
-        given: Any = right.values()
+        operand: Any = right.values()
     else:
-        given = _read_given(left, other)
-        if given is None:
+        operand = _read_given(left, other)
+        if operand is None:
             return False
 
     def act(tensors: list[Tensor], values: Any) -> None:
@@ -278,46 +293,46 @@ def _change(fn: Any, x: Any, other: Any, guard: Guard) -> bool:
         for tensor, value in zip(tensors, values if isinstance(values, list) else [values] * len(tensors), strict=True):
             one(tensor, value)
 
-    overwrite(left, act, given, fn is operator.truediv)
+    overwrite(left, act, operand, fn is operator.truediv)
     return True
 
 
-def overwrite(left: Operand, act: Callable[[list[Tensor], Any], Any], given: Any, divides: bool = False) -> None:
+def overwrite(left: Operand, act: Callable[[list[Tensor], Any], Any], operand: Any, divides: bool = False) -> None:
     """Change the values of an operand in place, all or none.
 
     Args:
-        left: The operand.
-        act: Changes a list of tensors, given another list or a number.
-        given: One tensor per entry of the operand, or one number.
-        divides: Whether the values become fractions, even of whole numbers.
+        left: The operand that is changed.
+        act: Changes a list of tensors, using another list or a number.
+        operand: The other operand: one tensor per entry, or one number.
+        divides: Whether integers would become fractions.
 
     Raises:
-        TypeError: If a parameter would have to become of another kind.
+        TypeError: If the dtype of a parameter cannot represent the result.
         ValueError: If elements of a parameter share memory.
     """
     refuse_graph()
     tensors = left.values()
     for place, entry in enumerate(left.entries):
-        check_kept(entry.name, entry.dtype, given[place] if isinstance(given, list) else given, divides)
+        check_kept(entry.name, entry.dtype, operand[place] if isinstance(operand, list) else operand, divides)
         if is_expanded(tensors[place]):
             raise ValueError(
                 f"{entry.name!r} is expanded: its elements share memory, so it can't be changed; clone() it"
             )
     if left.sharded:
         tensors = list(map(piece_of, tensors))
-        given = list(map(piece_of, given)) if isinstance(given, list) else given
+        operand = list(map(piece_of, operand)) if isinstance(operand, list) else operand
     if tensors:
         with Guard(deferred=True, grad=False):
-            # Torch's foreach functions refuse lazily conjugated and negated tensors; copies are written back.
+            # Torch's foreach functions raise for lazily conjugated and negated tensors; copies are written back.
             resolved = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
-            act(resolved, given)
+            act(resolved, operand)
             for tensor, changed in zip(tensors, resolved, strict=True):
                 if changed is not tensor:
                     tensor.copy_(changed)
 
 
 class Only(InPlaceOperators):
-    """Some of the parameters of a particle. Made by `only`.
+    """A selection of a particle's parameters. Made by `only`.
 
     Example:
         >>> from moduli.particles import adopt, only
@@ -354,21 +369,21 @@ def rebuild(
     buffers: dict[str, Tensor] | None = None,
     copies: bool = False,
 ) -> Any:
-    """A particle with the very parameters of another one, or those given in their place by `id`.
+    """Return a particle of the same structure with the same parameter objects as another one, some of them replaced.
 
     Args:
         module: The particle.
-        exchanged: Parameters by the `id` of those that they take the place of.
+        exchanged: Parameters by the `id` of those that they replace.
         buffers: Buffers by name, instead of copies.
-        copies: Whether to copy all parameters, whatever the configurations say.
+        copies: Whether to copy all parameters instead.
     """
     left = Operand(module, wrapped=True, live=True)
     with LeafMode():
-        held = result_buffers(left)
+        buffer_values = result_buffers(left)
         own: list[Any] = [clone_param(t) for t in left.tensors] if copies else left.tensors  # type: ignore[arg-type]
     for place, entry in enumerate(left.layout.buffers):
-        held[place] = (buffers or {}).get(entry.name, held[place])
+        buffer_values[place] = (buffers or {}).get(entry.name, buffer_values[place])
     tensors = [(exchanged or {}).get(id(tensor), tensor) for tensor in own]
-    made = make_shell(_make_pending(left, tensors, held, 1, False, True))
-    build(made)
-    return made
+    particle = make_shell(_make_pending(left, tensors, buffer_values, 1, False, True))
+    build(particle)
+    return particle

@@ -1,9 +1,10 @@
-"""Which edit leads from a version to a live module."""
+"""Comparing a live module with a version of its species, to find the edit that was made in between."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -12,15 +13,16 @@ from moduli.layout import Reading, public_name
 from moduli.nn import VirtualTensor
 
 from ._config import is_selected
+from ._facts import unwrap_kind
 from ._own_values import find_own_values
 from ._references import ModelPlace
-from ._skeleton import HOOKS, POLICY, RECORD, SLOTS, State, capture, unwrap_kind
+from ._skeleton import HOOKS, POLICY, RECORD, SLOTS, State, capture
 from ._version import Numbering, SlotNames, Version
 from .base import NytoModuleBase
 from .edits import ParticleEdit
 from .mtype import ParamConfig
 
-# What an edit of a plain module does not carry over: registries, and what belongs to one particle.
+# Attributes of a plain module that relatives do not take over: registries, and those that belong to one particle.
 _NEVER = frozenset((
     *HOOKS, "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled", "training", RECORD, POLICY,
     SLOTS,
@@ -28,7 +30,7 @@ _NEVER = frozenset((
 
 
 class LastSeen(NamedTuple):
-    """A particle as it was when it was last seen to be at its version: modules, and their attributes, by identifier."""
+    """A particle at the last time that it was known to be at its version: modules, and their attributes, by identifier."""
 
     modules: dict[int, nn.Module]
     states: dict[int, State]
@@ -37,16 +39,16 @@ class LastSeen(NamedTuple):
 def compare(
     version: Version, reading: Reading, before: LastSeen | None, forced: Iterable[tuple[nn.Module, str]] = ()
 ) -> tuple[Version, ParticleEdit] | None:
-    """Find the edit that was made to a live module since it was at a version.
+    """Return the edit that was made to a live module since it was at a version.
 
-    A child is taken for the same module when it is the same object, or, where that is not known, of the same class. A
-    parameter is the same when it has the same shape: another Parameter of that shape is another value, not an edit.
+    A child counts as the same module if it is the same object or, without `before`, of the same class. A
+    parameter counts as the same if it has the same shape: another Parameter of that shape is another value, not an edit.
 
     Args:
         version: The version.
         reading: The module.
-        before: What it was at the version; None where that is not known.
-        forced: Modules with the name of an attribute that was assigned, hence an edit in any case.
+        before: The module at the version; None if unknown.
+        forced: Modules with the name of an attribute that was assigned, which is an edit in any case.
 
     Returns:
         The next version, and the edit with the values themselves; None if nothing was edited.
@@ -55,6 +57,8 @@ def compare(
 
 
 class _Comparison:
+    """One comparison: matches modules and parameters with those of the version, then records the differences as an edit."""
+
     def __init__(
         self, version: Version, reading: Reading, before: LastSeen | None, forced: Iterable[tuple[nn.Module, str]]
     ) -> None:
@@ -62,12 +66,12 @@ class _Comparison:
         self.forced = {(id(module), name) for module, name in forced}
         self.numbering = Numbering(reading, version)
         self.edit = ParticleEdit()
-        # The place that each module had in the structure of the version, by identifier.
+        # The position of each module in the structure of the version, by identifier.
         self.places = {key: place for place, key in enumerate(version.modules)}
         self.old_params = set(version.params)
-        # Virtual tensors that relatives get, by module and name.
+        # Virtual tensors that relatives take over, by module identifier and name.
         self.virtuals: set[tuple[int, str]] = set()
-        # The places of modules that are what they were.
+        # The positions of modules that are in both structures.
         self.matched = [0]
         self._match_modules()
         self._match_params()
@@ -80,8 +84,8 @@ class _Comparison:
 
     def _match_modules(self) -> None:
         numbers, structure, old = self.numbering.modules, self.reading.structure, self.version.structure
-        # Modules that moved to another place are recognised by identity.
-        known = {} if self.before is None else {id(module): key for key, module in self.before.modules.items()}
+        # A module that moved to another position is matched by identity.
+        keys = {} if self.before is None else {id(module): key for key, module in self.before.modules.items()}
         numbers[0] = self.version.modules[0]
         used = {numbers[0]}
         for place in self.matched:
@@ -89,7 +93,7 @@ class _Comparison:
             for name, child in structure.modules[place].children:
                 if child < 0 or numbers[child] >= 0 or self._is_forced(place, name):
                     continue
-                key = names.get(name) if self.before is None else known.get(id(self.reading.modules[child]))
+                key = names.get(name) if self.before is None else keys.get(id(self.reading.modules[child]))
                 if key is None or key in used:
                     continue
                 if unwrap_kind(old.modules[self.places[key]].kind) is unwrap_kind(structure.modules[child].kind):
@@ -130,7 +134,7 @@ class _Comparison:
         return following, edit
 
     def _compare_module(self, place: int) -> None:
-        """Note the edits of one module that is still there."""
+        """Record the edits of one module that is in both structures."""
         key, module, entry = (
             self.numbering.modules[place],
             self.reading.modules[place],
@@ -139,57 +143,71 @@ class _Comparison:
         old, edit = self._list_old_names(place), self.edit
         old_path = self.version.structure.modules[self.places[key]].path
         path = f"{old_path}." if old_path else ""
-        told: list[str] = []
-
-        def tell(name: str, before: str, what: str) -> None:
-            edit.touched.add(key)
-            told.append(f"{before}{path + name!r} {what}")
-            edit.names.append(path + name)
-
-        def compare_slots(kind: str, slots: Any, before: dict[str, int | None], number: Callable[[int], int]) -> None:
-            for name, slot in slots:
-                forced = self._is_forced(place, name)
-                after = None if slot < 0 else number(slot)
-                if after is None and (forced or before.get(name, "") is not None):
-                    tell(name, "", "became None")
-                elif after is not None and (forced or before.get(name) != after):
-                    tell(name, f"{kind} ", "was assigned" + self._describe_new(kind, slot, after))
-
-        compare_slots("module", entry.children, old.modules, self.numbering.add_module)
-        compare_slots("parameter", entry.parameters, old.params, self.numbering.add_param)
-        for name, _ in entry.buffers:
-            if self._is_forced(place, name) or old.buffers.get(name) is not (name not in entry.transient):
-                edit.buffers[key, name] = module._buffers[name]
-                tell(name, "", "was registered as a buffer")
-        for name, value in module.__dict__.items():
-            # One that came with its reference is told of by that.
-            if isinstance(value, VirtualTensor) and self._is_forced(place, name):
-                tell(name, "virtual tensor ", "was assigned")
-                self.virtuals.add((key, name))
-            elif isinstance(value, VirtualTensor) and (key, value.attributes.ref) in edit.buffers:
-                self.virtuals.add((key, name))
-        here = {name for slots in (entry.children, entry.parameters, entry.buffers) for name, _ in slots}
+        count, record = len(edit.text), partial(self._record, key, path)
+        self._compare_slots("module", place, entry.children, old.modules, record)
+        self._compare_slots("parameter", place, entry.parameters, old.params, record)
+        self._compare_buffers(place, old.buffers, record)
+        self._compare_virtuals(place, record)
+        present = {name for slots in (entry.children, entry.parameters, entry.buffers) for name, _ in slots}
         for name in dict.fromkeys((*old.modules, *old.params, *old.buffers)):
-            if name not in here:
-                tell(name, "", "was deleted")
-        now = [[name for name, _ in slots] for slots in (entry.children, entry.parameters)]
-        if not told and [list(old.modules), list(old.params)] != now:
+            if name not in present:
+                record(name, "", "was deleted")
+        order = [[name for name, _ in slots] for slots in (entry.children, entry.parameters)]
+        if len(edit.text) == count and [list(old.modules), list(old.params)] != order:
             edit.touched.add(key)
-            told.append(f"the order of {path or 'the names'!r} changed")
+            edit.text.append(f"the order of {path or 'the names'!r} changed")
             edit.names.append(path)
-        edit.text += told
         if key in edit.touched and "_labelled" in module.__dict__:
             edit.labels[key] = dict(module.__dict__["_labelled"])
 
+    def _record(self, key: int, path: str, name: str, kind: str, change: str) -> None:
+        """Record that an attribute of a module was edited."""
+        self.edit.touched.add(key)
+        self.edit.text.append(f"{kind}{path + name!r} {change}")
+        self.edit.names.append(path + name)
+
+    def _compare_slots(
+        self, kind: str, place: int, slots: Any, before: dict[str, int | None], record: Callable[[str, str, str], None]
+    ) -> None:
+        """Record the children or parameters of a module that were assigned or became None."""
+        number = self.numbering.add_module if kind == "module" else self.numbering.add_param
+        for name, slot in slots:
+            forced = self._is_forced(place, name)
+            after = None if slot < 0 else number(slot)
+            if after is None and (forced or before.get(name, "") is not None):
+                record(name, "", "became None")
+            elif after is not None and (forced or before.get(name) != after):
+                record(name, f"{kind} ", "was assigned" + self._describe_new(kind, slot, after))
+
+    def _compare_buffers(self, place: int, before: dict[str, bool], record: Callable[[str, str, str], None]) -> None:
+        """Record the buffers of a module that are new, or whose persistence changed."""
+        key, entry = self.numbering.modules[place], self.reading.structure.modules[place]
+        for name, _ in entry.buffers:
+            if self._is_forced(place, name) or before.get(name) is not (name not in entry.transient):
+                self.edit.buffers[key, name] = self.reading.modules[place]._buffers[name]
+                record(name, "", "was registered as a buffer")
+
+    def _compare_virtuals(self, place: int, record: Callable[[str, str, str], None]) -> None:
+        """Record the virtual tensors of a module that were assigned."""
+        key = self.numbering.modules[place]
+        for name, value in self.reading.modules[place].__dict__.items():
+            if not isinstance(value, VirtualTensor):
+                continue
+            if self._is_forced(place, name):
+                record(name, "virtual tensor ", "was assigned")
+                self.virtuals.add((key, name))
+            elif (key, value.attributes.ref) in self.edit.buffers:  # recorded with its reference buffer
+                self.virtuals.add((key, name))
+
     def _describe_new(self, kind: str, slot: int, key: int) -> str:
-        """Return what was assigned, if the particle did not have it before."""
+        """Return text that describes an assigned module or parameter if it is new to the particle; otherwise ""."""
         if kind == "parameter":
             shape = self.reading.structure.layout.entries[slot].shape
             return "" if key in self.old_params else f" of shape {tuple(shape)}"
         return "" if key in self.places else f" a {type(self.reading.modules[slot]).__name__}"
 
     def _configure(self, following: Version, fresh: list[int]) -> None:
-        """Configure the next version: a configuration belongs to a name, and survives the exchange of what has the name."""
+        """Configure the next version: configurations belong to names, also if the parameter of that name was replaced."""
         version, layout = self.version, following.structure.layout
         names = dict(zip(version.params, (entry.name for entry in version.structure.layout), strict=True))
         for key, entry in zip(following.params, layout, strict=True):
@@ -209,36 +227,55 @@ class _Comparison:
                 config = version.configs[entry.name].copy()
             following.configs[entry.name] = config
 
-    def _is_ours(self, place: int) -> bool:
-        """Whether plain attributes of a module are its own; those of others belong to its version."""
-        module = self.reading.modules[place]
-        return isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted")
-
     def _compare_attributes(self) -> None:
-        """Note what else an edit of a plain module did to it: sizes of containers, the hooks of pruning."""
+        """Record the plain attributes and hooks that an edit of a plain module changed, such as sizes and hooks of pruning."""
         edit, numbers = self.edit, self.numbering
         if self.before is None:
             return
+        states = self.before.states
         live = {
             numbers.modules[place]: self.reading.modules[place]
             for place in self.matched
-            if numbers.modules[place] in edit.touched and numbers.modules[place] in self.before.states
-            if not self._is_ours(place) or any(key == numbers.modules[place] for key, _ in self.virtuals)
+            if numbers.modules[place] in edit.touched and numbers.modules[place] in states
         }
+        live = {key: module for key, module in live.items() if not owns_attributes(module) or self._has_virtual(key)}
         parts: Any = (self.reading.modules, numbers.modules), (self.reading.parameters, numbers.params)
         places = {id(e): ModelPlace(i, key) for i, part in enumerate(parts) for e, key in zip(*part, strict=True)}
-        for key, state in zip(live, capture(live.values(), places, strict=False), strict=True):
-            was = self.before.states[key]
-            if self._is_ours(numbers.modules.index(key)):
+        captured = capture(live.values(), places, strict=False)
+        for (key, module), state in zip(live.items(), captured, strict=True):
+            if owns_attributes(module):
                 edit.attributes[key] = {name: state[name] for owner, name in self.virtuals if owner == key}
-                continue
-            edit.attributes[key] = {
-                name: copy.copy(held) if type(held) in (dict, list, set) else held
-                for name, held in state.items()
-                if name not in _NEVER and (name not in was or was[name] is not held or type(held) in (dict, list, set))
-            }
-            for name in HOOKS:
-                old, new = ({} if name not in each else each[name].value for each in (was, state))
-                changes = {key: hook for key, hook in new.items() if key not in old} | dict.fromkeys(old.keys() - new)
-                if changes:
-                    edit.hooks.setdefault(key, {})[name] = changes
+            else:
+                edit.attributes[key] = _find_changed_attributes(states[key], state)
+                hooks = _find_changed_hooks(states[key], state)
+                if hooks:
+                    edit.hooks[key] = hooks
+
+    def _has_virtual(self, key: int) -> bool:
+        return any(owner == key for owner, _ in self.virtuals)
+
+
+def owns_attributes(module: nn.Module) -> bool:
+    """Whether the plain attributes of a module belong to the particle; those of plain modules belong to the version."""
+    return isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted")
+
+
+def _find_changed_attributes(before: State, after: State) -> dict[str, Any]:
+    """Return the attributes that were added or replaced, and all containers, which may have been changed in place."""
+    return {
+        name: copy.copy(value) if type(value) in (dict, list, set) else value
+        for name, value in after.items()
+        if name not in _NEVER
+        if name not in before or before[name] is not value or type(value) in (dict, list, set)
+    }
+
+
+def _find_changed_hooks(before: State, after: State) -> dict[str, dict[Any, Any]]:
+    """Return, for each kind of hook, those that were added by their keys, and None for those that were removed."""
+    changed = {}
+    for name in HOOKS:
+        old, new = ({} if name not in each else each[name].value for each in (before, after))
+        changes = {key: hook for key, hook in new.items() if key not in old} | dict.fromkeys(old.keys() - new)
+        if changes:
+            changed[name] = changes
+    return changed

@@ -1,6 +1,6 @@
-"""Configurations of parameters and policies of buffers: choosing them by name, and keeping them in state dicts.
+"""Configurations of parameters and policies of buffers, which are set by name.
 
-A parameter or buffer is chosen by a registered name, the public name of a labelled tensor, or a pattern.
+A name is a registered name, the public name of a labelled tensor, or a pattern.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=nn.Module)
 
 CONFIG_KEY = "param_config"
-"""Where the metadata of a state dict holds configurations."""
+"""The key of configurations in the metadata of a state dict."""
 
 
 def is_selected(path: str, name: str | None) -> bool:
-    """Whether a dotted name is that of an attribute, is below it, or matches it as a pattern."""
+    """Whether a dotted name equals `name`, is below it, or matches it as a pattern; None selects all."""
     return name is None or path.startswith(f"{name}.") or match_name(path, name)
 
 
 # -- buffers -------------------------------------------------------------------------------------------------------------
-# What becomes of buffers in the results of operations: one rule, applied here. A result has the buffers of the left-most
-# particle of the expression: copies of them, or what the policy of each says. A buffer that operations act on takes part like
-# a parameter, if both particles say so.
+# The result of an operation has the buffers of the left-most particle of the expression, treated according to the policy of
+# each. A buffer with the policy "operate" takes part like a parameter; both particles must have that policy.
 
 POLICIES = ("copy", "share", "operate", "reset")
-"""What arithmetic may do with a buffer."""
+"""The policies that a buffer may have."""
 
 
 def buffer_policy(module: T, policy: str, *patterns: str) -> T:
-    """Say what becomes of buffers in the results of operations.
+    """Set the policy by which results of operations get their buffers.
 
     Args:
         module: A particle, or a module inside one.
-        policy: `"copy"` (each particle has its own, as by default), `"share"` (one tensor for all), `"operate"` (the
-            buffer takes part in operations like a parameter, unless it holds integers; `norm`, `dot` and `vector` are of
+        policy: `"copy"` (the default: the result has a copy), `"share"` (one tensor for all), `"operate"` (the
+            buffer takes part in operations like a parameter, unless it holds integers; `norm`, `dot` and `vector` use
             parameters only) or `"reset"` (zeros; ones for
-            `running_var`). Two particles are combined only if they agree which buffers take part.
+            `running_var`). Two particles are combined only if the same buffers take part in both.
         *patterns: Names of buffers below the module, or patterns such as `"bn.*"`; all by default.
 
     Returns:
@@ -74,8 +73,8 @@ def buffer_policy(module: T, policy: str, *patterns: str) -> T:
 
 
 def policies_of(structure: Structure, states: Sequence[State]) -> list[str]:
-    """The policy of each buffer: the last pattern that matches, of the module nearest to the root."""
-    found = ["copy"] * len(structure.layout.buffers)
+    """Return the policy of each buffer: the last pattern that matches, of the module nearest to the root."""
+    policies = ["copy"] * len(structure.layout.buffers)
     declared = [
         (entry.path, state[POLICY]) for entry, state in zip(structure.modules, states, strict=True) if state.get(POLICY)
     ]
@@ -85,12 +84,12 @@ def policies_of(structure: Structure, states: Sequence[State]) -> list[str]:
                 local = buffer.name[len(path) + 1 :] if path else buffer.name
                 for pattern, policy in rules:
                     if match_name(local, pattern):
-                        found[place] = policy
-    return found
+                        policies[place] = policy
+    return policies
 
 
 def find_acting(policies: list[str], buffers: list[Tensor]) -> tuple[int, ...]:
-    """The places of buffers that take part in operations like parameters: those that hold numbers which can be averaged."""
+    """Return the positions of the buffers that take part in operations: policy "operate", and real or complex numbers."""
     return tuple(
         place
         for place, policy in enumerate(policies)
@@ -98,8 +97,13 @@ def find_acting(policies: list[str], buffers: list[Tensor]) -> tuple[int, ...]:
     )
 
 
-def keep_buffer(name: str, held: Tensor, policy: str) -> Tensor:
-    """What a buffer that takes no part in an operation is in the result.
+def keep_buffer(name: str, buffer: Tensor, policy: str) -> Tensor:
+    """Return the buffer of a result for one that takes no part in the operation.
+
+    Args:
+        name: Its name.
+        buffer: The buffer of the operand.
+        policy: Its policy.
 
     Example:
         >>> from moduli.particles import keep_buffer
@@ -107,21 +111,21 @@ def keep_buffer(name: str, held: Tensor, policy: str) -> Tensor:
         tensor([1., 1.])
     """
     if policy == "share":
-        return held
+        return buffer
     if policy == "reset":
-        return torch.ones_like(held) if name.endswith("running_var") else torch.zeros_like(held)
-    return held.detach().clone()
+        return torch.ones_like(buffer) if name.endswith("running_var") else torch.zeros_like(buffer)
+    return buffer.detach().clone()
 
 
 def result_buffers(left: Operand, acted: Sequence[Tensor] = ()) -> list[Any]:
-    """The buffers of a result.
+    """Return the buffers of a result.
 
     Args:
         left: The left-most operand.
-        acted: What the operation made of the buffers that take part in it; if nothing, they are copied.
+        acted: The results for the buffers that take part in the operation; if empty, they are copied.
     """
     rows = zip(left.layout.buffers, left.buffers, left.policies(), strict=True)
-    made: list[Any] = [keep_buffer(entry.name, held, policy) for entry, held, policy in rows]
+    results: list[Any] = [keep_buffer(entry.name, buffer, policy) for entry, buffer, policy in rows]
     for place, value in zip(left.acting, acted, strict=False):
-        made[place] = value
-    return made
+        results[place] = value
+    return results

@@ -1,4 +1,4 @@
-"""Two models side by side: which names only one of them has, which tensors differ in form, and how far values are apart."""
+"""`diff`: the differences of two models, in names, in shapes, dtypes and labels, and in values."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _HEADS = ["name", "change", "left", "right", "distance", "largest"]
 
 
 class TensorChange(NamedTuple):
-    """How one tensor differs in two models.
+    """The difference of one tensor in two models.
 
     Attributes:
         name: Its name.
-        change: What differs: "added", "removed", "shape", "dtype", "axes" (several of these separated by commas), or "values".
+        change: "added", "removed", "shape", "dtype", "axes" (or several of these separated by commas), or "values".
         left: Its form in the left model: shape, dtype and labels; None if it is not there.
         right: The same in the right model.
-        distance: The norm of the difference, relative to that of the left values; of the entries that both have.
-        largest: The largest difference of two entries.
+        distance: The norm of the difference divided by that of the left values, over the entries that both have.
+        largest: The largest absolute difference of an entry.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TensorChange(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelDiff:
-    """What is different in two models: a sequence of `TensorChange` that prints as a table.
+    """The differences of two models: a sequence of `TensorChange` that prints as a table.
 
     Attributes:
         changes: The tensors that differ: those of the left model in its order, then those that only the right one has.
@@ -112,10 +112,10 @@ class ModelDiff:
 
 
 def diff(left: nn.Module | Mapping[str, Any], right: nn.Module | Mapping[str, Any]) -> ModelDiff:
-    """Compare two models: names, shapes, dtypes, labels, and how far values are apart.
+    """Compare two models: names, shapes, dtypes, labels, and values.
 
-    It works for any two modules or state dicts, related or not. Labelled tensors are compared by label. Of tensors with
-    different sizes, the entries that both have are compared: those of the same labels, or of the first positions.
+    It works for any two modules or state dicts, related or not. Labelled tensors are compared by label. In tensors of
+    different sizes, the entries that both have are compared: those of the same labels, or the first positions.
 
     Args:
         left: A module, or a state dict.
@@ -156,7 +156,7 @@ class _Side:
             raise TypeError(f"diff compares modules and state dicts, not a {type(model).__name__}")
         self._state = state
         self._axes = read_saved_axes(state)
-        # Extra state, and whatever else a state dict may hold, is no tensor.
+        # Extra state is no tensor.
         self.names = {
             public_name(name): name for name in state if isinstance(name, str) and not name.endswith("_extra_state")
         }
@@ -180,28 +180,29 @@ def _compare(name: str, left: _Side, right: _Side) -> TensorChange | None:
         return TensorChange(name, "added" if a is None else "removed", *forms, None, None)
     overlap = find_overlap(b.shape, a.shape, theirs, ours)
     whole = overlap is not None and overlap.covers(b.shape, a.shape)
-    labelled = ours is not None and theirs is not None and len(ours) == len(theirs) == a.dim()
-    # Axes with the same names and labels in another order are the same.
-    same_axes = (ours is None) == (theirs is None) if not labelled else whole
-    changes = [
-        word
-        for word, same in (
-            ("shape", whole if labelled else a.shape == b.shape),
-            ("dtype", a.dtype == b.dtype),
-            ("axes", same_axes or a.shape != b.shape),
-        )
-        if not same
-    ]
-    if "axes" in changes and "shape" in changes and sorted(a.shape) == sorted(b.shape):
-        changes.remove("shape")
+    if ours is not None and theirs is not None and len(ours) == len(theirs) == a.dim():
+        # Axes with the same names and labels in another order are the same.
+        same_shape, same_axes = whole, whole
+    else:
+        same_shape, same_axes = a.shape == b.shape, (ours is None) == (theirs is None)
+    changes = _list_changes(a, b, same_shape, same_axes)
     distance, largest = _measure(a, b, overlap)
     if not changes and largest == 0.0:
         return None
     return TensorChange(name, ", ".join(changes) or "values", *forms, distance, largest)
 
 
+def _list_changes(a: Tensor, b: Tensor, same_shape: bool, same_axes: bool) -> list[str]:
+    """Return the words for the changes of a tensor's form; a shape whose sizes were only permuted counts as changed axes."""
+    forms = (("shape", same_shape), ("dtype", a.dtype == b.dtype), ("axes", same_axes or a.shape != b.shape))
+    changes = [word for word, same in forms if not same]
+    if "axes" in changes and "shape" in changes and sorted(a.shape) == sorted(b.shape):
+        changes.remove("shape")
+    return changes
+
+
 def _measure(a: Tensor, b: Tensor, overlap: Overlap | None) -> tuple[float | None, float | None]:
-    """Return the relative norm and the largest entry of a difference, of the entries that both tensors have."""
+    """Return the relative norm and the largest entry of a difference, over the entries that both tensors have."""
     if overlap is None or a.is_meta or b.is_meta:
         return (0.0, 0.0) if a.numel() == b.numel() == 0 else (None, None)
     ours, theirs = overlap.take(a, there=True), overlap.take(b, there=False)

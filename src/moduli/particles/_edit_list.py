@@ -1,4 +1,4 @@
-"""The edits of a species as a value that prints as a table, and the attribute of a particle that gives it."""
+"""`EditHistory`: the edits of a species, printed as a table, and the attribute `history` of particles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_NAMES = 3
 
 
 class EditHistory(tuple[Event, ...]):
-    """The edits of a species, oldest first: each with its number, what was done, where and when. It prints as a table.
+    """The edits of a species, oldest first: the number, time, place and text of each. It prints as a table.
 
     Attributes:
         version: The number of the newest version, which is 0 before the first edit.
@@ -57,7 +57,7 @@ class EditHistory(tuple[Event, ...]):
 def _show_time(when: float | None) -> str:
     try:
         return "" if when is None else datetime.fromtimestamp(when).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError, OSError):  # a file may say anything
+    except (OverflowError, ValueError, OSError):  # a file may contain any number
         return ""
 
 
@@ -67,10 +67,10 @@ def _show_names(names: tuple[str, ...]) -> str:
 
 
 class HistoryAttribute:
-    """The attribute `history` of particles. What a program itself calls so in a model has the name there.
+    """The attribute `history` of particles. A parameter, buffer or child that a program calls `history` takes precedence.
 
     Attributes:
-        gives_way: Tells modules that something may be assigned to the name.
+        gives_way: Marks the attribute as one that modules may override by assignment.
     """
 
     gives_way = True
@@ -85,14 +85,14 @@ class HistoryAttribute:
         build(instance)
         state = instance.__dict__
         taken = any(_NAME in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
-        # While an edit is made torch asks whether a name is free, and this one is.
+        # During an edit, torch checks with `hasattr` whether a name is free.
         if taken or "_parameters" not in state or record_of(instance).busy:
             raise AttributeError(_NAME)
         return list_edits(instance)
 
 
 def list_edits(module: Any) -> EditHistory:
-    """Return the edits of the species of a particle, those of its members that have no version yet included."""
+    """Return the edits of the species of a particle, including those of its members that have no version yet."""
     root = module._particle_root
     species = version_of(root).species
     for member in list(species.members):

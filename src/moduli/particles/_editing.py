@@ -22,14 +22,14 @@ _MISSING = object()
 
 
 def edit(module: nn.Module, root: nn.Module, name: str, act: Callable[[], None], value: Any = None) -> None:
-    """Make an edit of an attribute of a module all or nothing, and a new version of the species it is in.
+    """Edit an attribute of a module, all or nothing, and make the new version of its species.
 
     Args:
         module: The module.
         root: The particle it is in.
         name: The attribute.
         act: Makes the edit.
-        value: What is assigned; None for other edits.
+        value: The assigned value; None for other edits.
     """
     at: Any = record_of(root).version
     with at.species.lock:
@@ -65,12 +65,12 @@ def _is_addition(module: nn.Module, name: str, value: Any) -> bool:
 
 
 def _add(module: nn.Module, root: nn.Module, name: str, act: Callable[[], None], value: Any) -> bool:
-    """Add a parameter or child, and note it: the version is made when something asks for it.
+    """Add a parameter or child, and record it in the journal: the version is made when it is needed.
 
-    So building on a model that has relatives takes a time that grows like the model, not like its square.
+    So extending a model that has relatives takes time linear in its size, not quadratic.
 
     Returns:
-        Whether it was added; otherwise the particle has to be brought to its newest version first.
+        Whether it was added; otherwise the particle must be brought to its newest version first.
     """
     record, own = record_of(root), record_of(module)
     version: Any = record.version
@@ -78,14 +78,14 @@ def _add(module: nn.Module, root: nn.Module, name: str, act: Callable[[], None],
     if record.structure is None or version._next is not None or foreign:
         return False
     with Guard(deferred=True) as guard:
-        # To copy all registries would take a time that grows with the module.
+        # Protecting whole registries would take time proportional to the size of the module.
         guard.add(partial(_take_back, module, own, name, name in own.order, module.__dict__.get(name, _MISSING)))
         act()
         own.order.setdefault(name)
         parts = [value] if isinstance(value, nn.Parameter) else [*value.parameters(), *value.buffers()]
         before = record.snapshots or {}
         copies = {id(part): (part, part.detach().clone()) for part in parts if id(part) not in before}
-    with Guard(deferred=True):  # nothing in it can fail
+    with Guard(deferred=True):  # defers signals only: nothing inside can fail
         before.update(copies)
         record.snapshots, journal = before, record.journal or []
         journal.append((weakref.ref(module), name))

@@ -1,4 +1,4 @@
-"""Functions of whole models. Each takes particles, products, or parts of particles that `only` selects."""
+"""Functions of whole models. They take particles, products, or parts of particles that `only` selects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _elementwise(x: T, fn: Callable[[Tensor], Tensor]) -> T:
 
 
 def sign(x: T) -> T:
-    """The sign of every parameter.
+    """Return a particle with the signs of the values.
 
     Example:
         >>> from moduli.particles import adopt, sign
@@ -38,7 +38,7 @@ def sign(x: T) -> T:
 
 
 def sqrt(x: T) -> T:
-    """The square root of every parameter.
+    """Return a particle with the square roots of the values.
 
     Example:
         >>> from moduli.particles import adopt, sqrt
@@ -49,7 +49,7 @@ def sqrt(x: T) -> T:
 
 
 def exp(x: T) -> T:
-    """The exponential of every parameter.
+    """Return a particle with the exponentials of the values.
 
     Example:
         >>> from moduli.particles import adopt, exp
@@ -60,7 +60,12 @@ def exp(x: T) -> T:
 
 
 def clamp(x: T, min: float | None = None, max: float | None = None) -> T:
-    """Every parameter moved into an interval.
+    """Return a particle with the values clamped to an interval.
+
+    Args:
+        x: A particle, a product, or a part.
+        min: The lower bound; None for none.
+        max: The upper bound; None for none.
 
     Example:
         >>> from moduli.particles import adopt, clamp
@@ -72,10 +77,10 @@ def clamp(x: T, min: float | None = None, max: float | None = None) -> T:
 
 @take_products
 def lerp(x: T, y: Any, weight: Any) -> T:
-    r"""The point between two models, $x + w (y - x)$.
+    r"""Return the linear interpolation of two models, $x + w (y - x)$.
 
     Args:
-        x: A particle or a product; the result is one like it.
+        x: A particle or a product; the result is of the same type.
         y: Another one of the same structure.
         weight: A number, or a tensor without dimensions.
 
@@ -89,14 +94,14 @@ def lerp(x: T, y: Any, weight: Any) -> T:
     _refuse_whole(left, "which has no points between")
     mine, theirs = left.values(), right.values()
     if isinstance(weight, Tensor):
-        made = apply(lambda a, b: torch.lerp(a, b, weight.to(a.dtype)), mine, theirs)
+        values = apply(lambda a, b: torch.lerp(a, b, weight.to(a.dtype)), mine, theirs)
     else:
-        made = apply(torch.lerp, mine, theirs, weight)
-    return derive(left, made)  # type: ignore[return-value]
+        values = apply(torch.lerp, mine, theirs, weight)
+    return derive(left, values)  # type: ignore[return-value]
 
 
 def _refuse_whole(left: Operand, why: str) -> None:
-    """Refuse parameters that hold whole numbers."""
+    """Raise TypeError for parameters that hold integers."""
     for entry in left.entries:
         if not (entry.dtype.is_floating_point or entry.dtype.is_complex):
             raise TypeError(
@@ -106,7 +111,12 @@ def _refuse_whole(left: Operand, why: str) -> None:
 
 
 def lerp_(x: T, y: Any, weight: float) -> T:
-    r"""Move a model towards another in place, $x \leftarrow x + w (y - x)$; its parameters stay the objects they are.
+    r"""Move a model towards another in place, $x \leftarrow x + w (y - x)$; its parameters stay the same objects.
+
+    Args:
+        x: A particle or a product.
+        y: Another one of the same structure.
+        weight: The number $w$.
 
     Example:
         >>> from moduli.particles import adopt, lerp_
@@ -119,6 +129,11 @@ def lerp_(x: T, y: Any, weight: float) -> T:
 
 def axpy_(x: T, alpha: float, y: Any) -> T:
     r"""Add a multiple of another model in place, $x \leftarrow x + \alpha y$.
+
+    Args:
+        x: A particle or a product.
+        alpha: The factor $\alpha$.
+        y: Another one of the same structure.
 
     Example:
         >>> from moduli.particles import adopt, axpy_
@@ -141,13 +156,13 @@ def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any], di
 
 @take_products
 def where(condition: Any, x: T, y: Any) -> T:
-    """Choose between two models, parameter by parameter or element by element.
+    """Select the elements of one of two models, like `torch.where`.
 
     Args:
         condition: A truth value, a vector of truth values as long as `vector(x)`, or a particle of the same structure
             whose elements count as true where they are not zero.
-        x: What is chosen where the condition is true; the result is a particle like it.
-        y: What is chosen elsewhere: a particle of the same structure, or a number.
+        x: The model for elements where the condition is true; the result is a particle like it.
+        y: The model for the other elements: a particle of the same structure, or a number.
 
     Example:
         >>> from moduli.particles import adopt, vector, where
@@ -170,9 +185,9 @@ def where(condition: Any, x: T, y: Any) -> T:
             raise StructureError(f"the condition has {condition.shape[0]} elements; the model has {layout.numel}")
         parts = torch.split(condition.bool(), [entry.numel for entry in layout])
         chosen = [part.view(entry.shape) for entry, part in zip(layout, parts, strict=True)]
-        # A vector says nothing of buffers: they stay.
+        # The vector has no elements for buffers: those of `x` are selected.
         chosen = left.pick(chosen + [torch.ones_like(left.buffers[place], dtype=torch.bool) for place in left.acting])
-        chosen = [cut_like(each, held) for each, held in zip(chosen, left.unscaled(), strict=True)]
+        chosen = [cut_like(each, own) for each, own in zip(chosen, left.unscaled(), strict=True)]
     else:
         chosen = [torch.as_tensor(bool(condition), device=entry.device) for entry in left.entries]
     return derive(left, apply(torch.where, chosen, left.values(), second))  # type: ignore[return-value]
@@ -183,8 +198,8 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
     """Apply a function to every parameter.
 
     Args:
-        fn: Called with the parameter of `x` and those of the others; gives a tensor of the same shape.
-        x: A particle, a product, or a part; the result is one like it.
+        fn: Called with the parameter of `x` and those of the others; returns a tensor of the same shape.
+        x: A particle, a product, or a part; the result is of the same type.
         *others: More of them, of the same structure.
         named: Whether to call the function with the dotted name first.
 
@@ -200,15 +215,15 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
         left, right = pair(left, operand_of(other))
         rights.append(right)
 
-    made = []
+    results = []
     for entry, *row in zip(left.entries, *(each.values() for each in (left, *rights)), strict=True):
         value = fn(*((entry.name,) if named else ()), *row)
         if not isinstance(value, Tensor) or value.shape != entry.shape:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise StructureError(f"the function gave {got} for {entry.name!r}, which has shape {entry.shape}")
-        # It may have given a view of its argument.
-        made.append(value.clone())
-    return derive(left, made)  # type: ignore[return-value]
+        # The function may have returned its argument, or a view of it.
+        results.append(value.clone())
+    return derive(left, results)  # type: ignore[return-value]
 
 
 @take_products
@@ -223,12 +238,12 @@ def _draw(x: T, draw: Callable[..., Tensor], scale: float, generator: torch.Gene
 
 
 def rand(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> T:
-    """A particle of the same species with values drawn uniformly from [0, scale).
+    """Return a particle of the same species with values drawn uniformly from [0, scale).
 
     Args:
         x: A particle, or a part of one.
-        scale: What every value is multiplied with.
-        generator: Where the randomness comes from; torch's own by default.
+        scale: The upper bound.
+        generator: The random number generator; torch's default one if None.
 
     Example:
         >>> from moduli.particles import adopt, rand
@@ -241,12 +256,12 @@ def rand(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> 
 
 
 def randn(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> T:
-    """A particle of the same species with values drawn from a normal distribution of mean 0.
+    """Return a particle of the same species with values drawn from a normal distribution of mean 0.
 
     Args:
         x: A particle, or a part of one.
         scale: The standard deviation.
-        generator: Where the randomness comes from; torch's own by default.
+        generator: The random number generator; torch's default one if None.
 
     Example:
         >>> from moduli.particles import adopt, norm, randn
@@ -257,7 +272,7 @@ def randn(x: T, scale: float = 1.0, generator: torch.Generator | None = None) ->
 
 
 def zeros_like(x: T) -> T:
-    """A particle of the same species with all values zero.
+    """Return a particle of the same species with all values zero.
 
     Example:
         >>> from moduli.particles import adopt, zeros_like

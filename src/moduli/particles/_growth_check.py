@@ -1,4 +1,4 @@
-"""Whether a resized model runs, and computes what it did."""
+"""Checks that a resized model runs and computes the same function."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import pytree
-from ..axes import INDEXED, ModelAxes
+from ..axes import INDEXED, ModelAxes, measure_difference
 from ._module_sizes import NORMALISATIONS
 from ._unit_plan import AxisResize
 from .errors import StructureError
 
 
 class GrowthError(StructureError):
-    """A model can't be resized so: it does not run, or computes something else. It was left as it was.
+    """A resized model would not run, or would compute something else. The model was not changed.
 
     Example:
         >>> import torch, moduli as mo
@@ -30,16 +30,16 @@ class GrowthError(StructureError):
 
 
 class FunctionCheck:
-    """Compares the outputs of a model with those that it had.
+    """Compares the outputs of a resized model with those before.
 
     Args:
-        net: The model, as it was before.
+        net: The model before it is resized.
         resizes: The axes that change.
         axes: The axes of the model.
-        arguments: The arguments of a forward; without any nothing is run.
-        kwargs: Keyword arguments of a forward.
-        verb: What is done, for errors.
-        tolerance: The largest difference, relative to the largest output; None to see only that the model runs.
+        arguments: Example arguments of `forward`; without any, the model is not run.
+        kwargs: Example keyword arguments of `forward`.
+        verb: The operation, for errors.
+        tolerance: The largest accepted difference, relative to the largest output; None to check only that the model runs.
 
     Attributes:
         active: Whether outputs are compared.
@@ -63,7 +63,7 @@ class FunctionCheck:
         self._failures: list[_Difference] = []
 
     def _fits_example(self, resize: AxisResize) -> bool:
-        """Whether the example means after the change what it meant before: not where inputs or indices are others."""
+        """Whether the example arguments stay valid with the same meaning: not if inputs or indices change."""
         reasons, count = self._axes[resize.name].reasons, min(resize.before, resize.after)
         same = bool((resize.source[:count] == torch.arange(count)).all()) and resize.after >= resize.before
         return self._axes[resize.name].growth != "input" and (same or INDEXED not in reasons)
@@ -81,7 +81,7 @@ class FunctionCheck:
             raise _Difference(f"the output differs by {difference:.1e}, relative to its size", difference)
 
     def attempt(self, apply: Callable[[], None]) -> bool:
-        """Return whether a change passes this check; otherwise remember why not."""
+        """Return whether a change passes this check; store the reason if not."""
         try:
             apply()
         except _Difference as failure:
@@ -90,7 +90,7 @@ class FunctionCheck:
         return True
 
     def refuse_normalised(self) -> None:
-        """Raise if a normalisation takes statistics over units that are not all copied equally often; that needs no forward.
+        """Raise if a normalisation takes statistics over units that are not all copied equally often, without running the model.
 
         Raises:
             GrowthError: If one does.
@@ -103,14 +103,14 @@ class FunctionCheck:
             )
 
     def find_cause(self) -> BaseException | None:
-        """Return the error of the forward that came nearest, if it failed."""
+        """Return the exception of `forward` in the attempt with the smallest difference, if there was one."""
         return min(self._failures, key=lambda each: each.size).__cause__
 
     def explain(self, sizes: Mapping[str, Any]) -> str:
-        """Return why no attempt has passed.
+        """Return the error text for a resize of which no attempt has passed.
 
         Args:
-            sizes: Plain attributes of the model that have the size of an axis.
+            sizes: Plain attributes of the model that equal the size of an axis, by name.
         """
         failure = min(self._failures, key=lambda each: each.size)
         what = ", ".join(f"{each.name!r} of {each.after} units" for each in self.resizes)
@@ -118,8 +118,8 @@ class FunctionCheck:
         norms = self._list_norms()
         hint = ""
         if sizes:
-            shown = ", ".join(f"{name!r} is {value}" for name, value in list(sizes.items())[:4])
-            hint = f" These have the old size: {shown}; pass attributes={{name: new size}} where they have to change"
+            listed = ", ".join(f"{name!r} is {value}" for name, value in list(sizes.items())[:4])
+            hint = f" These have the old size: {listed}; pass attributes={{name: new size}} where they have to change"
         if failure.size == float("inf"):
             text += (
                 " Sizes that the model's own code holds, and axes that have to stay equal, must change with it." + hint
@@ -143,12 +143,10 @@ class FunctionCheck:
         ]
 
     def _run(self) -> list[Tensor]:
-        with evaluate(self.net), torch.no_grad():
-            result = self.net(*self._arguments, **self._kwargs)
-        return [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        return run_example(self.net, self._arguments, self._kwargs)
 
     def _compare(self, outputs: Sequence[Tensor]) -> float:
-        """Return the largest difference of the outputs, as far as they were there before."""
+        """Return the largest difference of the outputs, without the entries of new units."""
         worst = 0.0 if len(outputs) == len(self._expected) else float("inf")
         for before, after in zip(self._expected, outputs, strict=False):
             for axis, (old, new) in enumerate(zip(before.shape, after.shape, strict=False)):
@@ -161,7 +159,7 @@ class FunctionCheck:
                     before = before.index_select(axis, resize.source.to(before.device)[places])
             if before.shape != after.shape:
                 return float("inf")
-            worst = max(worst, _measure(before, after))
+            worst = max(worst, measure_difference([before], [after]))
         return worst
 
 
@@ -173,34 +171,36 @@ def _explain_norm(path: str) -> str:
 
 
 class _Difference(Exception):
-    """A resized model that must not be: the reason, and how far its outputs are from those before."""
+    """A failed check: the reason, and the difference of the outputs (inf if the model does not run)."""
 
     def __init__(self, reason: str, size: float) -> None:
         super().__init__(reason)
         self.size = size
 
 
-def measure_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the largest difference of two lists of tensors, relative to the largest entry of each tensor (at least 1)."""
-    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
-        return float("inf")
-    return max(map(_measure, before, after), default=0.0)
+def list_arguments(example: Any) -> tuple[Any, ...]:
+    """Return an example, which is a tensor, a tuple of arguments or None, as a tuple of arguments."""
+    if example is None:
+        return ()
+    return example if isinstance(example, tuple) else (example,)
 
 
-def _measure(before: Tensor, after: Tensor) -> float:
-    """Return the largest difference of two tensors, relative to the largest entry (at least 1)."""
-    if not before.numel():
-        return 0.0
-    if before.is_complex():
-        before, after = torch.view_as_real(before), torch.view_as_real(after)
-    before, after = before.double(), after.double()
-    difference = torch.where(before == after, 0.0, (before - after).abs()).max()
-    return float((difference / before.abs().nan_to_num().max().clamp(min=1)).nan_to_num(nan=float("inf")))
+def run_example(net: nn.Module, arguments: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Run a model in evaluation mode, and return copies of the tensors among its outputs.
+
+    Args:
+        net: The model.
+        arguments: The arguments of its forward.
+        kwargs: The keyword arguments of its forward.
+    """
+    with evaluate(net), torch.no_grad():
+        result = net(*arguments, **kwargs)
+    return [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 @contextlib.contextmanager
 def evaluate(net: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, with one state of torch's random numbers, for the length of a block."""
+    """Run a block with a model in evaluation mode and torch's random numbers seeded with 0, then restore both."""
     flags = [(module, module.training) for module in net.modules()]
     try:
         for module, _ in flags:
@@ -214,7 +214,15 @@ def evaluate(net: nn.Module) -> Iterator[None]:
 
 
 def list_held_sizes(net: nn.Module, axes: ModelAxes, resizes: Sequence[AxisResize]) -> dict[str, Any]:
-    """Return the plain integers that modules hold and that equal the size of an axis that is resized, or of one that it is in."""
+    """Return the integer attributes of modules that equal the size of a resized axis, or of an axis that contains it.
+
+    Attributes of torch's own modules, whose meaning is known, are left out.
+
+    Args:
+        net: The model.
+        axes: Its axes.
+        resizes: The axes that change.
+    """
     sizes: set[int] = set()
     for resize in resizes:
         sizes.add(resize.before)

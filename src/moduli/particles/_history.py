@@ -1,4 +1,4 @@
-"""The past of a species: its edits as sentences, older models brought to a newer version, and versions in pickles."""
+"""The history of a species: its edits as sentences, migrating older models, and versions in copies and pickles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from moduli.layout import Reading, public_name, read
 
 from . import _arithmetic
+from ._facts import facts_of
 from ._record import Event, ParticleRecord, Species, record_of, turn_into_parameters
-from ._skeleton import PENDING, RECORD, AtomicStates, assemble, capture_model, facts_of
+from ._skeleton import PENDING, RECORD, AtomicStates, assemble, capture_model
 from ._species import bring_up, require, settle_journal, version_of
 from ._version import Version
 from .base import NytoModuleBase
@@ -26,7 +27,7 @@ T = TypeVar("T", bound=nn.Module)
 
 
 class SpeciesView:
-    """The species of a particle, as `species` gives it.
+    """The species of a particle. Made by `species`.
 
     Example:
         >>> from moduli.particles import adopt, species
@@ -39,7 +40,7 @@ class SpeciesView:
         self._inner = inner
 
     def history(self) -> list[str]:
-        """The edits so far, oldest first, as sentences.
+        """Return the edits so far, oldest first, as sentences.
 
         Example:
             >>> from moduli.particles import adopt, species
@@ -53,7 +54,7 @@ class SpeciesView:
 
     @property
     def version(self) -> int:
-        """How many edits there were."""
+        """The number of edits so far."""
         return len(self._list_events())
 
     def _list_events(self) -> list[Event]:
@@ -72,7 +73,7 @@ class SpeciesView:
 
 
 def species(module: nn.Module) -> SpeciesView:
-    """The species of a particle: all particles derived from it, and those it was derived from.
+    """Return the species of a particle: all particles derived from it, and those it was derived from.
 
     Example:
         >>> from moduli.particles import adopt, species
@@ -86,7 +87,7 @@ def species(module: nn.Module) -> SpeciesView:
 
 
 def history(module: nn.Module) -> list[str]:
-    """The edits of a particle's species so far, oldest first, as sentences.
+    """Return the edits of a particle's species so far, oldest first, as sentences.
 
     Example:
         >>> from moduli.particles import NytoModule, history
@@ -100,10 +101,10 @@ def history(module: nn.Module) -> list[str]:
 
 
 def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
-    """Bring the values of an older version into the newest structure.
+    """Load the values of an older version into the newest structure.
 
-    Names that edits of the species added since have the values they have in `to`; names that edits removed are left out.
-    A difference that no edit explains is an error.
+    Names that edits of the species added since then have their values in `to`; names that edits removed are dropped.
+    A difference that no edit explains raises.
 
     Args:
         source: A module, or the state dict of one.
@@ -124,43 +125,57 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
     target = require(to)
     bring_up(target._particle_root)
     events = version_of(target._particle_root).species.events
-    added = {name for event in events for name in event.added}
-    removed = {name for event in events for name in event.removed}
-    given: Any = source.state_dict() if isinstance(source, nn.Module) else source
-    labels = {path: each.get("labels", {}) for path, each in getattr(given, "_metadata", {}).items()}
-    labelled = {f"{path}.{name}" if path else name for path, names in labels.items() for name in names}
-    made = _arithmetic.rebuild(target, copies=True)
-    held = made.state_dict()
-    taken: Any = OrderedDict()
-    # Labels that a state dict tells are aligned when it is loaded.
-    taken._metadata = {path: {**own, "labels": labels.get(path, {})} for path, own in held._metadata.items()}
-    for name in dict.fromkeys((*held, *given)):
-        value, older = held.get(name), given.get(name)
-        if isinstance(value, Tensor) and isinstance(older, Tensor):
-            turned = public_name(name) in labelled and sorted(value.shape) == sorted(older.shape)
-            if turned or value.shape == older.shape:
-                taken[name] = older
-                continue
-        # Edits explain what is new here, what is gone, and what was exchanged.
-        explained = added if older is None else removed if value is None else added | removed
-        if name not in explained:
-            shapes = ["missing" if each is None else f"of shape {tuple(each.shape)}" for each in (older, value)]
-            told = "; ".join(f"version {event.number}: {event.sentence}" for event in events) or "it has had no edits"
-            raise StructureError(
-                f"{name!r} is {shapes[0]} in the source and {shapes[1]} here, and no edit of the species explains that: {told}"
-            )
+    older: Any = source.state_dict() if isinstance(source, nn.Module) else source
+    model = _arithmetic.rebuild(target, copies=True)
+    values = _select_values(older, model.state_dict(), events)
     try:
-        made.load_state_dict(taken, strict=False)
+        model.load_state_dict(values, strict=False)
     except RuntimeError as error:
         raise StructureError(f"the source does not fit {type(target).__name__}: {error}") from error
-    return made  # type: ignore[no-any-return]
+    return model  # type: ignore[no-any-return]
+
+
+def _select_values(older: Any, newest: Any, events: Sequence[Event]) -> Any:
+    """Return the entries of an older state dict that fit the newest one; raise if no edit explains why another does not."""
+    added = {name for event in events for name in event.added}
+    removed = {name for event in events for name in event.removed}
+    labels = {path: each.get("labels", {}) for path, each in getattr(older, "_metadata", {}).items()}
+    labelled = {f"{path}.{name}" if path else name for path, names in labels.items() for name in names}
+    values: Any = OrderedDict()
+    # Loading aligns the tensors by these labels.
+    values._metadata = {path: {**own, "labels": labels.get(path, {})} for path, own in newest._metadata.items()}
+    for name in dict.fromkeys((*newest, *older)):
+        before, after = older.get(name), newest.get(name)
+        if _fits(before, after, public_name(name) in labelled):
+            values[name] = before
+            continue
+        # A new name was added, a missing one removed, and a tensor of another shape either.
+        explained = added if before is None else removed if after is None else added | removed
+        if name not in explained:
+            _refuse_difference(name, before, after, events)
+    return values
+
+
+def _fits(before: Any, after: Any, labelled: bool) -> bool:
+    """Whether two entries are tensors of one shape; the axes of labelled tensors may be in another order."""
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return False
+    return before.shape == after.shape or (labelled and sorted(before.shape) == sorted(after.shape))
+
+
+def _refuse_difference(name: str, before: Any, after: Any, events: Sequence[Event]) -> NoReturn:
+    shapes = ["missing" if each is None else f"of shape {tuple(each.shape)}" for each in (before, after)]
+    edits = "; ".join(f"version {event.number}: {event.sentence}" for event in events) or "it has had no edits"
+    raise StructureError(
+        f"{name!r} is {shapes[0]} in the source and {shapes[1]} here, and no edit of the species explains that: {edits}"
+    )
 
 
 def independent(module: T) -> T:
-    """Let a particle begin a species of its own: it follows no edit of its relatives any more, nor they its edits.
+    """Move a particle to a new species: it and its former relatives do not follow each other's edits any more.
 
     Args:
-        module: A particle, which is changed; give a copy to keep the original where it is.
+        module: A particle, which is changed; pass a copy to keep the original in its species.
 
     Returns:
         The particle.
@@ -188,7 +203,7 @@ def independent(module: T) -> T:
 
 
 def events_of(module: Any) -> list[Event]:
-    """The edits that the species of a particle has had, oldest first; none for what is no particle, or inside one.
+    """Return the edits of the species of a particle, oldest first; none for a module that is no particle, or inside one.
 
     Example:
         >>> from moduli.particles import NytoModule, events_of
@@ -211,7 +226,7 @@ def events_of(module: Any) -> list[Event]:
 def copy_plain(
     module: nn.Module, reading: Reading, compute: Callable[[], tuple[list[Tensor], Sequence[Tensor]] | None]
 ) -> Any:
-    """Return what `copy.deepcopy` of a model would be, with other values, where its plain attributes are numbers and the like.
+    """Return a deep copy of a model with other values, without `copy.deepcopy`, if its plain attributes are immutable.
 
     Args:
         module: The model.
@@ -219,7 +234,7 @@ def copy_plain(
         compute: Returns a new tensor for each of its parameters and buffers, or None.
 
     Returns:
-        The copy; None where an attribute would have to be copied, a class says itself how it is, or there are no values.
+        The copy; None if an attribute would have to be copied, a class defines its own copying, or `compute` returns None.
 
     Example:
         >>> from moduli.layout import read
@@ -242,7 +257,7 @@ def copy_plain(
     modules = assemble(reading.structure, states, parameters, values[1])
     for place, source in enumerate(reading.modules):
         if RECORD in source.__dict__:
-            # As a deep copy, it is a particle of the same species.
+            # Like a deep copy, it is a particle of the same species.
             before = record_of(source)
             record = vars(modules[place])[RECORD] = ParticleRecord(before.version, dict(before.order))
             record.root = weakref.ref(modules[0]) if place and isinstance(modules[0], NytoModuleBase) else None
@@ -251,13 +266,13 @@ def copy_plain(
     return modules[0]
 
 
-# What identifies a version, so that copies made elsewhere belong to the species again.
+# Versions by their identifiers in pickles, so that copies unpickled in this process belong to their species again.
 
 _known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def pack(record: ParticleRecord) -> Any:
-    """What a pickle holds of a record: how to make it again."""
+    """Return the pickled form of a record: a function that makes it again, and its arguments."""
     version = record.version
     order = tuple(record.order)
     if version is None:
@@ -269,7 +284,13 @@ def pack(record: ParticleRecord) -> Any:
 
 
 def unpack(uid: str | None, config: dict[str, ParamConfig], order: tuple[str, ...]) -> ParticleRecord:
-    """Make a record again. A version that this process knows is found; one from elsewhere starts a species here."""
+    """Make a pickled record again, with its version if this process has it; otherwise it will start a species.
+
+    Args:
+        uid: The identifier of its version; None if it has none.
+        config: The configurations of parameters by name.
+        order: The names of attributes in the order of assignment.
+    """
     version = None if uid is None else _known.get(uid)
     record = ParticleRecord(version, dict.fromkeys(order))
     if uid is not None and version is None:
@@ -278,7 +299,7 @@ def unpack(uid: str | None, config: dict[str, ParamConfig], order: tuple[str, ..
 
 
 def begin_here(module: nn.Module, record: ParticleRecord) -> None:
-    """Let the species of a particle that came from another process begin here, at the version it had there."""
+    """Give a particle that was unpickled from another process a version in this process, with the same identifier."""
     if record.origin is None:
         return
     (uid, config), record.origin = record.origin, None

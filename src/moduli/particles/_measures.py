@@ -1,4 +1,4 @@
-"""Parts of models, and functions that turn models into numbers and vectors, and vectors into models."""
+"""Parts of models (`only`), measures such as norms and distances, and conversion to and from vectors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 def only(module: Any, *patterns: str) -> Only:
-    """Scope an operation to the parameters and buffers whose names match: the others keep their values.
+    """Restrict an operation to the parameters and buffers whose names match: the others keep their values.
 
     Args:
         module: A particle.
         *patterns: Names, or patterns such as `"encoder.*"`.
 
     Returns:
-        Something that takes part in operations like the particle. The result is a whole particle.
+        An operand that acts like the particle. Results of operations are whole particles.
 
     Raises:
         ValueError: If no parameter matches a pattern.
@@ -53,24 +53,24 @@ def only(module: Any, *patterns: str) -> Only:
 
 
 def operand_of(x: Any, live: bool = False) -> Operand:
-    """The operand of a particle, or of a part of one."""
+    """Return the operand of a particle, or of a part of one."""
     return Operand(x if isinstance(x, Only) else require(x), live=live)
 
 
 def _select(x: Any, *others: Any) -> list[list[Tensor]]:
-    """The parameters of models of one structure, those that the scope of any of them leaves."""
+    """Return the parameters of models of one structure, restricted to the scope of the first operand that has one."""
     operands = [operand_of(x)]
     for other in others:
         operands[0], right = pair(operands[0], operand_of(other))
         operands.append(right)
     scoped = next((each for each in operands if each.scope is not None), None)
     outside = {} if scoped is None else scoped.inert
-    return [[held for p, held in enumerate(each.parameters()) if p not in outside] for each in operands]
+    return [[tensor for p, tensor in enumerate(each.parameters()) if p not in outside] for each in operands]
 
 
 @take_products
 def norm(x: Any, p: float = 2.0) -> Tensor:
-    r"""The norm of all parameters taken as one vector, $(\sum_i |x_i|^p)^{1/p}$.
+    r"""Return the norm of all parameters as one vector, $(\sum_i |x_i|^p)^{1/p}$.
 
     Args:
         x: A particle, a product, or a part.
@@ -94,7 +94,7 @@ def _measure(tensors: list[Tensor], p: float) -> Tensor:
         return torch.zeros(())
     sharded = any_sharded(parts)
     if sharded and abs(p) == math.inf:
-        # A process may hold nothing of a tensor, and nothing has no largest element.
+        # The local shard may be empty, and an empty tensor has no largest element.
         parts = list(map(make_whole, parts))
     each = [torch.linalg.vector_norm(t, p) for t in parts]
     if sharded:
@@ -113,7 +113,7 @@ def _widen(tensor: Tensor) -> Tensor:
 
 @take_products
 def dot(x: Any, y: Any) -> Tensor:
-    r"""The inner product of two models, $\sum_i \bar x_i y_i$.
+    r"""Return the inner product of two models, $\sum_i \bar x_i y_i$.
 
     Example:
         >>> from moduli.particles import adopt, dot
@@ -126,7 +126,7 @@ def dot(x: Any, y: Any) -> Tensor:
     kind = functools.reduce(torch.promote_types, (t.dtype for t in left), torch.float32)
     for a, b in zip(left, right, strict=True):
         wide = torch.promote_types(a.dtype, torch.float32)
-        # A sum adds by halves, with less rounding than an inner product; half precision is copied here anyway.
+        # `sum` adds pairwise, with less rounding than `vecdot`; half precision is copied here anyway.
         if is_sharded(a) or wide is not a.dtype:
             total = total + make_whole((a.to(wide).conj() * b.to(wide)).sum())
         else:
@@ -136,7 +136,7 @@ def dot(x: Any, y: Any) -> Tensor:
 
 @take_products
 def cosine(x: Any, y: Any) -> Tensor:
-    """The cosine of the angle between two models; 0 if one of them is all zeros.
+    """Return the cosine of the angle between two models; 0 if one of them is all zeros.
 
     Example:
         >>> from moduli.particles import adopt, cosine
@@ -145,13 +145,18 @@ def cosine(x: Any, y: Any) -> Tensor:
         -1.0
     """
     lengths = norm(x) * norm(y)
-    # Where a length is 0, so is the product.
+    # If a norm is 0, so is the inner product.
     return dot(x, y) / torch.where(lengths == 0, 1, lengths)
 
 
 @take_products
 def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
-    """The norm of the difference of two models.
+    """Return the norm of the difference of two models.
+
+    Args:
+        x: A particle, a product, or a part.
+        y: Another one of the same structure.
+        p: The order of the norm.
 
     Example:
         >>> from moduli.particles import adopt, distance
@@ -164,14 +169,14 @@ def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
 
 @take_products
 def vector(x: Any, copy: bool = True) -> Tensor:
-    """All parameters as one vector, in the order of `named_parameters()`.
+    """Return all parameters as one vector, in the order of `named_parameters()`.
 
-    Parameters of several dtypes are converted to one that holds them all.
+    Parameters of several dtypes are promoted to a common one.
 
     Args:
         x: A particle, a product, or a part.
-        copy: Whether the vector must be independent. Otherwise parameters that lie one after the other in one storage,
-            such as those of a member of a population, are seen as one vector: what is written to it is written to them.
+        copy: Whether the vector must be independent. Otherwise the result is a view if the parameters are contiguous in one
+            storage, such as those of a member of a population: writing to it writes to them.
 
     Example:
         >>> from moduli.particles import adopt, vector
@@ -191,7 +196,7 @@ def vector(x: Any, copy: bool = True) -> Tensor:
 
 
 def _see_joined(tensors: list[Tensor]) -> Tensor | None:
-    """A view of tensors that lie one after the other in one storage."""
+    """Return a vector that views tensors which are contiguous in one storage; None if they are not."""
     first, end = tensors[0].detach(), tensors[0].storage_offset()
     for each in tensors:
         alike = each.dtype == first.dtype and each.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
@@ -203,9 +208,9 @@ def _see_joined(tensors: list[Tensor]) -> Tensor | None:
 
 @take_products
 def from_vector(x: T, values: Tensor) -> T:
-    """A particle like another, with the values of a vector; `vector` undoes it.
+    """Return a particle like another, with the values of a vector; the inverse of `vector`.
 
-    A vector has no labels: its values are in the order that the labels have in `x`. To take over the values of a model whose
+    A vector has no labels: its values are in the order of the labels of `x`. To take over the values of a model whose
     labels have another order, use `x.clone_from(model)`.
 
     Args:
@@ -226,13 +231,13 @@ def from_vector(x: T, values: Tensor) -> T:
         raise StructureError(
             f"{type(x).__name__} has {layout.numel} parameters in all; the vector given has shape {tuple(values.shape)}"
         )
-    made = []
+    parts = []
     for entry, part in zip(layout, torch.split(values, [entry.numel for entry in layout]), strict=True):
         real = part.real if part.is_complex() and not entry.dtype.is_complex else part
-        made.append(real.to(entry.dtype).reshape(entry.shape).clone())
-    # A vector says nothing of buffers: they stay.
-    made += [left.buffers[place].clone() for place in left.acting]
-    return derive(left, left.pick(made))  # type: ignore[return-value]
+        parts.append(real.to(entry.dtype).reshape(entry.shape).clone())
+    # The vector has no elements for buffers: those of `x` are copied.
+    parts += [left.buffers[place].clone() for place in left.acting]
+    return derive(left, left.pick(parts))  # type: ignore[return-value]
 
 
 keep_from_tracing(only)

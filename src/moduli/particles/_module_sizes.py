@@ -1,4 +1,4 @@
-"""The sizes that torch's modules hold beside their tensors, after these were resized."""
+"""The size attributes of torch's modules, such as `in_features`, computed from tensors that were resized."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ._unit_plan import AxisResize, scale_leading
 
 
 def list_sizes(module: nn.Module, path: str, axes: ModelAxes, resizes: Mapping[str, AxisResize]) -> dict[str, Any]:
-    """Return the attributes of a module that its tensors, which are resized already, say otherwise.
+    """Return the size attributes of a module that differ from its tensors, which are resized already, with their new values.
 
     Args:
         module: The module.
         path: Its path in the model.
-        axes: The axes of the model before.
-        resizes: The axes that were resized.
+        axes: The axes of the model before the resize.
+        resizes: The axes that were resized, by name.
     """
 
     def count_groups(name: str, axis: int, count: int) -> int:

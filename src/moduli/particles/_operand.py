@@ -1,4 +1,4 @@
-"""The operands of whole-model operations: particles read where they are, numbers, and tensors."""
+"""The operands of whole-model operations: particles, whose tensors are read in place, numbers, and tensors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from moduli.layout import (
 )
 
 from ._config import find_acting, policies_of
+from ._facts import facts_of
 from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
-from ._skeleton import PENDING, RECORD, State, capture_model, facts_of
+from ._skeleton import PENDING, RECORD, State, capture_model
 from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
@@ -38,25 +39,25 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Operand:
-    """One particle in an operation: its values where they are, and what is needed to make another one like it.
+    """One particle in an operation: its tensors, uncopied, and everything needed to make a particle like it.
 
     Args:
         source: The particle, or a part of one (see `only`).
         wrapped: Whether it may be inside a `ParticleModule`.
-        live: Whether the module is needed, not only its values.
-        whole: Whether all parameters take part, whatever their configurations.
+        live: Whether the module itself is needed, not only its values.
+        whole: Whether all parameters take part, regardless of their configurations.
     """
 
-    # The version of the species that the operand was read at; None while there is none.
+    # The version of the species at which the operand was read; None if there is none yet.
     at: Version | None
-    # The values of parameters, one per entry of the layout, without a number that they are still to be multiplied with.
+    # The values of parameters, one per entry of the layout, without the deferred factor `scale`.
     tensors: list[Tensor]
-    # A result that was not looked into yet; otherwise the module is read.
+    # An unbuilt result, or the reading of a module.
     held: Pending | Reading
 
     def __init__(self, source: Any, wrapped: bool = False, live: bool = False, whole: bool = False) -> None:
         self.source = source
-        # Patterns of names, if the operation is to act on those only.
+        # Patterns of the names that the operation is restricted to; None for all.
         self.scope: tuple[str, ...] | None = None
         module: nn.Module = source
         if not isinstance(source, nn.Module):
@@ -79,11 +80,11 @@ class Operand:
         self._states: list[State] | None = None
         self.structure, self.buffers = self.held.structure, self.held.buffers
         self.layout: Layout = self.structure.layout
-        # Whether several processes hold pieces of some parameters.
+        # Whether some parameters are sharded (DTensor).
         self.sharded = any_sharded(self.tensors)
-        # The places of buffers that take part like parameters.
+        # The positions of buffers that take part like parameters.
         self.acting = find_acting(self.policies(), self.buffers) if self.buffers else ()
-        # The configurations of parameters that take no part, and the places of everything else, if there are any.
+        # The configurations of parameters that take no part, by position; and, if there are any, the positions of the others.
         self.inert: dict[int, ParamConfig] = {}
         self.places: list[int] | None = None
         if self.scope is not None or (self.at is not None and self.at.species.configured):
@@ -92,9 +93,9 @@ class Operand:
             self.places = [p for p in range(len(self.tensors) + len(self.acting)) if p not in self.inert]
 
     def _read(self, record: ParticleRecord) -> Reading:
-        """Read the module at the newest version of its species, whatever other threads edit meanwhile."""
+        """Read the module at the newest version of its species, also if other threads edit meanwhile."""
         while True:
-            # Asked before the module is read: an edit that comes between is noticed by the version.
+            # Read before the module: an edit in between gives the version a successor, and the loop repeats.
             version = self.at = record.version
             reading, same = record.read(self.module)
             if facts_of(reading.structure).wrapped and show_pieces(reading.modules):
@@ -104,29 +105,29 @@ class Operand:
             bring_up(self.module)
 
     def _find_inert(self) -> dict[int, ParamConfig]:
-        found: dict[int, ParamConfig] = {}
+        inert: dict[int, ParamConfig] = {}
         if self.at is not None and self.at.species.configured:
             configs = {name: config for name, config in self.at.configs.items() if not config.operational}
-            found = {place: configs[e.name] for place, e in enumerate(self.layout) if e.name in configs}
+            inert = {place: configs[e.name] for place, e in enumerate(self.layout) if e.name in configs}
         if self.scope is not None:
             for place, entry in enumerate(self.layout):
                 if not any(match_name(name, self.scope) for name in entry.names):
-                    found[place] = ParamConfig(operational=False)
-        return found
+                    inert[place] = ParamConfig(operational=False)
+        return inert
 
     @property
     def entries(self) -> list[Any]:
-        """What the operation acts on: entries of the layout, and those of buffers that take part."""
+        """The layout's entries on which the operation acts: parameters, then buffers that take part."""
         return self.pick([*self.layout.entries, *(self.layout.buffers[place] for place in self.acting)])
 
     @property
     def lags(self) -> bool:
-        """Whether an edit was made since the operand was read, from which it would differ."""
+        """Whether the species was edited since the operand was read."""
         return self.at is not None and self.at.next_version is not None
 
     @property
     def is_scalable(self) -> bool:
-        """Whether a factor can wait: the values are those of a result that was not looked into."""
+        """Whether a factor can be deferred: the values are those of an unbuilt result."""
         if not isinstance(self.held, Pending) or self.held.graph or self.held.shared or self.acting or self.inert:
             return False
         if self.sharded:  # torch multiplies no list of DTensors with a number
@@ -134,11 +135,11 @@ class Operand:
         return len(self.tensors) > 0 and facts_of(self.structure).floating
 
     def pick(self, things: list[Any]) -> list[Any]:
-        """Those of things that belong to what takes part in the operation."""
+        """Return the items, one per parameter and acting buffer, whose parameter or buffer takes part in the operation."""
         return things if self.places is None else [things[place] for place in self.places]
 
     def version(self) -> Any:
-        """The version of the species, which begins now if there was none."""
+        """Return the version of the species; the first one is made if there is none."""
         if isinstance(self.held, Reading):
             record = record_of(self.module)
             if self.at is None:
@@ -160,43 +161,43 @@ class Operand:
 
     @property
     def attributes(self) -> list[State]:
-        """The same, the live ones of a module that was read."""
+        """The plain attributes of every module, live (not captured) if a module was read."""
         return self.held.states if isinstance(self.held, Pending) else [vars(module) for module in self.held.modules]
 
     @property
     def flags(self) -> tuple[bool, ...]:
-        """Which parameters require gradients."""
+        """Whether each parameter requires gradients."""
         return self.held.flags if isinstance(self.held, Pending) else tuple(map(_REQUIRES_GRAD, self.tensors))
 
     def parameters(self) -> list[Tensor]:
-        """The values of all parameters, one per entry of the layout."""
+        """Return the values of all parameters, one per entry of the layout."""
         if self.scale != 1:
             self.tensors, self.scale = list(torch._foreach_mul(self.tensors, self.scale)), 1
         return self.tensors
 
     def unscaled(self) -> list[Tensor]:
-        """One tensor per entry that the operation acts on, without a number that they are still to be multiplied with."""
+        """Return one tensor per entry on which the operation acts, without the deferred factor."""
         if not self.acting:
             return self.pick(self.tensors)
         return self.pick([*self.tensors, *(self.buffers[place] for place in self.acting)])
 
     def values(self) -> list[Tensor]:
-        """One tensor per entry that the operation acts on."""
+        """Return one tensor per entry on which the operation acts."""
         self.parameters()
         return self.unscaled()
 
     def policies(self, scoped: bool = True) -> list[str]:
-        """What becomes of each buffer."""
-        found = policies_of(self.structure, self.attributes)
+        """Return the policy of each buffer; "copy" for those outside of the scope that would take part."""
+        policies = policies_of(self.structure, self.attributes)
         if scoped and self.scope is not None:
             for place, entry in enumerate(self.layout.buffers):
-                if found[place] == "operate" and not match_name(entry.name, self.scope):
-                    found[place] = "copy"
-        return found
+                if policies[place] == "operate" and not match_name(entry.name, self.scope):
+                    policies[place] = "copy"
+        return policies
 
 
 def inert_parameters(module: nn.Module) -> frozenset[int]:
-    """Which parameters of a module take no part in operations, by place in its layout.
+    """Return the positions in the layout of the parameters of a module that take no part in operations.
 
     Example:
         >>> from moduli.particles import adopt, inert_parameters
@@ -210,7 +211,7 @@ def inert_parameters(module: nn.Module) -> frozenset[int]:
 
 
 def buffer_policies(module: nn.Module) -> dict[str, str]:
-    """What becomes of each buffer of a module in the results of operations, by name; see `buffer_policy`.
+    """Return the policy of each buffer of a module, by name; see `buffer_policy`.
 
     Example:
         >>> from moduli.particles import adopt, buffer_policies, buffer_policy
@@ -218,58 +219,67 @@ def buffer_policies(module: nn.Module) -> dict[str, str]:
         >>> buffer_policies(net)
         {'running_mean': 'operate', 'running_var': 'operate', 'num_batches_tracked': 'copy'}
     """
-    seen = read(module)
-    found = policies_of(seen.structure, [vars(each) for each in seen.modules])
-    return {entry.name: policy for entry, policy in zip(seen.structure.layout.buffers, found, strict=True)}
+    reading = read(module)
+    policies = policies_of(reading.structure, [vars(each) for each in reading.modules])
+    return {entry.name: policy for entry, policy in zip(reading.structure.layout.buffers, policies, strict=True)}
 
 
 def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
-    """Bring two operands together: both at the newest version, of one structure, with labels in the order of the left.
+    """Return two operands that can be combined: at the newest version, of one structure, with labels in the order of the left.
 
     Raises:
         StructureError: If they differ, with the first difference.
     """
     while left.lags or right.lags:
-        # To bring up one side may have noticed an edit that the other side has to follow.
+        # Bringing one side to the newest version may have found an edit that the other side must follow.
         left, right = (Operand(each.source, wrapped=True) if each.lags else each for each in (left, right))
     ours, theirs = left.layout, _align(left, right)
     if left.buffers or right.buffers:
         _pair_buffers(left, right)
     if ours is not theirs and ours.entries != theirs.entries:
-        if ours.fingerprint != theirs.fingerprint:
-            numbers = [0 if each.at is None else each.at.number for each in (left, right)]
-            raise StructureError(
-                f"{_refuse(left, right)}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version "
-                f"{numbers[1]}. "
-                "If one is an older version of the other, call its touch(), or take its values over with "
-                "moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
-            )
-        for x, y in zip(ours, theirs, strict=True):
-            if x.device != y.device:
-                raise StructureError(
-                    f"{_refuse(left, right)}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one "
-                    "of them with .to()"
-                )
+        _check_layouts(left, right, theirs)
     if left.sharded or right.sharded:
         _check_pieces(left, right)
     right.places = left.places
     return left, right
 
 
+def _check_layouts(left: Operand, right: Operand, theirs: Layout) -> None:
+    """Raise StructureError if the structures or devices differ; `theirs` is the aligned layout of the right."""
+    ours = left.layout
+    if ours.fingerprint != theirs.fingerprint:
+        numbers = [0 if each.at is None else each.at.number for each in (left, right)]
+        raise StructureError(
+            f"{_refuse(left, right)}: {diff(ours, theirs)}; the left is at version {numbers[0]}, the right is at version "
+            f"{numbers[1]}. "
+            "If one is an older version of the other, call its touch(), or take its values over with "
+            "moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
+        )
+    for x, y in zip(ours, theirs, strict=True):
+        if x.device != y.device:
+            raise StructureError(
+                f"{_refuse(left, right)}: {x.name!r} is on {x.device} on the left and on {y.device} on the right; move one "
+                "of them with .to()"
+            )
+
+
 def _pair_buffers(left: Operand, right: Operand) -> None:
-    """Let the buffers that take part on the left meet those of the right.
+    """Set the acting buffers of the right to those with the names of the left's.
 
     Raises:
-        StructureError: If only one of the operands says that a buffer does, or has it.
+        StructureError: If a buffer takes part in only one of the operands, or their shapes differ.
     """
     ours, theirs = (
         {e.name: p for e, p in zip(o.layout.buffers, o.policies(False), strict=True)} for o in (left, right)
     )
     for name in (*ours, *theirs):
         if (ours.get(name) == "operate") != (theirs.get(name) == "operate"):
-            told = [f"has the policy {held[name]!r}" if name in held else "is missing" for held in (ours, theirs)]
+            texts = [
+                f"has the policy {policies[name]!r}" if name in policies else "is missing"
+                for policies in (ours, theirs)
+            ]
             raise StructureError(
-                f"the buffer {name!r} {told[0]} on the left and {told[1]} on the right; say "
+                f"the buffer {name!r} {texts[0]} on the left and {texts[1]} on the right; say "
                 "moduli.particles.buffer_policy for both"
             )
     places = {entry.name: place for place, entry in enumerate(right.layout.buffers)}
@@ -284,10 +294,10 @@ def _pair_buffers(left: Operand, right: Operand) -> None:
 
 
 def _check_pieces(left: Operand, right: Operand) -> None:
-    """Refuse parameters that processes hold in other pieces on the left than on the right."""
-    held: list[Any]
-    for entry, *held in zip(left.layout, left.tensors, right.tensors, strict=True):
-        placed = [(t.placements, t.device_mesh) if is_sharded(t) else None for t in held]
+    """Raise StructureError for parameters that are sharded differently on the left and on the right."""
+    tensors: list[Any]
+    for entry, *tensors in zip(left.layout, left.tensors, right.tensors, strict=True):
+        placed = [(t.placements, t.device_mesh) if is_sharded(t) else None for t in tensors]
         if placed[0] != placed[1]:
             ours, theirs = ("whole (no DTensor)" if p is None else f"a DTensor placed {p[0]} on {p[1]}" for p in placed)
             raise StructureError(
@@ -297,12 +307,12 @@ def _check_pieces(left: Operand, right: Operand) -> None:
 
 
 def _refuse(left: Operand, right: Operand) -> str:
-    """Return how the error of two operands that do not combine begins."""
+    """Return the beginning of the error text for two operands that cannot be combined."""
     return f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}"
 
 
 def _align(left: Operand, right: Operand) -> Layout:
-    """Put the axes and labels of the right operand in the order that the left one has; return the layout it has then."""
+    """Reorder the axes and labels of the right operand like those of the left one; return its layout after that."""
     try:
         alignment = align(left.layout, right.layout)
     except AxesError as error:
@@ -315,7 +325,7 @@ def _align(left: Operand, right: Operand) -> Layout:
 
 
 def read_number(other: Any) -> Any:
-    """A number or tensor as torch takes it, or None if it is neither.
+    """Return a number or array as one that torch accepts; None if it is neither.
 
     Example:
         >>> from moduli.particles import read_number
@@ -332,15 +342,15 @@ def read_number(other: Any) -> Any:
 
 
 def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
-    """A tensor in the shape of every parameter that takes part.
+    """Return a tensor expanded to the shape of every parameter that takes part.
 
     Raises:
-        StructureError: If it does not fit, or would change the shape of a parameter.
+        StructureError: If it cannot be expanded to the shape of a parameter.
     """
     parts = []
-    for entry, held in zip(left.entries, left.unscaled(), strict=True):
+    for entry, own in zip(left.entries, left.unscaled(), strict=True):
         try:
-            parts.append(cut_like(value.expand(entry.shape), held))
+            parts.append(cut_like(value.expand(entry.shape), own))
         except RuntimeError as error:
             raise StructureError(
                 f"a tensor of shape {tuple(value.shape)} does not fit {entry.name!r} of shape {entry.shape}: operations keep "
@@ -350,17 +360,17 @@ def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
 
 
 def check_kept(name: str, dtype: torch.dtype, value: Any, divides: bool, owner: str = "") -> None:
-    """Check that an operation keeps the dtype of a parameter, before anything is computed.
+    """Raise if an operation cannot keep the dtype of a parameter, before anything is computed.
 
     Args:
         name: The parameter.
-        dtype: What it holds.
+        dtype: Its dtype.
         value: The other operand: a number or a tensor.
-        divides: Whether the values become fractions, even of whole numbers.
-        owner: What has the method that leaves a parameter out.
+        divides: Whether integers would become fractions.
+        owner: The prefix of `set_param_config` in the error, such as `"net."`.
 
     Raises:
-        TypeError: If it would become another kind of number.
+        TypeError: If real values would become complex, or integers fractions.
 
     Example:
         >>> from moduli.particles import check_kept

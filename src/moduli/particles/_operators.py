@@ -29,11 +29,11 @@ def _make_in_place(fn: Callable[[Any, Any], Any]) -> Any:
 
 
 class Operators:
-    """The operators, each told by the function that does it: `_binary(fn, other, reflected)` and `_unary(fn)`."""
+    """The operators in terms of two methods: `_binary(fn, other, reflected)` and `_unary(fn)`."""
 
     __slots__ = ()
 
-    # NumPy's arrays and scalars leave the operation to us instead of applying it to us element by element.
+    # NumPy's arrays and scalars then call the reflected operator here instead of applying theirs element by element.
     __array_ufunc__: None = None
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
@@ -82,7 +82,7 @@ class Operators:
 
 
 class InPlaceOperators(Operators):
-    """The operators, and those that change the left operand: `_inplace(fn, other)`."""
+    """The operators, and those in place in terms of `_inplace(fn, other)`."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""Which of its own values a particle keeps when it follows an edit of a relative.
+"""The values of its own that a particle keeps when it follows an edit of a relative.
 
-A relative receives what an edit assigned. If the edit gave a layer or a parameter other sizes and nothing else, the relative
-keeps its own values in the part that the old and the new tensor have in common: by label where an axis has labels, by position
-otherwise. What is new has the values that were assigned. If nothing has another size, the assigned values replace its own.
+A relative receives the tensors that an edit assigned. If the edit only changed the sizes of a layer or parameter, the relative
+keeps its own values in the entries that the old and the new tensor have in common: by label where an axis has labels, otherwise
+by position. New entries have the assigned values. If no size changed, the assigned values replace its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from moduli.layout import (
     make_whole,
 )
 
-from ._skeleton import unwrap_kind
+from ._facts import unwrap_kind
 
 if TYPE_CHECKING:
     from ._version import Version
@@ -40,15 +40,15 @@ _override: ContextVar[str | None] = ContextVar("on_follow", default=None)
 
 
 class OwnValue(NamedTuple):
-    """Where a particle that follows an edit has its own values of a tensor that the edit brings.
+    """The source of a particle's own values for a tensor that an edit adds.
 
     Attributes:
         source: The identifier of its parameter, or the module and the name of its buffer; a `ComputedValue` of these; None if it
             has none.
-        overlap: Which entries of the new tensor it keeps.
-        value: The values of the other entries where they are not the assigned ones, as after two edits that were joined.
-        owners: The modules that the source is in, by identifier, the innermost first.
-        back: Where a tensor comes back by `rollback`: its identifier, and the number of the last version that had it.
+        overlap: The entries of the new tensor that the particle keeps.
+        value: The values of the other entries if they are not the assigned ones, as after two edits that were joined.
+        owners: The identifiers of the modules that contain the source, the innermost first.
+        back: For a tensor that `rollback` restores: its identifier, and the number of the last version that had it.
     """
 
     source: Any
@@ -63,13 +63,13 @@ _NOTHING = OwnValue(None, None)
 
 @dataclass(frozen=True, eq=False)
 class ComputedValue:
-    """Own values of a particle after edits that were joined with the one that brought a tensor.
+    """Own values that have to be computed, because several edits were joined into one.
 
     Attributes:
-        source: Where the particle has its own; None if `base` says what it has.
-        base: A tensor that an edit brought.
-        own: What the particle keeps of its own in that tensor.
-        maps: How axes were resized after that.
+        source: The source of the particle's values; None if they are computed from `base`.
+        base: A tensor that an earlier edit added.
+        own: The particle's own values in that tensor.
+        maps: The resizes of axes after that.
     """
 
     source: Any
@@ -79,7 +79,7 @@ class ComputedValue:
 
 
 class Slot(NamedTuple):
-    """One parameter or buffer of a version: its key, what the layout says of it, and the modules it is in."""
+    """One parameter or buffer of a version: its key, layout entry, the class of its module, and the modules that contain it."""
 
     key: Any
     entry: Entry | BufferEntry
@@ -91,28 +91,19 @@ class Slot(NamedTuple):
 
 
 def find_own_values(version: Version, following: Version, edit: ParticleEdit) -> None:
-    """Note in an edit which values particles keep that follow it.
+    """Record in an edit the values that particles keep when they follow it.
 
     Args:
         version: The version before.
         following: The version after.
         edit: The edit, whose tensors and names are complete.
     """
-    if not (edit.add_params or edit.buffers or edit.add_modules) or not (
-        version.params or version.structure.layout.buffers
-    ):
+    adds, had = edit.add_params or edit.buffers or edit.add_modules, version.params or version.structure.layout.buffers
+    if not (adds and had):
         return
-    assigned, resized = set(edit.names), set[str]()
-    before = dict(_list_slots(version, assigned))
     units: dict[str, list[tuple[Slot, Slot, Overlap]]] = {}
-    for name, slot in _list_slots(following, assigned):
-        old = before.get(name)
-        if old is None or not _is_new(slot.key, edit) or _has_moved(old, following):
-            continue
-        unit = next((prefix for prefix in _list_prefixes(name) if prefix in assigned), None)
-        overlap = _find_common(slot, old)
-        if unit is None or overlap is None:
-            continue
+    resized = set[str]()
+    for unit, slot, old, overlap in _pair_slots(version, following, edit):
         units.setdefault(unit, []).append((slot, old, overlap))
         if not overlap.covers(slot.entry.shape, old.entry.shape):
             resized.add(unit)
@@ -122,8 +113,22 @@ def find_own_values(version: Version, following: Version, edit: ParticleEdit) ->
             table.setdefault(slot.key, OwnValue(old.key, overlap, None, old.owners))
 
 
+def _pair_slots(version: Version, following: Version, edit: ParticleEdit) -> Iterator[tuple[str, Slot, Slot, Overlap]]:
+    """Yield each new tensor with the former one of its name and their overlap, after the assigned attribute they are in."""
+    assigned = set(edit.names)
+    before = dict(_list_slots(version, assigned))
+    for name, slot in _list_slots(following, assigned):
+        old = before.get(name)
+        if old is None or not _is_new(slot.key, edit) or _has_moved(old, following):
+            continue
+        unit = next((prefix for prefix in _list_prefixes(name) if prefix in assigned), None)
+        overlap = _find_common(slot, old)
+        if unit is not None and overlap is not None:
+            yield unit, slot, old, overlap
+
+
 def _list_slots(version: Version, assigned: Set[str]) -> Iterator[tuple[str, Slot]]:
-    """Yield the parameters and buffers of a version that are in assigned attributes, under every name, with identifiers."""
+    """Yield the parameters and buffers of a version inside assigned attributes, under every name."""
     structure: Structure = version.structure
     layout, keys = structure.layout, version.modules
     parents, tops = {name.rpartition(".")[0] for name in assigned}, {name.partition(".")[0] for name in assigned}
@@ -134,7 +139,7 @@ def _list_slots(version: Version, assigned: Set[str]) -> Iterator[tuple[str, Slo
         if path not in parents and (path.partition(".")[0] not in tops or assigned.isdisjoint(_list_prefixes(path))):
             continue
         kind, prefix = unwrap_kind(module.kind), f"{path}." if path else ""
-        # Modules come after those they are in.
+        # A module comes after those that contain it, so their paths are known.
         owners = tuple(paths[each] for each in _list_owners(path) if each in paths)
         for name, at in module.parameters:
             if at >= 0:
@@ -147,7 +152,7 @@ def _list_slots(version: Version, assigned: Set[str]) -> Iterator[tuple[str, Slo
 
 
 def _has_moved(old: Slot, following: Version) -> bool:
-    """Whether a tensor has got another name, as the items of a list after an insertion: then it is what it was."""
+    """Whether a former tensor has another name in the next version, such as an item of a list after an insertion."""
     if isinstance(old.key, tuple):
         key, _ = old.key
         place = following.modules.index(key) if key in following.modules else -1
@@ -159,7 +164,7 @@ def _has_moved(old: Slot, following: Version) -> bool:
 
 
 def _list_owners(path: str) -> list[str]:
-    """Return the paths of a module and of those around it, its own first and that of the root last."""
+    """Return the paths of a module and of those that contain it, its own first and that of the root last."""
     return [*_list_prefixes(path), ""] if path else [""]
 
 
@@ -175,7 +180,7 @@ def _is_new(key: Any, edit: ParticleEdit) -> bool:
 
 
 def _find_common(slot: Slot, old: Slot) -> Overlap | None:
-    """Return what two tensors of one name have in common, if both are numbers of one kind in modules of one class."""
+    """Return the overlap of two tensors of one name; None unless both are real, complex or integers in modules of one class."""
     new, before = slot.entry.dtype, old.entry.dtype
     alike = new.is_floating_point == before.is_floating_point and new.is_complex == before.is_complex
     if not alike or slot.kind is not old.kind:
@@ -188,7 +193,7 @@ def _find_common(slot: Slot, old: Slot) -> Overlap | None:
 
 @contextmanager
 def follow_by(way: str) -> Iterator[None]:
-    """Let particles that follow in this block keep their own values, or copy, whatever their modules say."""
+    """Override `on_follow` of all modules inside a block: particles keep their own values, or copy the assigned ones."""
     token = _override.set(check_way(way, "touch"))
     try:
         yield
@@ -197,10 +202,10 @@ def follow_by(way: str) -> Iterator[None]:
 
 
 def check_way(way: str, where: str) -> str:
-    """Return the way in which values follow.
+    """Return `way` if it is a valid value of `on_follow`.
 
     Raises:
-        ValueError: If there is no such way.
+        ValueError: If it is not.
     """
     if way not in WAYS:
         raise ValueError(
@@ -211,24 +216,26 @@ def check_way(way: str, where: str) -> str:
 
 
 def keeps_own(modules: Mapping[int, nn.Module], owners: Sequence[int]) -> bool:
-    """Whether a particle keeps its own values in a module: as `touch` was told, or the innermost module that says so."""
+    """Whether a particle keeps its own values in a module: by the argument of `touch`, or by the innermost `on_follow`."""
     way = _override.get()
     if way is None:
         for key in owners:
             module = modules.get(key)
-            told = None if module is None else module.__dict__.get(_ATTRIBUTE, getattr(type(module), _ATTRIBUTE, None))
-            if isinstance(told, str):
-                return check_way(told, f"{type(module).__name__}.{_ATTRIBUTE}") == "keep"
+            choice = (
+                None if module is None else module.__dict__.get(_ATTRIBUTE, getattr(type(module), _ATTRIBUTE, None))
+            )
+            if isinstance(choice, str):
+                return check_way(choice, f"{type(module).__name__}.{_ATTRIBUTE}") == "keep"
     return way != "copy"
 
 
 def write_own(target: Any, own: OwnValue, find: Callable[[Any, int | None], Any]) -> None:
-    """Write into a new tensor what a particle keeps of its own.
+    """Write a particle's own values into a new tensor.
 
     Args:
         target: The tensor, which has the assigned values.
-        own: Where the particle has its own.
-        find: Returns a tensor of the particle by identifier, and where it was removed, by the number of a version; or None.
+        own: The source of the particle's values.
+        find: Returns a tensor of the particle by identifier, for a removed one with the number of a version; or None.
     """
     returned = None if own.back is None else find(*own.back)
     if returned is not None and returned.shape == target.shape:
@@ -242,7 +249,7 @@ def write_own(target: Any, own: OwnValue, find: Callable[[Any, int | None], Any]
 
 
 def _find_source(source: Any, find: Callable[[Any, int | None], Any]) -> Any:
-    """Return the own values of a particle, as they are after the edits that were joined; None if it has none."""
+    """Return a particle's own values after the edits that were joined; None if it has none."""
     if not isinstance(source, ComputedValue):
         return None if source is None else find(source, None)
     if source.base is None:
@@ -274,12 +281,12 @@ def _write(target: Tensor, source: Tensor, overlap: Overlap | None) -> None:
 
 
 def join_own_values(first: ParticleEdit, later: ParticleEdit, joint: ParticleEdit) -> None:
-    """Note in the edit that two make together which values particles keep that follow it.
+    """Record in the union of two edits the values that particles keep when they follow it.
 
     Args:
-        first: The one edit.
-        later: The one after it.
-        joint: Both, whose tensors are complete.
+        first: The first edit.
+        later: The edit after it.
+        joint: The union, whose tensors are complete.
     """
     for table in ("own_params", "own_buffers"):
         before: dict[Any, OwnValue] = getattr(first, table)
@@ -293,7 +300,7 @@ def join_own_values(first: ParticleEdit, later: ParticleEdit, joint: ParticleEdi
 def _resize_own(
     before: Mapping[Any, OwnValue], first: ParticleEdit, later: ParticleEdit, table: str
 ) -> dict[Any, OwnValue]:
-    """Return the values that particles keep in tensors that the first edit brings and the later one resizes."""
+    """Return the values that particles keep in tensors that the first edit adds and the later one resizes."""
     resized: dict[Any, tuple[Any, list[UnitMap]]] = dict(later.resized)
     if table == "own_buffers":
         resized = {key: (key, maps) for key, maps in later.resized_buffers.items()}
@@ -307,17 +314,9 @@ def _resize_own(
 
 
 def _join_one(own: OwnValue, before: Mapping[Any, OwnValue], first: ParticleEdit, assigned: Tensor) -> OwnValue:
-    if own.back is not None:
-        key, since = own.back
-        if isinstance(key, tuple):
-            # A buffer has the name of another one after it was replaced: it is known only where the edit starts.
-            gone = key[0] in first.remove_modules or key in first.buffers or key in first.resized_buffers
-            gone = gone and since == first.start
-        else:
-            gone = key in first.remove_params and key not in first.reused
-        if first.start <= since < first.stop and gone:
-            # What the first edit removed and the later one brings back was never away.
-            return OwnValue(key, find_overlap(assigned.shape, assigned.shape), None, own.owners)
+    if own.back is not None and _was_removed(*own.back, first):
+        # A tensor that the first edit removes and the later one restores is unchanged by both.
+        return OwnValue(own.back[0], find_overlap(assigned.shape, assigned.shape), None, own.owners)
     between = None if isinstance(own.source, ComputedValue) else _read(first, own.source)
     earlier = _NOTHING if between is None else before.get(own.source, _NOTHING)
     if between is None or own.overlap is None or isinstance(earlier.source, ComputedValue):
@@ -329,12 +328,23 @@ def _join_one(own: OwnValue, before: Mapping[Any, OwnValue], first: ParticleEdit
     return OwnValue(earlier.source, own.overlap.after(earlier.overlap), value, earlier.owners, own.back)
 
 
+def _was_removed(key: Any, since: int, edit: ParticleEdit) -> bool:
+    """Whether an edit removed a tensor whose last version was number `since`."""
+    if not edit.start <= since < edit.stop:
+        return False
+    if isinstance(key, tuple):
+        # A buffer's key is its name, which a replacement has too: only the one at the edit's start is identified by it.
+        replaced = key[0] in edit.remove_modules or key in edit.buffers or key in edit.resized_buffers
+        return replaced and since == edit.start
+    return key in edit.remove_params and key not in edit.reused
+
+
 def _rewrite_own(own: OwnValue, before: Mapping[Any, OwnValue], first: ParticleEdit) -> OwnValue:
     return own._replace(source=_rewrite(own.source, before, first))
 
 
 def _rewrite(source: Any, before: Mapping[Any, OwnValue], first: ParticleEdit) -> Any:
-    """Return where a particle has its own values before an edit, of where it has them after it."""
+    """Return the source of a particle's own values before an edit, from their source after it."""
     if source is None:
         return None
     if isinstance(source, ComputedValue):
@@ -353,7 +363,7 @@ def _rewrite(source: Any, before: Mapping[Any, OwnValue], first: ParticleEdit) -
 
 
 def _read(edit: ParticleEdit, key: Any) -> Any:
-    """Return the tensor that an edit brings under an identifier; None if it brings none."""
+    """Return the tensor that an edit adds under an identifier; None if it adds none."""
     if not isinstance(key, tuple):
         return edit.add_params.get(key)
     if key in edit.buffers:

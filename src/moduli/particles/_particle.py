@@ -1,11 +1,10 @@
-"""What makes a module a particle: the edits, the operators, and the methods of the seed's interface."""
+"""`ParticleMethods`: the operators and public methods of particles."""
 
 from __future__ import annotations
 
 import copy
 import operator
 from collections.abc import Callable
-from functools import partial
 from operator import itemgetter
 from typing import Any, Self
 
@@ -15,29 +14,26 @@ from torch import Tensor, nn
 from moduli import particles
 from moduli._torch import keep_from_tracing
 from moduli.kernels import find_temporaries
-from moduli.labels import Tensor as LabelledTensor
-from moduli.layout import REMOVED, list_registered, refuse_pattern
-from moduli.nn import VirtualTensor, updates_value
+from moduli.layout import refuse_pattern
 
 from . import _arithmetic
 from ._anatomy import read_slots
 from ._config import CONFIG_KEY, is_selected
 from ._edit_list import HistoryAttribute
-from ._editing import edit
 from ._history import begin_here, independent
 from ._operators import InPlaceOperators, Operators
 from ._own_values import follow_by
+from ._particle_edits import EditingMethods
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import build, record_of, refuse_pinned, refuse_wrapped
 from ._skeleton import PENDING, RECORD, SLOTS
 from ._species import adopt_children, bring_up, identify, settle_journal, touch, version_of
-from .base import NytoModuleBase
 from .mtype import ParamConfig
 
 _MISSING = object()
 
 
-class ParticleMethods(NytoModuleBase, InPlaceOperators):
+class ParticleMethods(EditingMethods, InPlaceOperators):
     """The methods of a module that is a particle. `NytoModule` and adopted modules have them."""
 
     history = HistoryAttribute()
@@ -46,11 +42,11 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
 
     def __getattr__(self, name: str) -> Any:
         if PENDING in self.__dict__:
-            # In a result that was not looked into yet, the registries are missing.
+            # An unbuilt result has no registries.
             build(self)
             return getattr(self, name)
         state = self.__dict__
-        # Another thread may have built it after the name was looked for, before this.
+        # Another thread may have built the module after the lookup of the name failed.
         return state[name] if name in state else super().__getattr__(name)
 
     def __dir__(self) -> list[str]:
@@ -64,12 +60,13 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         if slots:
             state[SLOTS] = slots
         settle_journal(self)
-        # A copy of the module must not take the original's memory for its own.
+        # The record refers to the original's modules, so a copy gets a new one.
         state[RECORD] = copy.deepcopy(record_of(self))
         return state
 
     def __del__(self, settle: Callable[[nn.Module], None] = settle_journal) -> None:
-        # Relatives follow the edits of a particle that is gone. The name is gone first when the interpreter ends.
+        # Make the version of its additions, which relatives follow. `settle` is a default argument because globals are cleared
+        # first when the interpreter ends.
         settle(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -93,9 +90,9 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata, version = getattr(destination, "_metadata", None), record_of(self).version
         if metadata is not None and version is not None and version.species.configured and self.is_root:
-            found = {name: dict(vars(each)) for name, each in version_of(self).list_configured().items()}
-            if found:
-                metadata.setdefault(prefix[:-1], {})[CONFIG_KEY] = found
+            configs = {name: dict(vars(each)) for name, each in version_of(self).list_configured().items()}
+            if configs:
+                metadata.setdefault(prefix[:-1], {})[CONFIG_KEY] = configs
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
@@ -103,132 +100,18 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         record_of(self).watch = None  # it refers to parameters that may be replaced
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         if CONFIG_KEY in local_metadata:
-            # Parameters without a configuration of their own get the one that is told for their names.
+            # Parameters with the default configuration get the saved one of their name.
             version = version_of(self)
             for entry in version.structure.layout:
-                told = local_metadata[CONFIG_KEY].get(entry.name)
-                if told is not None and version.config(entry.name) == ParamConfig():
-                    vars(version.config(entry.name)).update(told)
+                saved = local_metadata[CONFIG_KEY].get(entry.name)
+                if saved is not None and version.config(entry.name) == ParamConfig():
+                    vars(version.config(entry.name)).update(saved)
                     version.species.configured = True
 
-    # -- edits -------------------------------------------------------------------------------------------------------
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if PENDING in self.__dict__:
-            build(self)
-        state = self.__dict__
-        if "_parameters" not in state or not self._structural(name, value):
-            super().__setattr__(name, value)
-            return
-        act = partial(super().__setattr__, name, value)
-        if isinstance(state.get(name), VirtualTensor):
-            self._replace_virtual(name, act, value)
-        else:
-            self._edit(name, act, value)
-
-    def __delattr__(self, name: str) -> None:
-        if PENDING in self.__dict__:
-            build(self)
-        state = self.__dict__
-        held = any(name in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
-        if not held:
-            remove = partial(super().__delattr__, name)
-            if isinstance(state.get(name), VirtualTensor):
-                self._replace_virtual(name, remove)
-            else:
-                remove()
-            return
-        self._edit(name, lambda: super(ParticleMethods, self).__delattr__(name))
-        record_of(self).order.pop(name, None)
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Add a parameter, or an empty place for one; siblings get a copy when they are touched.
-
-        Args:
-            name: The name.
-            param: The parameter, or None.
-        """
-        self._edit(name, lambda: super(ParticleMethods, self).register_parameter(name, param), param)
-
-    def add_module(self, name: str, module: nn.Module | None) -> None:
-        """Add a child, or an empty place for one; siblings get a copy when they are touched.
-
-        Args:
-            name: The name.
-            module: The child, or None.
-        """
-        self._edit(name, lambda: super(ParticleMethods, self).add_module(name, module), module)
-
-    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Add a buffer; siblings get a copy when they are touched.
-
-        Args:
-            name: The name.
-            tensor: The buffer, or None.
-            persistent: Whether `state_dict()` holds it.
-        """
-        self._edit(name, lambda: super(ParticleMethods, self).register_buffer(name, tensor, persistent))
-
-    def _edit_together(self, name: str, act: Callable[[], None]) -> None:
-        """Make one edit of all that a function does to this module."""
-        self._edit(name, act)
-
-    def _replace_virtual(self, name: str, act: Callable[[], None], value: Any = None) -> None:
-        """Replace or delete a virtual tensor, with the buffer that it added: one edit, which relatives follow."""
-        reference = self.__dict__[name].attributes.ref
-        stays = isinstance(value, VirtualTensor) and value.attributes.ref == reference
-
-        def replace() -> None:
-            act()
-            if reference in self._buffers and not stays:
-                nn.Module.__delattr__(self, reference)
-
-        self._edit(name, replace)
-
-    def _structural(self, name: str, value: Any) -> bool:
-        """Whether assigning a value to a name edits the structure, rather than setting a value."""
-        if isinstance(value, LabelledTensor):
-            return not updates_value(self, name, value)
-        if isinstance(value, nn.Parameter | nn.Module | nn.Buffer | VirtualTensor):
-            return True
-        state = self.__dict__
-        if name in state["_parameters"] or name in state["_modules"] or name in state.get("_labelled", ()):
-            return True
-        held = state["_buffers"].get(name, _MISSING)
-        if held is _MISSING:
-            return isinstance(state.get(name), VirtualTensor)
-        return (held is None) != (value is None)
-
-    def _edit(self, name: str, act: Callable[[], None], value: Any = None) -> None:
-        build(self)
-        if "_parameters" not in self.__dict__ or record_of(self).busy:
-            act()
-            return
-        record = record_of(self)
-        # A module that was never part of an operation has no relatives that could follow its edits.
-        root = self if record.root is None else self._particle_root
-        before = _list_held(self, name)
-        record.busy = True
-        try:
-            if record_of(root).version is None:
-                act()
-                record.order.setdefault(name)
-                child = self._modules.get(name)
-                if child is not None:
-                    adopt_children(root, child)
-            else:
-                edit(self, root, name, act, value)
-        finally:
-            record.busy = False
-        if before:
-            REMOVED.mark(before, root)  # for optimizers that were given them by themselves
-        elif REMOVED:  # what comes back is no longer removed; the other parameters need not be looked at
-            REMOVED.discard(param for _, param in _list_held(self, name))
-
-    # -- the interface -----------------------------------------------------------------------------------------------
+    # -- public methods ----------------------------------------------------------------------------------------------
 
     def product(self) -> ParamProduct:
-        """The light form of this module, for chains of operations.
+        """Return the product of this module: its parameters without the modules, for user-written operations.
 
         Example:
             >>> from moduli.particles import adopt
@@ -239,13 +122,13 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         return module_to_product(self)
 
     def product_(self, product: ParamProduct) -> Self:
-        """Copy the values of a product into the parameters of this module, which stay the objects they are.
+        """Copy the values of a product into the parameters of this module, which stay the same objects.
 
         Args:
             product: A product of the same version.
 
         Raises:
-            StructureError: If it is of another version.
+            StructureError: If the product is of another version.
 
         Example:
             >>> from moduli.particles import adopt
@@ -257,7 +140,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         return self
 
     def clone(self) -> Self:
-        """A particle of the same species with copies of the values.
+        """Return a particle of the same species with copies of the values.
 
         Example:
             >>> from moduli.particles import adopt
@@ -269,7 +152,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         return +self
 
     def rand(self) -> Self:
-        """A particle of the same species with values drawn uniformly from [0, 1).
+        """Return a particle of the same species with values drawn uniformly from [0, 1).
 
         Example:
             >>> from moduli.particles import adopt
@@ -279,7 +162,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         return particles.rand(self)
 
     def randn(self) -> Self:
-        """A particle of the same species with values drawn from the standard normal distribution.
+        """Return a particle of the same species with values drawn from the standard normal distribution.
 
         Example:
             >>> from moduli.particles import adopt
@@ -289,7 +172,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         return particles.randn(self)
 
     def clone_from(self, source: nn.Module) -> Self:
-        """A particle of this species with the values of another module, of whatever species.
+        """Return a particle of this species with the values of another module, of any species.
 
         Args:
             source: A module with the same names and shapes.
@@ -301,12 +184,12 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> c._version_kernel is a._version_kernel, torch.equal(c.weight, b.weight)
             (True, True)
         """
-        made: Self = _arithmetic.rebuild(self, copies=True)
-        made.load_state_dict(source.state_dict())
-        return made
+        particle: Self = _arithmetic.rebuild(self, copies=True)
+        particle.load_state_dict(source.state_dict())
+        return particle
 
     def detach(self) -> Self:
-        """A particle of a new species around the very parameters of this one. Gradients are not concerned.
+        """Return a particle of a new species with the same parameter objects. Gradients are not detached.
 
         Example:
             >>> from moduli.particles import adopt
@@ -317,21 +200,21 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         """
         self._open()
         bring_up(self)
-        made: Self = independent(_arithmetic.rebuild(self))
-        return made
+        particle: Self = independent(_arithmetic.rebuild(self))
+        return particle
 
     def touch(self, on_follow: str | None = None) -> Self:
         """Bring the particle that this module is in to the newest version of its species.
 
-        It receives copies of what edits assigned. Where an edit only changed sizes, it keeps its own values in what the old and
-        the new tensors have in common.
+        It receives copies of the tensors that edits assigned. If an edit only changed sizes, it keeps its own values in the entries
+        that the old and the new tensors have in common.
 
         Args:
-            on_follow: `"copy"` to take all values that edits assigned, `"keep"` for the rule above; by default, what the
-                attribute `on_follow` of the innermost module around a tensor says, and `"keep"` if there is none.
+            on_follow: `"copy"` to take all values that edits assigned, `"keep"` for the rule above; by default, the
+                attribute `on_follow` of the innermost module around a tensor, and `"keep"` if there is none.
 
         Raises:
-            ValueError: If there is no such way to follow.
+            ValueError: If `on_follow` is none of these.
 
         Example:
             >>> from moduli.particles import NytoModule
@@ -354,12 +237,12 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
     def set_param_config(
         self, operational: bool | None = None, clone: bool | None = None, name: str | None = None
     ) -> None:
-        """Say how operations treat parameters, in all particles of the species.
+        """Configure how operations treat parameters, in all particles of the species.
 
         Args:
-            operational: Whether they take part in operations; None leaves it as it is.
-            clone: Whether those that do not are cloned into the result, rather than shared; None leaves it as it is.
-            name: Which: an attribute of this module, a dotted name, or a pattern such as `"encoder.*"`; all by default.
+            operational: Whether they take part in operations; None for no change.
+            clone: Whether those that take no part are cloned into the result, rather than shared; None for no change.
+            name: An attribute of this module, a dotted name, or a pattern such as `"encoder.*"`; all parameters by default.
 
         Raises:
             ValueError: If no parameter has the name.
@@ -371,10 +254,10 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             >>> torch.equal((2 * net).bias, net.bias), torch.equal((2 * net).weight, 2 * net.weight)
             (True, True)
         """
-        given = {"operational": operational, "clone": clone}
-        changes = {key: value for key, value in given.items() if value is not None}
+        options = {"operational": operational, "clone": clone}
+        changes = {key: value for key, value in options.items() if value is not None}
         self.apply_param_config(lambda _, config: config.__dict__.update(changes), name)
-        # What will have the name after an edit is configured alike.
+        # The rule also configures parameters that later edits add under the name.
         root = self._particle_root
         prefix = next(path for path, each in root.named_modules() if each is self)
         pattern = ".".join(part for part in (prefix, name) if part) or "*"
@@ -385,7 +268,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
 
         Args:
             fn: Called with the identifier of each parameter and its configuration.
-            name: Which: an attribute of this module, a dotted name, or a pattern such as `"encoder.*"`; all by default.
+            name: An attribute of this module, a dotted name, or a pattern such as `"encoder.*"`; all parameters by default.
 
         Raises:
             ValueError: If no parameter has the name.
@@ -410,7 +293,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
             fn(pid, version.config(entry.name))
 
     def get_param_id(self, target_param: nn.Parameter) -> int:
-        """The identifier of a parameter of this particle.
+        """Return the identifier of a parameter of this particle.
 
         Raises:
             ValueError: If the particle does not have it.
@@ -430,7 +313,7 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         )
 
     def _open(self) -> nn.Module:
-        """Return the module at the top of the particle, or raise StructureError if a `ParticleModule` wraps it."""
+        """Return the root of the particle, or raise StructureError if a `ParticleModule` wraps it."""
         record = self.__dict__.get(RECORD)
         if record is not None and record.root is None and not record.wrapped:
             return self
@@ -453,24 +336,17 @@ class ParticleMethods(NytoModuleBase, InPlaceOperators):
         return self if _arithmetic.change(fn, self, other) else NotImplemented
 
 
-# Some modules have operators of their own: to add an nn.Sequential is to append it. As particles they are values.
+# Some modules define operators, such as `nn.Sequential.__add__`, which appends. Those of particles must take precedence.
 for _source in (Operators, InPlaceOperators):
     for _name, _function in vars(_source).items():
         if hasattr(operator, _name.replace("__r", "__")) and callable(_function):
             setattr(ParticleMethods, _name, _function)
 
 
-# `torch.compile` runs as it is what makes, builds and edits particles, and traces what is done with them.
+# `torch.compile` runs the functions that make, build and edit particles untraced, and traces their forward passes.
 keep_from_tracing(
-    *(vars(ParticleMethods)[name] for name in ("_binary", "_unary", "_inplace", "_edit", "get_param_id")),
+    EditingMethods._edit,
+    *(vars(ParticleMethods)[name] for name in ("_binary", "_unary", "_inplace", "get_param_id")),
     *(vars(ParticleMethods)[name] for name in ("product", "product_", "clone_from", "detach", "touch")),
     *(vars(ParticleMethods)[name] for name in ("set_param_config", "apply_param_config")),
 )
-
-
-def _list_held(module: nn.Module, name: str) -> list[tuple[str, Tensor]]:
-    """Return the parameters that an attribute of a module holds, by name."""
-    labelled = module.__dict__.get("_labelled", {})
-    param, child = module._parameters.get(labelled[name][0] if name in labelled else name), module._modules.get(name)
-    inner = () if child is None else list_registered(child)
-    return [(f"{name}.{each}", held) for each, held in inner] if param is None else [(name, param)]

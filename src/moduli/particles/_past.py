@@ -1,4 +1,4 @@
-"""What the last edits removed from a particle, and how it goes back to an earlier version."""
+"""Storage of what the last edits removed from a particle, and the plan for going back to an earlier version."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from moduli.layout import SWAPS, Reading
 from moduli.nn import VirtualTensor
 
-from ._compare import LastSeen
+from ._compare import LastSeen, owns_attributes
 from ._record import ParticleRecord
 from ._skeleton import HOOKS, PENDING, POLICY, RECORD, State
-from ._version import Parts, Past, Version
-from .base import NytoModuleBase
+from ._version import Parts, Past, SlotNames, Version
 from .edits import ParticleEdit
 from .errors import StructureError
 
@@ -30,7 +29,7 @@ _NOT_PLAIN = frozenset((
 
 
 class _Mark:
-    """A value that stands for a case."""
+    """A sentinel with a name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,18 +39,18 @@ class _Mark:
 
 
 STAYS, MISSING, LOST = _Mark("STAYS"), _Mark("MISSING"), _Mark("LOST")
-"""In what a name referred to: what it refers to now; nothing; something that nothing has kept."""
+"""Sentinels for the former value of a name: the same as now; none; an object that is not stored any more."""
 
 
 class PastSlots(NamedTuple):
-    """What the names of one module referred to before an edit.
+    """The registries and attributes of one module before an edit.
 
     Attributes:
-        module: The module; it is in the particle, or in what a later edit removed from it.
+        module: The module; it is in the particle, or in a part that a later edit removed.
         key: Its identifier.
-        registries: What the names in each registry referred to, in order.
-        others: Which buffers are persistent, and the labels of tensors.
-        attributes: Plain attributes that an edit changed.
+        registries: The former contents of each registry, in order.
+        others: The names of non-persistent buffers, and the labels of tensors.
+        attributes: The former values of the plain attributes that an edit changed.
     """
 
     module: weakref.ref[nn.Module]
@@ -62,7 +61,7 @@ class PastSlots(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """A name that a module got, and did not have before."""
+    """A name that was added to a module."""
 
     module: weakref.ref[nn.Module]
     name: str
@@ -73,13 +72,19 @@ class Addition(NamedTuple):
 
 
 def remember(record: ParticleRecord, version: Version, steps: Iterable[Past]) -> None:
-    """Note what edits removed from a particle, and drop what is older than its species keeps."""
+    """Store the last edits of a particle, and drop those older than its species' limit.
+
+    Args:
+        record: The record of the particle.
+        version: Its version.
+        steps: The edits.
+    """
     depth = version.species.depth
     record.past = (*record.past, *steps)[-depth:] if depth else ()
 
 
 def snapshot_slots(module: nn.Module, key: int | None = None) -> PastSlots:
-    """Return what the names of a module refer to, before an edit of it; `key` is its identifier."""
+    """Return copies of a module's registries and attributes, before an edit of it; `key` is its identifier."""
     state = module.__dict__
     registries = {key: dict(state[key]) for key in REGISTRIES}
     others = {key: copy.copy(state[key]) for key in _OTHERS if key in state}
@@ -87,9 +92,9 @@ def snapshot_slots(module: nn.Module, key: int | None = None) -> PastSlots:
 
 
 def _read_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that an edit may change: those of a plain one, sizes and virtual tensors of any."""
+    """Return the attributes of a module that an edit may change: all of a plain module, else sizes and virtual tensors."""
     state = module.__dict__
-    if _is_ours(module):
+    if owns_attributes(module):
         kinds = (VirtualTensor, int, float, str, tuple)
         return {n: value for n, value in state.items() if isinstance(value, kinds) and n not in _NOT_PLAIN}
     attributes = {
@@ -100,13 +105,8 @@ def _read_attributes(module: nn.Module) -> dict[str, Any]:
     return attributes | {name: dict(state[name]) for name in HOOKS if name in state}
 
 
-def _is_ours(module: nn.Module) -> bool:
-    """Whether plain attributes of a module are its own, and not those of its version."""
-    return isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted")
-
-
 def compare_slots(before: PastSlots) -> PastSlots | None:
-    """Reduce what the names of a module referred to before an edit to what is different after it; None if nothing is."""
+    """Reduce the former contents of a module to the differences from its present ones; None if there are none."""
     module = before.module()
     if module is None:
         return None
@@ -149,31 +149,31 @@ def find_removed(edit: ParticleEdit, parts: Parts) -> Parts:
 
 
 def snapshot_removal(edit: ParticleEdit, parts: Parts) -> Removal:
-    """Return what a particle loses by an edit that it is about to follow."""
+    """Return the parts and registry contents that an edit, which a particle is about to follow, will remove."""
     slots = [snapshot_slots(parts.modules[key], key) for key in edit.touched if key in parts.modules]
     return Removal(find_removed(edit, parts), slots)
 
 
 class Removal(NamedTuple):
-    """What an edit removed: the parts that are gone, and what the names of edited modules referred to before."""
+    """The parts that an edit removed, and the former contents of the edited modules."""
 
     parts: Parts
     slots: list[PastSlots]
 
 
 def list_steps(removal: Removal, additions: Sequence[Addition], start: int, stop: int) -> list[Past]:
-    """Return the edits of a particle one by one: each addition, and all else as the last.
+    """Return the edits of a particle one by one: each addition, and everything else as the last.
 
     Args:
-        removal: What the edit removed.
-        additions: The names that were added, each with a version of its own.
+        removal: The parts that the edit removed.
+        additions: The names that were added, each by its own version.
         start: The number of the version before.
         stop: The number of the version after.
     """
     nothing = Parts({}, {})
     steps = [Past(start + at, start + at + 1, nothing, (each,)) for at, each in enumerate(additions)]
     if start + len(steps) < stop:
-        for module, name, _ in additions:  # which the last of the edits did not add
+        for module, name, _ in additions:  # names that were there before the last edit
             for slot in removal.slots:
                 owner = module()
                 if slot.module() is owner and owner is not None:
@@ -188,19 +188,19 @@ def list_steps(removal: Removal, additions: Sequence[Addition], start: int, stop
 def infer_removal(
     version: Version, following: Version, edit: ParticleEdit, reading: Reading, before: LastSeen | None
 ) -> Removal:
-    """Find out what edits of plain modules removed, which were noticed after they had been made.
+    """Reconstruct what edits of plain modules removed, which were detected only after they had been made.
 
     Args:
         version: The version before.
         following: The version after.
         edit: The edits, as one.
         reading: The particle after them.
-        before: The particle before them; None where that is not known.
-
+        before: The particle before them; None if unknown.
     """
-    modules: dict[int, nn.Module] = dict(zip(following.modules, reading.modules, strict=True))
     live_params: dict[int, Any] = dict(zip(following.params, reading.parameters, strict=True))
-    old: dict[int, nn.Module] = {} if before is None else before.modules
+    live = Parts(dict(zip(following.modules, reading.modules, strict=True)), live_params)
+    last_seen = LastSeen({}, {}) if before is None else before
+    old = last_seen.modules
     removed = Parts({key: old[key] for key in edit.remove_modules if key in old}, {})
     slots: list[PastSlots] = []
     for place, key in enumerate(version.modules):
@@ -209,24 +209,8 @@ def infer_removal(
             registry = removed.modules[key]._parameters
             former = {param: registry.get(name) for name, param in names.params.items() if param is not None}
             removed.params.update({param: each for param, each in former.items() if each is not None})
-        elif key in edit.touched and key in modules:
-            live = modules[key].__dict__
-            buffers = {name: LOST if (key, name) in edit.buffers else MISSING for name in names.buffers}
-            registries = {
-                "_parameters": {n: None if p is None else live_params.get(p, p) for n, p in names.params.items()},
-                "_modules": {
-                    n: None if m is None else modules.get(m, old.get(m, LOST)) for n, m in names.modules.items()
-                },
-                "_buffers": {
-                    n: live["_buffers"].get(n, LOST) if mark is MISSING else mark for n, mark in buffers.items()
-                },
-            }
-            transient = {name for name, persistent in names.buffers.items() if not persistent}
-            state: State = {} if before is None else before.states.get(key, {})
-            others: dict[str, Any] = {"_non_persistent_buffers_set": transient}
-            others |= {"_labelled": dict(state["_labelled"])} if "_labelled" in state else {}
-            attributes = _infer_attributes(modules[key], state)
-            slots.append(PastSlots(weakref.ref(modules[key]), key, registries, others, attributes))
+        elif key in edit.touched and key in live.modules:
+            slots.append(_infer_slots(key, names, edit, live, last_seen))
     for slot in slots:
         params = slot.registries["_parameters"]
         params.update({n: removed.params.get(p, LOST) for n, p in params.items() if isinstance(p, int)})
@@ -234,11 +218,37 @@ def infer_removal(
     return Removal(Parts(removed.modules, gone), slots)
 
 
+def _infer_slots(key: int, names: SlotNames, edit: ParticleEdit, live: Parts, before: LastSeen) -> PastSlots:
+    """Return the former contents of an edited module; removed parameters are represented by their identifiers.
+
+    Args:
+        key: The identifier of the module.
+        names: The names of its registries in the version before.
+        edit: The edit.
+        live: The parts of the particle after it.
+        before: The modules and attributes before it, as far as known.
+    """
+    module, buffers = live.modules[key], live.modules[key]._buffers
+    registries: dict[str, dict[str, Any]] = {
+        "_parameters": {n: None if p is None else live.params.get(p, p) for n, p in names.params.items()},
+        "_modules": {
+            n: None if m is None else live.modules.get(m, before.modules.get(m, LOST)) for n, m in names.modules.items()
+        },
+        "_buffers": {n: LOST if (key, n) in edit.buffers else buffers.get(n, LOST) for n in names.buffers},
+    }
+    state = before.states.get(key, {})
+    others: dict[str, Any] = {"_non_persistent_buffers_set": {n for n, saved in names.buffers.items() if not saved}}
+    others |= {"_labelled": dict(state["_labelled"])} if "_labelled" in state else {}
+    return PastSlots(weakref.ref(module), key, registries, others, _infer_attributes(module, state))
+
+
 def _infer_attributes(module: nn.Module, state: State) -> dict[str, Any]:
-    """Return the attributes that a module had, of which nothing refers to the model itself."""
+    """Return the former attributes of a module, as far as they do not refer to the model itself."""
     now = _read_attributes(module)
-    attributes: dict[str, Any] = dict(now) if _is_ours(module) else {}
-    for name, value in () if _is_ours(module) else now.items():
+    if owns_attributes(module):
+        return now
+    attributes: dict[str, Any] = {}
+    for name, value in now.items():
         linked = state.get(name, MISSING)
         if name in HOOKS:
             hooks = {} if linked is MISSING else linked.value
@@ -254,7 +264,7 @@ def _infer_attributes(module: nn.Module, state: State) -> dict[str, Any]:
 
 
 def find_steps(record: ParticleRecord, target: int, number: int, kind: str) -> list[Past]:
-    """Return the edits that lead from a version to the newest one of a particle.
+    """Return the stored edits of a particle from a version to the newest one.
 
     Args:
         record: The record of the particle.
@@ -264,7 +274,7 @@ def find_steps(record: ParticleRecord, target: int, number: int, kind: str) -> l
 
     Raises:
         ValueError: If there is no such version.
-        StructureError: If the particle does not have what those edits removed.
+        StructureError: If not all of those edits are stored.
     """
     if isinstance(target, bool) or not isinstance(target, int) or not 0 <= target <= number:
         raise ValueError(f"{target!r} is not a version of this {kind}: they are 0 to {number}; see net.history")
@@ -290,7 +300,7 @@ def _list_numbers(numbers: Sequence[int]) -> str:
 
 
 class Plan:
-    """What the modules of a particle refer to after it went back, worked out before anything is written."""
+    """The contents of a particle's modules at an earlier version, computed before anything is written."""
 
     def __init__(self, steps: Sequence[Past], kind: str) -> None:
         self._slots: dict[int, tuple[nn.Module, PastSlots]] = {}
@@ -321,11 +331,11 @@ class Plan:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules that are changed."""
+        """The modules that will be changed."""
         return [module for module, _ in self._slots.values()]
 
     def check(self) -> None:
-        """Raise StructureError if something that a name referred to is gone."""
+        """Raise StructureError if an object that has to come back is not stored."""
         for module, slot in self._slots.values():
             for names in slot.registries.values():
                 for name, value in names.items():
@@ -336,7 +346,7 @@ class Plan:
                         )
 
     def list_forced(self, live: set[int]) -> list[tuple[nn.Module, str]]:
-        """Return the parameters and buffers that come back, by module and name; `live` has the ids of those that are there."""
+        """Return the parameters and buffers that come back, by module and name; `live` has the ids of the present ones."""
         return [
             (module, name)
             for module, slot in self._slots.values()
@@ -346,7 +356,7 @@ class Plan:
         ]
 
     def write(self) -> None:
-        """Let the modules refer to what the plan says."""
+        """Write the planned registries and attributes into the modules."""
         for module, slot in self._slots.values():
             state = module.__dict__
             for name in {n for names in slot.registries.values() for n in names} & state.keys():
@@ -371,6 +381,6 @@ def find_keys(parts: Parts, modules: Iterable[nn.Module]) -> list[int | None]:
 
 
 def protect_record(guard: Any, record: ParticleRecord) -> None:
-    """Register what an edit changes in a record with a guard."""
+    """Register the fields of a record that an edit changes with a guard."""
     guard.add(partial(setattr, record, "version", record.version))
     guard.add(partial(setattr, record, "past", record.past))

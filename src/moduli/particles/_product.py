@@ -1,6 +1,6 @@
-"""Products: the parameters of a particle without its modules, and functions of tensors as functions of parameters.
+"""Products: the parameters of a particle without its modules, which operators and functions accept like modules.
 
-What operators and functions do to a product they do to the module around its parameters.
+An operation on a product makes an unbuilt module around the parameters, operates on that, and takes the result's parameters.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from moduli.layout import Guard, Reading, Structure, read
 from . import _arithmetic
 from ._arithmetic import make_shell
 from ._config import find_acting, keep_buffer, policies_of
+from ._modes import is_composing, record_nothing
 from ._operand import Operand, pair
 from ._operators import InPlaceOperators, Operators
-from ._record import Pending, build, is_composing, record_nothing, record_of, refuse_wrapped, take_result
+from ._record import Pending, build, record_of, refuse_wrapped, take_result
 from ._skeleton import State, capture
 from ._species import bring_up, give_version, version_of
 from ._version import Version
@@ -40,8 +41,8 @@ class ParamProduct(Operators):
     The functions of `moduli.particles` are methods of it: `x.norm()`, `x.lerp(y, 0.5)`, `x.map(fn)`.
 
     Attributes:
-        kernel: The kernel of the particle it was made from, as it was then.
-        module_id: Which module of the particle `module()` returns.
+        kernel: The kernel of the particle from which it was made.
+        module_id: The identifier of the module of the particle that `module()` returns.
         params: The parameters.
         buffers: The buffers that operations act on, by name; see `buffer_policy`.
 
@@ -53,7 +54,7 @@ class ParamProduct(Operators):
         True
     """
 
-    # The functions of this room that are methods too.
+    # The functions of `moduli.particles` that are methods too.
     FUNCTIONS = frozenset((
         "norm", "dot", "cosine", "distance", "lerp", "lerp_", "axpy_", "sign", "sqrt", "exp", "clamp", "where", "map",
         "zeros_like", "vector", "from_vector",
@@ -64,7 +65,7 @@ class ParamProduct(Operators):
         self.module_id = module_id
         self.params = params
         self.buffers: dict[str, Tensor] = {}
-        # The kernel may move on; a product belongs to the version it was made at.
+        # The kernel follows edits; a product belongs to the version at which it was made.
         self._version: Version = kernel.version
         self._blueprint: _Blueprint | None = None
 
@@ -75,27 +76,27 @@ class ParamProduct(Operators):
 
     @property
     def vdata(self) -> Any:
-        """The metadata of the version."""
+        """The metadata of the product's version."""
         return self._version.data
 
     @property
     def pdata(self) -> Any:
-        """The data of the particle it was made from."""
+        """The data of the particle from which it was made."""
         return self.kernel.data
 
     def module(self) -> Any:
-        """The module with these parameters."""
+        """Return the module with these parameters."""
         return product_to_module(self)
 
     def particle(self) -> Any:
-        """The module with these parameters."""
+        """Return the module with these parameters."""
         return product_to_module(self)
 
     def unary_operator(self, fn: Callable[[nn.Parameter, ParamConfig], nn.Parameter]) -> ParamProduct:
         """Apply a function to every parameter and its configuration, without recording gradients.
 
         Args:
-            fn: Gives the parameter of the result. A plain tensor becomes a parameter that requires gradients if the
+            fn: Returns the parameter of the result. A plain tensor becomes a parameter that requires gradients if the
                 operand's did.
 
         Example:
@@ -114,7 +115,7 @@ class ParamProduct(Operators):
 
         Args:
             other: A product of the same version.
-            fn: Called with both parameters and their configuration; gives the parameter of the result.
+            fn: Called with both parameters and their configuration; returns the parameter of the result.
 
         Raises:
             StructureError: If the products are of different versions.
@@ -131,7 +132,7 @@ class ParamProduct(Operators):
         return self._operate(fn, other)
 
     def _operate(self, fn: Callable[..., Any], *others: ParamProduct) -> ParamProduct:
-        """Apply a function to every parameter, whatever its configuration, and to the buffers that take part."""
+        """Apply a function to every parameter, regardless of its configuration, and to the buffers that take part."""
         version, values = self._version, []
         names = dict(zip(version.params, (entry.name for entry in version.structure.layout), strict=True))
         with record_nothing():
@@ -143,22 +144,22 @@ class ParamProduct(Operators):
                 if place < len(configs):
                     values.append(_fit(entry.name, own, fn(own, *row, configs[place])))
                 else:
-                    # A buffer, as functions of parameters take it.
-                    given = (nn.Parameter(each, requires_grad=False) for each in (own, *row))
-                    value = _fit(entry.name, own, fn(*given, ParamConfig())).detach()
+                    # The function takes parameters, so buffers are wrapped.
+                    operands = (nn.Parameter(each, requires_grad=False) for each in (own, *row))
+                    value = _fit(entry.name, own, fn(*operands, ParamConfig())).detach()
                     values.append(value.clone() if value.data_ptr() == own.data_ptr() else value)
         return self._replace(values[: len(configs)], values[len(configs) :])
 
     def clone(self) -> ParamProduct:
-        """A product with copies of the values."""
+        """Return a product with copies of the values."""
         return +self
 
     def rand(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
-        """A product with values drawn uniformly from [0, scale)."""
+        """Return a product with values drawn uniformly from [0, scale)."""
         return particles.rand(self, scale, generator)
 
     def randn(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
-        """A product with values drawn from a normal distribution of mean 0 and standard deviation `scale`."""
+        """Return a product with values drawn from a normal distribution of mean 0 and standard deviation `scale`."""
         return particles.randn(self, scale, generator)
 
     def __getattr__(self, name: str) -> Any:
@@ -174,7 +175,7 @@ class ParamProduct(Operators):
         return self._run(lambda x, y: _arithmetic.binary(fn, x, y, reflected), (self, other))
 
     def _run(self, fn: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
-        """What a function of modules makes of the modules around products."""
+        """Apply a function of modules to modules around products, and return its result as a product."""
         named = kwargs or {}
         for arg in (*args, *named.values()):
             if isinstance(arg, nn.Module):
@@ -189,12 +190,12 @@ class ParamProduct(Operators):
         def unwrap(arg: Any) -> Any:
             return own if arg is self else arg._make_shell() if isinstance(arg, ParamProduct) else arg
 
-        made = fn(*map(unwrap, args), **{name: unwrap(arg) for name, arg in named.items()})
-        if made is own:
+        result = fn(*map(unwrap, args), **{name: unwrap(arg) for name, arg in named.items()})
+        if result is own:
             return self
-        if not isinstance(made, nn.Module):
-            return made
-        parameters, buffers = take_result(made)
+        if not isinstance(result, nn.Module):
+            return result
+        parameters, buffers = take_result(result)
         names = [entry.name for entry in self._find_blueprint().structure.layout.buffers]
         by_name = dict(zip(names, buffers, strict=True))
         return self._replace(parameters, [by_name[name] for name in self.buffers])
@@ -208,10 +209,10 @@ class ParamProduct(Operators):
         return self._blueprint
 
     def _make_shell(self, copies: bool = False) -> Any:
-        """Return the module around these parameters, built when it is looked into.
+        """Return an unbuilt module around these parameters.
 
         Args:
-            copies: Whether it has buffers of its own; operands need none.
+            copies: Whether to give it its own buffers, which operands do not need.
         """
         self._check_current()
         blueprint = self._find_blueprint()
@@ -230,10 +231,10 @@ class ParamProduct(Operators):
         """Return a product with other values, in the order of the layout."""
         blueprint = self._find_blueprint()
         by_key = dict(zip(blueprint.keys, parameters, strict=True))
-        made = type(self)(self.kernel, self.module_id, OrderedDict((key, by_key[key]) for key in self.params))
-        made.buffers = dict(zip(self.buffers, buffers, strict=True))
-        made._version, made._blueprint = self._version, blueprint
-        return made
+        product = type(self)(self.kernel, self.module_id, OrderedDict((key, by_key[key]) for key in self.params))
+        product.buffers = dict(zip(self.buffers, buffers, strict=True))
+        product._version, product._blueprint = self._version, blueprint
+        return product
 
     def _check_current(self) -> None:
         if self._version.next_version is not None:
@@ -258,7 +259,7 @@ class ParamProduct(Operators):
 
 
 class _Blueprint(NamedTuple):
-    """What a module around the parameters of a product looks like, as its particle was when the product was made."""
+    """The structure, attributes and buffers of the module around the parameters of a product, when the product was made."""
 
     structure: Structure
     states: list[State]
@@ -276,17 +277,17 @@ class _Blueprint(NamedTuple):
 
 
 def _fit(name: str, before: Tensor, value: Any) -> Any:
-    """What a function gave for a parameter, as a parameter of the same shape and kind."""
+    """Return the result of a user's function for a parameter as a parameter of the same shape and dtype."""
     if not isinstance(value, Tensor):
         raise TypeError(f"the operation gave a {type(value).__name__} for {name!r}; it must give a parameter")
-    made = _arithmetic.fit(name, before.shape, before.dtype, value)
-    if made is value and (isinstance(value, nn.Parameter) or is_composing()):
+    fitted = _arithmetic.fit(name, before.shape, before.dtype, value)
+    if fitted is value and (isinstance(value, nn.Parameter) or is_composing()):
         return value
-    return nn.Parameter(made, requires_grad=value.requires_grad if made is not value else before.requires_grad)
+    return nn.Parameter(fitted, requires_grad=value.requires_grad if fitted is not value else before.requires_grad)
 
 
 def module_to_product(module: NytoModuleBase) -> ParamProduct:
-    """The product of a module.
+    """Return the product of a module.
 
     Raises:
         StructureError: If the module is wrapped by a `ParticleModule`.
@@ -304,27 +305,27 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     own = reading if module is root else read(module)
     blueprint = _Blueprint.of(own, reading, version)
     params: Any = sorted(zip(blueprint.keys, own.parameters, strict=True), key=itemgetter(0))
-    made = ParamProduct(kernel_of(root), 0 if module is root else module._module_id, OrderedDict(params))
-    made._blueprint = blueprint
+    product = ParamProduct(kernel_of(root), 0 if module is root else module._module_id, OrderedDict(params))
+    product._blueprint = blueprint
     acting = find_acting(blueprint.policies, blueprint.buffers)
-    made.buffers = {blueprint.structure.layout.buffers[place].name: blueprint.buffers[place] for place in acting}
-    return made
+    product.buffers = {blueprint.structure.layout.buffers[place].name: blueprint.buffers[place] for place in acting}
+    return product
 
 
 def _restore(
     kind: type[ParamProduct], root: Any, module_id: int, params: list[Any], buffers: dict[str, Tensor]
 ) -> ParamProduct:
     version_of(root)
-    made = kind(kernel_of(root), module_id, OrderedDict(params))
-    made.buffers = buffers
-    return made
+    product = kind(kernel_of(root), module_id, OrderedDict(params))
+    product.buffers = buffers
+    return product
 
 
 def product_to_module(product: ParamProduct) -> Any:
-    """The module of a product.
+    """Return the module of a product.
 
     Raises:
-        StructureError: If the particle that the product was made from has been edited since.
+        StructureError: If the particle from which the product was made has been edited since.
 
     Example:
         >>> from moduli.particles import adopt
@@ -359,7 +360,7 @@ def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> N
 
 
 def take_products(fn: F) -> F:
-    """Let a function of particles take products as well, and `torch.compile` run it as it is."""
+    """Decorate a function of particles so that it accepts products as well; `torch.compile` runs it untraced."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:

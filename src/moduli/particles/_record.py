@@ -1,19 +1,17 @@
-"""What a module knows about itself as a particle, and results that are not modules yet.
+"""The records of particles, and results of operations that are not built yet.
 
-A `ParticleRecord` belongs to each module of ours: its version, what it looked like last, and where its root is. It refers to the
-root weakly and to no other module, so particles contain no reference cycles.
+A `ParticleRecord` belongs to each module of a particle: its version, its last structure, and its root. It refers to the
+root weakly, so particles contain no reference cycles.
 
-A `Pending` is the result of an operation before it was looked into: values, and a skeleton. The module that
-holds one is an empty shell, which is built at the first access to anything in it.
+A `Pending` is an unbuilt result of an operation: values, and the structure and attributes of the modules around them. The
+module that has one is an empty shell, which is built at the first access to anything in it.
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import call, is_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,17 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import (
-    has_dispatch_mode,
-    in_transform,
-    keep_from_tracing,
-    run_outside,
-    set_grad_enabled,
-)
+from moduli._torch import keep_from_tracing, run_outside
 from moduli.kernels import pause_collection
 from moduli.layout import Reading, Structure, TreeWatch, read
 
-from ._skeleton import PENDING, RECORD, State, assemble, capture, facts_of, recompute
+from ._facts import facts_of
+from ._modes import is_watched
+from ._skeleton import PENDING, RECORD, State, assemble, capture, recompute
 from .errors import StructureError
 
 if TYPE_CHECKING:
@@ -39,17 +33,17 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """One edit of a species: which version it made, in words, and the names it added and removed.
+    """One edit of a species: the number of its version, a sentence, and the names it added and removed.
 
-    Two events are equal if they say the same, wherever and whenever the edits were made.
+    Two events are equal if number, sentence and names are, whenever the edits were made.
 
     Attributes:
         number: The version that the edit made.
         sentence: The edit in words.
-        added: The names of parameters and buffers that it added, or gave another shape.
-        removed: Those that it removed, or gave another shape.
+        added: The names of parameters and buffers that it added, or whose shape it changed.
+        removed: The names of those that it removed, or whose shape it changed.
         where: The names of the attributes that were edited.
-        when: The time, in seconds since 1970; None where that is not known.
+        when: The time, in seconds since 1970; None if unknown.
 
     Example:
         >>> from moduli.particles import Event
@@ -85,11 +79,11 @@ class Species:
 
     Attributes:
         events: The edits so far.
-        rules: The configurations by name that were asked for: patterns, and what they change.
+        rules: The calls of `set_param_config`: patterns, and the changed fields.
         configured: Whether any parameter has a configuration.
-        lock: Edits are made and followed by one thread at a time.
+        lock: The lock under which edits are made and followed.
         members: The live particles.
-        depth: How many edits each particle can go back.
+        depth: The number of edits that each particle can roll back.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -102,39 +96,39 @@ class Species:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class ParticleRecord:
-    """What a module knows about itself as a particle."""
+    """The state of a module as a particle."""
 
-    # None until another particle is derived from this one, or its version is asked for.
+    # None until another particle is derived from this one, or its version is needed.
     version: Version | None = None
     # Names of parameters and children in the order in which they were assigned.
     order: dict[str, None] = field(default_factory=dict)
-    # What the particle looked like when it was last seen to be at its version.
+    # The particle's structure, modules and attributes when it was last known to be at its version.
     structure: Structure | None = None
     modules: Sequence[weakref.ref[nn.Module]] = ()
     states: Sequence[State] = ()
     # The module at the top of the particle; None when it is the module itself.
     root: weakref.ref[nn.Module] | None = None
     wrapped: bool = False
-    # A reading that was found to be what it was, and `modules` at that time; it is made at the second look.
+    # The watch of an unchanged reading, and `modules` at that time; made at the second reading without a change (`settled`).
     watch: tuple[TreeWatch, Sequence[weakref.ref[nn.Module]]] | None = None
     settled: bool = False
-    # Whether an edit is under way, so that the steps it consists of are not edits of their own.
+    # Whether an edit is running, so that the assignments it makes are not edits themselves.
     busy: bool = False
     kernel: weakref.ref[Any] | None = None
     # Why the module cannot be converted or moved; empty if it can.
     pinned: str = ""
-    # Additions that have no version yet: modules with the names that they got, and copies of the values they got then.
+    # Additions that have no version yet: modules with the added names, and copies of the added values.
     journal: list[tuple[weakref.ref[nn.Module], str]] | tuple[()] = ()
     snapshots: dict[int, tuple[Tensor, Tensor]] | None = None
-    # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
+    # The identifier and the configurations of an unpickled version, which is made when the module is restored.
     origin: tuple[str, dict[str, Any]] | None = None
-    # What the last edits removed from the particle, the latest last.
+    # The parts that the last edits removed from the particle, the latest last.
     past: tuple[Past, ...] = ()
-    # The modules below it: what a plain module loses is noticed later, and can come back.
+    # The modules below it, kept alive: a removal from a plain module is detected later, and can be rolled back.
     below: Sequence[nn.Module] = ()
 
     def saw(self, reading: Reading, states: list[State] | None = None) -> None:
-        """Note what the particle looks like at its version."""
+        """Store the particle's structure, modules and attributes as those of its version."""
         self.states = capture(reading.modules, reading, strict=False) if states is None else states
         self.modules = list(map(weakref.ref, reading.modules))
         self.below = reading.modules[1:]
@@ -142,7 +136,7 @@ class ParticleRecord:
         self.watch = None
 
     def read(self, module: nn.Module) -> tuple[Reading, bool]:
-        """Read the particle; return also whether it is what it was when it was last seen to be at its version."""
+        """Read the particle; return also whether it is unchanged since it was last known to be at its version."""
         watch, modules = self.watch, self.modules
         if watch is not None and watch[1] is modules:
             reading = watch[0].read(module)
@@ -155,7 +149,7 @@ class ParticleRecord:
         self.settled = same
         return reading, same
 
-    # Copies of a module are particles of the same species; what was seen of the original does not hold for them.
+    # Copies of a module are particles of the same species; the stored structure of the original is not theirs.
     def __deepcopy__(self, memo: dict[int, Any]) -> ParticleRecord:
         return ParticleRecord(self.version, dict(self.order))
 
@@ -167,7 +161,7 @@ class ParticleRecord:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Pending:
-    """The result of an operation: values, and what to build around them."""
+    """An unbuilt result of an operation: values, and the structure and attributes of the modules around them."""
 
     structure: Structure
     states: list[State]
@@ -179,7 +173,7 @@ class Pending:
     scale: float = 1
     # Whether some of the tensors are parameters of the operand itself.
     shared: bool = False
-    # Whether the tensors carry a graph, so that they are parameters as they are.
+    # Whether the tensors carry a graph, so that they become parameters unmodified.
     graph: bool = False
     # Other results that have, or had, the same list of tensors.
     partners: tuple[weakref.ref[Pending], ...] = ()
@@ -191,12 +185,12 @@ class Pending:
 
     @property
     def terms(self) -> tuple[list[Tensor], float]:
-        """The tensors, and the number that they are still to be multiplied with, for an operation that only reads them."""
+        """The tensors, and the deferred factor, for an operation that only reads them."""
         with _BUILDING:
             return self.tensors, self.scale
 
     def share_with(self, source: Pending) -> None:
-        """Note that another result has the same tensors."""
+        """Record that this result shares its tensors with another one."""
         with _BUILDING:
             self.partners = (*source.partners, weakref.ref(source))
             for each in self.partners:
@@ -212,11 +206,11 @@ class Pending:
 
     @property
     def is_sole(self) -> bool:
-        """Whether no other result refers to the tensors, and an operation may write over them."""
+        """Whether no other result refers to the tensors, so that an operation may overwrite them."""
         return facts_of(self.structure).floating and not (self.graph or self.shared or self.is_lent)
 
     def take(self) -> list[Tensor]:
-        """Return the values in tensors that nothing else refers to; several threads may ask for them."""
+        """Return the values in tensors that no other result refers to; safe to call from several threads."""
         with _BUILDING:
             if self.scale != 1:
                 self.tensors, self.scale = list(torch._foreach_mul(self.tensors, self.scale)), 1
@@ -226,7 +220,7 @@ class Pending:
 
 
 def record_of(module: nn.Module) -> ParticleRecord:
-    """The record of a module; a module that was never initialised by us gets one."""
+    """Return the record of a module; one is made if there is none yet."""
     state = module.__dict__
     record: ParticleRecord | None = state.get(RECORD)
     if record is None:
@@ -235,7 +229,7 @@ def record_of(module: nn.Module) -> ParticleRecord:
 
 
 def refuse_wrapped(module: nn.Module, root: nn.Module) -> None:
-    """Refuse to use a module by itself whose particle a `ParticleModule` wraps."""
+    """Raise StructureError if a `ParticleModule` wraps the particle of a module, which then can't be used by itself."""
     if record_of(root).wrapped:
         raise StructureError(
             f"this {type(module).__name__} is wrapped by a ParticleModule, so it has no kernel; use the wrapper, or "
@@ -244,11 +238,11 @@ def refuse_wrapped(module: nn.Module, root: nn.Module) -> None:
 
 
 def pin(module: nn.Module, reason: str) -> None:
-    """Refuse `to`, `double` and the like of a particle from now on; copies of it can be converted.
+    """Make `to`, `double` and the like of a particle raise from now on; copies of it can be converted.
 
     Args:
         module: A particle whose parameters are views of other storage.
-        reason: Why, and what to do instead.
+        reason: The reason and the alternative, for the error.
 
     Example:
         >>> from moduli.particles import adopt, pin
@@ -281,7 +275,7 @@ _BUILDING = threading.RLock()
 
 
 def build(shell: nn.Module) -> None:
-    """Make a module of a shell; several threads may ask for it."""
+    """Build the module of a shell; safe to call from several threads."""
     if PENDING not in shell.__dict__:
         return
     with _BUILDING, pause_collection():
@@ -291,10 +285,10 @@ def build(shell: nn.Module) -> None:
         structure, states = pending.structure, pending.states
         parameters = _make_parameters(pending)
         record = ParticleRecord(pending.version, dict(states[0].get(RECORD, {})))
-        # The record comes with the first look, or another thread would give the module one of its own.
+        # Set before the shell is readable, or another thread would make a record for it.
         shell.__dict__[RECORD] = record
         modules = assemble(structure, states, parameters, pending.buffers, shell)
-        # The modules of ours below know which particle they are in.
+        # Particles below this one refer to their root.
         reference = weakref.ref(shell)
         for place in facts_of(structure).particles:
             inner = modules[place].__dict__[RECORD] = ParticleRecord(None, dict(states[place].get(RECORD, {})))
@@ -302,7 +296,7 @@ def build(shell: nn.Module) -> None:
         record.saw(Reading(structure, parameters, pending.buffers, modules), states)
         pending.version.species.members.add(shell)
         before = shell.__dict__
-        # Torch and its compiler expect a plain dictionary. Others may hold the one before, which is complete by now.
+        # Torch and its compiler expect a plain dictionary. Other references to the former one stay valid: it is complete.
         object.__setattr__(shell, "__dict__", {key: value for key, value in before.items() if key != PENDING})
         del before[PENDING]
         recompute(states, modules)
@@ -325,7 +319,7 @@ class ShellState(dict[str, Any]):
         if PENDING not in self:
             raise KeyError(key)
         shell = self.shell()
-        if shell is None:  # it went when its attributes had been asked for
+        if shell is None:  # the shell was garbage-collected while its attributes are still referenced
             shell = object.__new__(self.kind)
             object.__setattr__(shell, "__dict__", self)
         build(shell)
@@ -333,7 +327,7 @@ class ShellState(dict[str, Any]):
 
 
 def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:
-    """Return the parameters and buffers of the result of an operation, which is not used otherwise."""
+    """Return the parameters and buffers of a result that is not used otherwise, without building it."""
     pending: Pending | None = shell.__dict__.get(PENDING)
     if pending is None:
         reading = read(shell)
@@ -355,7 +349,7 @@ def _turn_into_parameters(pending: Pending) -> None:
 
 
 def turn_into_parameters(tensors: list[Any], flags: Iterable[bool]) -> list[Any]:
-    """Turn fresh tensors into parameters where they are, as torch does with lazy ones; parameters stay what they are."""
+    """Turn new tensors into parameters by assigning their class, as torch does with lazy ones; parameters are unmodified."""
     for place, (tensor, flag) in enumerate(zip(tensors, flags, strict=True)):
         if type(tensor) is Tensor:
             tensor.__class__ = nn.Parameter
@@ -367,101 +361,3 @@ def turn_into_parameters(tensors: list[Any], flags: Iterable[bool]) -> list[Any]
 
 
 keep_from_tracing(build)
-
-
-# -- what operations record ----------------------------------------------------------------------------------------------
-
-
-class _Mode(threading.local):
-    graph = False
-
-
-_mode = _Mode()
-
-
-@contextmanager
-def differentiable() -> Iterator[None]:
-    """Let operations on models keep the graph, so that gradients reach operands and coefficients.
-
-    The parameters of a result are then tensors with a history instead of new leaves. Operations in place are refused.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import adopt, differentiable
-        >>> a, b = adopt(torch.nn.Linear(1, 1)), adopt(torch.nn.Linear(1, 1))
-        >>> t = torch.tensor(0.5, requires_grad=True)
-        >>> with differentiable():
-        ...     merged = a + t * (b - a)
-        >>> merged(torch.ones(1)).sum().backward()
-        >>> t.grad is not None
-        True
-    """
-    before = _mode.graph
-    _mode.graph = True
-    try:
-        yield
-    finally:
-        _mode.graph = before
-
-
-def is_differentiable() -> bool:
-    """Whether operations on models keep the graph, inside `differentiable`.
-
-    Example:
-        >>> from moduli.particles import differentiable, is_differentiable
-        >>> with differentiable():
-        ...     print(is_differentiable())
-        True
-    """
-    return _mode.graph
-
-
-def is_composing() -> bool:
-    """Whether operations are only composed of torch's own, for gradients or transforms to follow."""
-    return _mode.graph or is_watched()
-
-
-class LeafMode:
-    """A block in which results are leaves that can be trained, whatever mode the caller is in.
-
-    Python looks for no cycles of garbage meanwhile: for thousands of layers it would look through all of them many times.
-    """
-
-    __slots__ = ("_collecting", "_inference", "_recording")
-
-    def __enter__(self) -> None:
-        self._collecting = gc.isenabled()
-        gc.disable()
-        # Every operation begins one: torch's own blocks take longer than small operations do.
-        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
-        if self._inference is not None:
-            self._inference.__enter__()
-        self._recording = torch.is_grad_enabled()
-        set_grad_enabled(False)
-
-    def __exit__(self, *error: Any) -> None:
-        set_grad_enabled(self._recording)
-        if self._inference is not None:
-            self._inference.__exit__(*error)
-        if self._collecting:
-            gc.enable()
-
-
-def record_nothing() -> AbstractContextManager[None]:
-    """A block in which no gradients are recorded, except where `differentiable` asks for them."""
-    return nullcontext() if is_composing() else LeafMode()
-
-
-def refuse_graph() -> None:
-    """Refuse operations in place where a graph is kept.
-
-    Raises:
-        RuntimeError: Inside `differentiable`.
-    """
-    if _mode.graph:
-        raise RuntimeError("inside differentiable() operations in place are refused: write a = a + b instead of a += b")
-
-
-def is_watched() -> bool:
-    """Whether torch is doing something with operations other than running them."""
-    return in_transform() or bool(has_dispatch_mode())

@@ -1,8 +1,8 @@
-"""References from the plain attributes of a model to the model itself, and how a copy of the model gets its own.
+"""References from the plain attributes of a model to the model itself, which a copy of the model must not share.
 
-An attribute from which no part of the model can be reached is shared by the copy. Otherwise everything on the way to that
-part is made again, with the copy's part in its place: containers, partials, bound methods, closures, weak references,
-dataclasses, namespaces and other objects. What cannot be made again is refused by name.
+An attribute from which no part of the model is reachable is shared by the copy. Otherwise every object on the path to that
+part is rebuilt with the copy's part instead: containers, partials, bound methods, closures, weak references,
+dataclasses, namespaces and other objects. An object that cannot be rebuilt raises an error with the attribute's name.
 
 The search goes through at most `_MOST_STEPS` objects in a row. A container whose first 256 items lead to no part
 of the model holds data, and is not searched further. Classes, other models and global variables are not searched.
@@ -29,12 +29,12 @@ class ModelPlace(NamedTuple):
 
 
 class Rebuilding:
-    """How to make an object again that refers to a model. It refers to no part of the model itself.
+    """A plan for rebuilding an object that refers to a model, without a reference to the model itself.
 
     Attributes:
         start: Returns an empty object, to which others may refer before it is filled; None for immutable objects.
         finish: Takes that object and the parts, and returns the object.
-        parts: What the object consists of: values, places in the model, and other plans.
+        parts: The parts of the object: values, places in the model, and other plans.
     """
 
     __slots__ = ("finish", "parts", "start")
@@ -46,11 +46,11 @@ class Rebuilding:
 
 
 class References:
-    """Replaces the parts of a model by places in whatever refers to them.
+    """Replaces references to parts of a model by places, in any value.
 
     Args:
         places: The parts of the model by `id`.
-        strict: Whether to refuse references that a copy cannot have; otherwise the value is left as it is.
+        strict: Whether references that a copy cannot have raise; otherwise the value is unmodified.
     """
 
     def __init__(self, places: Mapping[int, ModelPlace], strict: bool = True) -> None:
@@ -63,14 +63,14 @@ class References:
         self._plans: dict[int, Rebuilding] = {}
 
     def link(self, value: Any, owner: str) -> Any:
-        """Return a place or a plan for a value that refers to the model, and any other value as it is.
+        """Return a place or a plan for a value that refers to the model, and any other value unmodified.
 
         Args:
             value: The value of an attribute.
             owner: The attribute, for errors.
 
         Raises:
-            StructureError: If it refers to the model through something that cannot be made again.
+            StructureError: If it refers to the model through an object that cannot be rebuilt.
         """
         place = self.places.get(id(value))
         if place is not None:
@@ -84,7 +84,7 @@ class References:
         return self._plan(value, owner) if id(value) in self._reaching else value
 
     def _search(self, values: list[Any]) -> None:
-        """Find out from which objects the model can be reached."""
+        """Find the objects from which the model is reachable."""
         steps = 0
         while values and steps < _MOST_STEPS:
             steps += 1
@@ -112,7 +112,7 @@ class References:
         count = -1
         while count != len(reaching):
             count = len(reaching)
-            # Those found last are nearest to the model.
+            # The objects found last are nearest to the model.
             for key, anatomy in reversed(self._anatomies.items()):
                 if key not in reaching and any(id(p) in self.places or id(p) in reaching for p in anatomy.parts):
                     reaching.add(key)
@@ -140,10 +140,10 @@ class References:
 
 
 def resolve(value: Any, tables: Any) -> Any:
-    """Return what a place or plan stands for in another model.
+    """Return the object of a place or plan in another model; other values unmodified.
 
     Args:
-        value: What `References.link` returned.
+        value: A result of `References.link`.
         tables: The modules, parameters and buffers of the model by key, and a dict of the objects made so far.
     """
     if type(value) is ModelPlace:

@@ -1,4 +1,4 @@
-"""Putting resized tensors into a live model: all of them, with the sizes that modules hold, as one edit of its species."""
+"""Writing resized tensors and size attributes into a live model, as one edit of its species."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .edits import protect_modules
 
 
 class ResizeWrites(NamedTuple):
-    """What is written into the modules of a model.
+    """The changes that are written into the modules of a model.
 
     Attributes:
-        tensors: For each parameter or buffer that is replaced, by `id`: it, the new one, and how it was made.
+        tensors: For each parameter or buffer that is replaced, by `id`: the old tensor, the new one, and the map between them.
         attributes: Plain attributes of modules.
         labels: The labels of labelled tensors: the module, the public name, and the registered name with the axes.
-        sentence: What is done, for the history.
+        sentence: The edit in words, for the history.
     """
 
     tensors: dict[int, tuple[Tensor, Tensor, UnitMap]]
@@ -41,8 +41,8 @@ def edit_model(net: nn.Module, make: Callable[[], ResizeWrites], check: Callable
 
     Args:
         net: The model.
-        make: Edits registries and attributes of its modules, and returns which tensors were resized.
-        check: Raises if the model must not be so; everything is put back then.
+        make: Edits registries and attributes of its modules, and returns the changes.
+        check: Raises if the edited model is invalid; everything is restored then.
     """
     roots = _list_roots(net)
     with contextlib.ExitStack() as stack:
@@ -53,7 +53,7 @@ def edit_model(net: nn.Module, make: Callable[[], ResizeWrites], check: Callable
             for live in lives:
                 guard.add(partial(setattr, live.record, "version", live.version))
             guard.add(partial(_reset_lists, [each for each in net.modules() if isinstance(each, nn.RNNBase)]))
-            protect_modules(guard, *net.modules())  # put back first
+            protect_modules(guard, *net.modules())  # restored first, being registered last
             writes = make()
             with allow_interrupts():
                 check()
@@ -66,25 +66,25 @@ def edit_model(net: nn.Module, make: Callable[[], ResizeWrites], check: Callable
             with Guard(deferred=True):
                 join_edits(live.version)
     for owner, named in zip(owners, params, strict=True):
-        REMOVED.mark(named, owner)  # for optimizers that were given them by themselves
+        REMOVED.mark(named, owner)  # for optimizers of parameter lists, which do not follow modules
 
 
 def write_tensors(net: nn.Module, tensors: Mapping[int, tuple[Tensor, Tensor, UnitMap]]) -> None:
-    """Put new tensors where others are, under all names that these have."""
+    """Replace tensors by new ones, under all their names."""
     for module in net.modules():
         for registry in (module._parameters, module._buffers):
-            for name, held in list(registry.items()):
-                if held is not None and id(held) in tensors:
-                    registry[name] = tensors[id(held)][1]  # type: ignore[assignment]
+            for name, tensor in list(registry.items()):
+                if tensor is not None and id(tensor) in tensors:
+                    registry[name] = tensors[id(tensor)][1]  # type: ignore[assignment]
         if isinstance(module, nn.RNNBase):
             _reset_lists([module])
 
 
 def _reset_lists(modules: Sequence[nn.RNNBase]) -> None:
-    """Let recurrent layers know their weights, which they hold in a list as well."""
+    """Update the list of weights that recurrent layers have beside their registries."""
     for module in modules:
         for name, param in list(module._parameters.items()):
-            nn.RNNBase.__setattr__(module, name, param)  # not that of a particle, which would be an edit of its own
+            nn.RNNBase.__setattr__(module, name, param)  # the `__setattr__` of particles would make another edit
 
 
 def follow_relatives(net: nn.Module) -> None:
@@ -94,7 +94,7 @@ def follow_relatives(net: nn.Module) -> None:
 
 
 class _Live(NamedTuple):
-    """A particle that is edited: its record, version, and what it was before."""
+    """A particle that is being edited: its record and version, and its parts and contents before the edit."""
 
     root: nn.Module
     record: ParticleRecord
@@ -124,7 +124,7 @@ def _begin(root: nn.Module) -> Iterator[_Live]:
 
 
 def _advance(live: _Live, writes: ResizeWrites) -> None:
-    """Make a version of what was written; relatives resize their own values."""
+    """Make the version of a resized particle; relatives will resize their own values."""
     reading = read(live.root)
     edited = compare(live.version, reading, live.before)
     if edited is None:
@@ -133,18 +133,20 @@ def _advance(live: _Live, writes: ResizeWrites) -> None:
     sources = {id(after): (before, unit_map) for before, after, unit_map in writes.tensors.values()}
     ids = {id(param): key for key, param in live.parts.params.items()}
     for key, param in zip(following.params, reading.parameters, strict=True):
-        before, unit_map = sources.get(id(param), (None, None))
-        if before is not None and unit_map is not None and id(before) in ids and key in edit.add_params:
+        if key not in edit.add_params or id(param) not in sources:
+            continue
+        before, unit_map = sources[id(param)]
+        if id(before) in ids:
             del edit.add_params[key]
             edit.own_params.pop(key, None)
             edit.resized[key] = ids[id(before)], [unit_map]
     keys = {id(module): key for key, module in zip(following.modules, reading.modules, strict=True)}
     for module in reading.modules:
-        for name, held in module._buffers.items():
-            if held is not None and id(held) in sources:
-                edit.touched.add(keys[id(module)])
-                edit.resized_buffers[keys[id(module)], name] = [sources[id(held)][1]]
-                edit.own_buffers.pop((keys[id(module)], name), None)
+        resized = {name: sources[id(buffer)][1] for name, buffer in module._buffers.items() if id(buffer) in sources}
+        for name, buffer_map in resized.items():
+            edit.touched.add(keys[id(module)])
+            edit.resized_buffers[keys[id(module)], name] = [buffer_map]
+            edit.own_buffers.pop((keys[id(module)], name), None)
     for module, name, value in writes.attributes:
         if id(module) in keys:
             edit.touched.add(keys[id(module)])

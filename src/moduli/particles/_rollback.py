@@ -1,4 +1,4 @@
-"""Going back to an earlier version, as an edit that all relatives follow."""
+"""`rollback`: going back to an earlier version, as an edit that relatives follow."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ T = TypeVar("T", bound=nn.Module)
 def rollback(module: T, version: int) -> T:
     """Give a particle the structure that it had at an earlier version of its species.
 
-    It is an edit like any other: it makes a new version, relatives follow it, an `Optimizer` of the module does, and it can be
-    rolled back. What stays keeps the values it has now; the tensors and modules that edits removed since come back themselves,
-    with their values. A relative gets its own back, if it followed those edits.
+    The rollback is an edit like any other: it makes a new version, relatives and an `Optimizer` of the module follow it, and it
+    can be rolled back. Tensors that are in both versions keep their present values; tensors and modules that edits removed since
+    come back as the same objects, with their values. A relative gets its own back if it followed those edits.
 
-    A species counts its versions from the moment when a particle of it is first cloned, combined, or asked for its `history`.
-    Each particle keeps what the last eight edits removed from it; `keep_removed` sets another number.
+    A species counts its versions from the moment when a particle of it is first cloned or combined, or its `history` is read.
+    Each particle stores the parts that the last eight edits removed from it; `keep_removed` sets another number.
 
     Args:
         module: A particle, or a module inside one, which goes back as a whole.
-        version: The number of the version, as `net.history` shows it; 0 is that before the first edit.
+        version: The number of the version in `net.history`; 0 is the version before the first edit.
 
     Returns:
         The module.
 
     Raises:
-        TypeError: If it is no particle.
+        TypeError: If the module is no particle.
         ValueError: If there is no such version.
-        StructureError: If the particle does not have what was removed since; nothing is changed then.
+        StructureError: If the particle no longer stores the parts removed since; nothing is changed then.
 
     Example:
         >>> from moduli.particles import NytoModule, rollback
@@ -64,11 +64,11 @@ def rollback(module: T, version: int) -> T:
 
 
 def keep_removed(module: T, edits: int) -> T:
-    """Say how many edits the particles of a species can go back: they keep what the last ones removed from them.
+    """Set the number of edits that the particles of a species can roll back, for which they store the removed parts.
 
     Args:
         module: A particle of the species, or a module inside one.
-        edits: How many; 0 keeps nothing.
+        edits: The number of edits; 0 stores nothing.
 
     Returns:
         The module.
@@ -95,7 +95,7 @@ def keep_removed(module: T, edits: int) -> T:
 
 
 def _go_back(root: nn.Module, target: int) -> None:
-    """Let a particle that is at the newest version go back."""
+    """Roll back a particle that is at the newest version."""
     record, kind = record_of(root), type(root).__name__
     version, reading, before = version_of(root), read(root), recall(record)
     steps = find_steps(record, target, version.number, kind)
@@ -125,21 +125,8 @@ def _go_back(root: nn.Module, target: int) -> None:
 
 
 def _note_returning(following: Version, edit: ParticleEdit, after: Reading, steps: Sequence[Past]) -> None:
-    """Note which tensors come back, so that each relative takes its own."""
-    params: dict[int, Any] = {}
-    modules: dict[int, Any] = {}
-    for past in steps:
-        for table, removed in ((params, past.removed.params), (modules, past.removed.modules)):
-            for key, each in removed.items():
-                table.setdefault(id(each), (key, past.start))
-    buffers = {
-        id(tensor): ((slot.key, name), past.start)
-        for past in reversed(steps)
-        for slot in past.slots
-        if isinstance(slot, PastSlots)
-        for name, tensor in slot.registries["_buffers"].items()
-        if isinstance(tensor, Tensor)
-    }
+    """Record the tensors that come back, so that each relative restores its own."""
+    params, modules, buffers = _list_removed(steps)
     owners = following.modules[:1]
     for place, buffer in edit.buffers.items():
         if id(buffer) in buffers:
@@ -155,3 +142,22 @@ def _note_returning(following: Version, edit: ParticleEdit, after: Reading, step
             for name in module._buffers:
                 own = edit.own_buffers.get((key, name), OwnValue(None, None, None, owners))
                 edit.own_buffers[key, name] = own._replace(back=((old, name), since))
+
+
+def _list_removed(steps: Sequence[Past]) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+    """Return the identifier and last version of each removed parameter, module and buffer, by `id`."""
+    params: dict[int, Any] = {}
+    modules: dict[int, Any] = {}
+    for past in steps:
+        for table, removed in ((params, past.removed.params), (modules, past.removed.modules)):
+            for key, each in removed.items():
+                table.setdefault(id(each), (key, past.start))
+    buffers: dict[int, Any] = {
+        id(tensor): ((slot.key, name), past.start)
+        for past in reversed(steps)
+        for slot in past.slots
+        if isinstance(slot, PastSlots)
+        for name, tensor in slot.registries["_buffers"].items()
+        if isinstance(tensor, Tensor)
+    }
+    return params, modules, buffers

@@ -1,7 +1,7 @@
-"""Modules without values: what is carried over from a model to the results of operations on it.
+"""Capturing the plain attributes of a model's modules, and assembling new modules from them.
 
-Every module of a result is a `copy.copy` of the operand's: plain attributes are shared, whatever they are, while registries,
-hook dictionaries and labels are the result's own. Where an attribute refers to the model itself, the result's attribute
+Every module of a result is like a `copy.copy` of the operand's: plain attributes are shared, while registries,
+hook dictionaries and labels are copied. If an attribute refers to the model itself, the result's attribute
 refers to the result (see `_references`).
 """
 
@@ -24,30 +24,31 @@ from torch.nn.utils.weight_norm import WeightNorm
 from moduli.layout import Reading, Structure, read
 
 from ._anatomy import is_atomic, may_refer, read_slots, slot_names
+from ._facts import facts_of, unwrap_kind
 from ._references import ModelPlace, References, list_places, resolve
 
 RECORD = "_particle"
 PENDING = "_pending"
 POLICY = "_buffer_policy"
-"""The attribute in which a module keeps the policies of its buffers."""
+"""The attribute of a module with the policies of its buffers."""
 SLOTS = "__slots__"
-"""Where a state holds the attributes that the class of the module keeps in `__slots__`."""
+"""The key in a state of the attributes that are stored in `__slots__`."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _BLANK = vars(nn.Module())
-HOOKS = tuple(key for key, held in _BLANK.items() if isinstance(held, OrderedDict) and key not in _REGISTRIES)
+HOOKS = tuple(key for key, value in _BLANK.items() if isinstance(value, OrderedDict) and key not in _REGISTRIES)
 _HOOKS_OF = itemgetter(*HOOKS)
 # Plain attributes that every module has.
 _COMMON = tuple(key for key in _BLANK if key not in (*HOOKS, *_REGISTRIES, "_non_persistent_buffers_set"))
-# What is not carried over as a plain attribute. A compiled forward computes with the parameters it was compiled for.
+# Attributes that are not copied as plain ones. A compiled forward computes with the parameters it was compiled for.
 _NOT_PLAIN = frozenset((*_BLANK, "_compiled_call_impl", "_replicate_for_data_parallel", PENDING)) - frozenset(_COMMON)
 _FSDP = "torch.distributed.fsdp"
 State = dict[str, Any]
-"""The plain attributes of one module, as they were at one moment."""
+"""The plain attributes of one module, captured at one moment."""
 
 
 class _Linked(NamedTuple):
-    """An attribute of which each model has its own: a place or plan, or hooks that may be such, by key."""
+    """An attribute that refers to the model: a place or plan, or a dict of hooks that may be places or plans."""
 
     value: Any
 
@@ -55,12 +56,12 @@ class _Linked(NamedTuple):
 def capture(
     modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Reading, strict: bool = True
 ) -> list[State]:
-    """Return the plain attributes of modules as they are now.
+    """Return the present plain attributes of modules.
 
     Args:
         modules: The modules.
         places: The parts of the model that they may refer to, or the reading that has them.
-        strict: Whether to refuse references to the model that a copy cannot have; otherwise they stay as they are.
+        strict: Whether references to the model that a copy cannot have raise; otherwise they are unmodified.
 
     Raises:
         StructureError: If an attribute refers to the model in such a way.
@@ -88,12 +89,12 @@ def capture(
 
 
 def capture_model(reading: Reading, before: Sequence[State] = (), strict: bool = True) -> list[State]:
-    """Return the plain attributes of the modules of a model as they are now, without a copy where they are known.
+    """Return the present plain attributes of the modules of a model; captured ones are reused if they are still the same.
 
     Args:
         reading: The model.
-        before: What was captured of it before.
-        strict: As of `capture`.
+        before: Attributes that were captured before.
+        strict: Whether references to the model that a copy cannot have raise; otherwise they are unmodified.
     """
     notes = reading.structure.notes
     for states in (before, notes.get("attributes")):
@@ -106,20 +107,20 @@ def capture_model(reading: Reading, before: Sequence[State] = (), strict: bool =
 
 
 class AtomicStates(list[State]):
-    """Captured attributes that are immutable and refer to nothing, so that identity tells whether they changed.
+    """Captured attributes that are immutable and refer to nothing, so that changes are detected by identity.
 
     Args:
         states: The attributes of every module.
-        carried: Which attributes those are.
+        carried: The names of those attributes, for every module.
     """
 
     __slots__ = ("_counts", "_orders", "_picks", "_values", "copies", "plain")
 
     def __init__(self, states: list[State], carried: list[_Carried]) -> None:
         super().__init__(states)
-        #: The attributes as modules have them, with places for registries and hooks.
+        #: Complete `__dict__`s of modules, with empty registries and hooks.
         self.copies = [{**_BLANK, **{key: each[key] for key in each if key != RECORD}} for each in states]
-        #: Those of the root that can be had without building anything.
+        #: The attributes of the root that are available without building it.
         self.plain = {key: states[0][key] for key in carried[0].names}
         self._picks = [each.pick for each in carried]
         self._values = [state[name] for state, each in zip(states, carried, strict=True) for name in each.names]
@@ -127,7 +128,7 @@ class AtomicStates(list[State]):
         self._orders = [(place, list(state[RECORD])) for place, state in enumerate(states) if RECORD in state]
 
     def hold_for(self, modules: Iterable[nn.Module]) -> bool:
-        """Whether modules of the structure that these were captured of have the same attributes now, and no hooks."""
+        """Whether modules of the same structure have these attributes now, and no hooks."""
         states = list(map(vars, modules))
         if list(map(len, states)) != self._counts:
             return False
@@ -143,7 +144,7 @@ class AtomicStates(list[State]):
 
 
 class _Links:
-    """Finds the attributes and hooks of modules that refer to the model; makes the search when the first may do so."""
+    """Finds the attributes and hooks of modules that refer to the model; the parts are listed only when needed."""
 
     def __init__(self, places: Mapping[int, ModelPlace] | Reading, strict: bool) -> None:
         self._places = places
@@ -154,7 +155,13 @@ class _Links:
         return References(_find_places(self._places), self._strict)
 
     def add(self, state: State, module: nn.Module, hooked: bool) -> None:
-        """Complete the captured attributes of a module: `__slots__`, hooks, and what refers to the model."""
+        """Complete the captured attributes of a module with `__slots__` and hooks, and link those that refer to the model.
+
+        Args:
+            state: The captured attributes, which are changed.
+            module: The module.
+            hooked: Whether it has hooks.
+        """
         own, kind = module.__dict__, cast(Any, type(module))
         if slot_names(kind):
             state[SLOTS] = read_slots(module)
@@ -179,53 +186,35 @@ def _find_places(places: Mapping[int, ModelPlace] | Reading) -> Mapping[int, Mod
 
 
 class _Carried(NamedTuple):
-    """The attributes of a module that are carried over: plain ones, and whether there are slots, labels and a record."""
+    """The attributes of a module that are captured: plain ones, and whether there are slots, labels and a record."""
 
     names: tuple[str, ...]
     pick: Any
     slotted: bool
     labels: bool
     record: bool
-    # Whether there are attributes that not every module has and that are not carried over.
+    # Whether there are attributes that not every module has and that are not captured.
     others: bool
 
 
 @lru_cache(maxsize=4096)
 def _choose_carried(kind: Any, keys: tuple[str, ...]) -> _Carried:
-    # Keys that are no plain strings are those of wrappers such as `fully_shard`, whose state is the operand's own.
+    # Keys of a subclass of `str` belong to wrappers such as `fully_shard`, whose state is not copied.
     special = ("_labelled", RECORD)
     names = tuple(key for key in keys if key not in _NOT_PLAIN and key not in special and type(key) is str)
-    # An `itemgetter` of one name gives no tuple.
+    # An `itemgetter` of one name returns no tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda own: tuple(own[name] for name in names)
     others = not _BLANK.keys() | {*names, *special} >= set(keys)
     return _Carried(names, pick, bool(slot_names(kind)), "_labelled" in keys, RECORD in keys, others)
 
 
 def _drop_wrapper_hooks(hooks: Any) -> Any:
-    """Hooks without those of FSDP, which gather the parameters of the model that they were made for."""
+    """Return hooks without those of FSDP, which gather the parameters of the wrapped model."""
     if _FSDP not in sys.modules:
         return hooks
     return OrderedDict(
         (key, hook) for key, hook in hooks.items() if not str(getattr(hook, "__module__", "")).startswith(_FSDP)
     )
-
-
-def unwrap_kind(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of a module without what `fully_shard` put around it: results of operations are not wrapped."""
-    return _find_unwrapped(cast(Any, kind)) if _FSDP in sys.modules else kind
-
-
-@lru_cache(maxsize=4096)
-def _find_unwrapped(kind: Any) -> Any:
-    wrapper = getattr(sys.modules[_FSDP], "FSDPModule", None)
-    if wrapper is None or not issubclass(kind, wrapper):
-        return kind
-    adopted = kind.__dict__.get("_adopted")
-    if adopted is not None:
-        from ._adopt import make_adopted_class
-
-        return make_adopted_class(unwrap_kind(adopted))
-    return next(base for base in kind.__mro__ if not issubclass(base, wrapper))
 
 
 def refers_to(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace]) -> bool:
@@ -248,22 +237,22 @@ def restore(state: State, tables: Sequence[Any]) -> State:
         state: Captured attributes.
         tables: The modules, parameters and buffers of the model by key, and a dict of the objects made so far.
     """
-    made: State = {key: OrderedDict() for key in HOOKS}
-    made.update(state)
+    attributes: State = {key: OrderedDict() for key in HOOKS}
+    attributes.update(state)
     if _Linked in map(type, state.values()):
         for key, value in state.items():
             if type(value) is _Linked:
-                made[key] = restore_hooks(value, tables) if key in HOOKS else resolve(value.value, tables)
+                attributes[key] = restore_hooks(value, tables) if key in HOOKS else resolve(value.value, tables)
     if not _UNSEEN.isdisjoint(state):
         for key in (RECORD, SLOTS):
-            made.pop(key, None)
+            attributes.pop(key, None)
         if "_labelled" in state:
-            made["_labelled"] = dict(state["_labelled"])
-    return made
+            attributes["_labelled"] = dict(state["_labelled"])
+    return attributes
 
 
 def _copy_atomic(state: State) -> State:
-    """Return the attributes for a new module, where all are atomic but for labels."""
+    """Return the attributes for a new module from atomic ones; only hooks and labels are copied."""
     attributes = state.copy()
     for key in HOOKS:
         attributes[key] = OrderedDict()
@@ -278,7 +267,13 @@ def restore_hooks(hooks: _Linked, tables: Sequence[Any]) -> OrderedDict[int, Any
 
 
 def restore_slots(module: nn.Module, state: State, tables: Sequence[Any]) -> None:
-    """Give a new module the attributes that its class keeps in `__slots__`."""
+    """Set the attributes of a new module that its class stores in `__slots__`.
+
+    Args:
+        module: The new module.
+        state: Captured attributes.
+        tables: The modules, parameters and buffers of the model by key, and a dict of the objects made so far.
+    """
     values = state.get(SLOTS)
     if values:
         values = resolve(values.value, tables) if type(values) is _Linked else values
@@ -287,14 +282,14 @@ def restore_slots(module: nn.Module, state: State, tables: Sequence[Any]) -> Non
 
 
 def select_plain_attributes(states: Sequence[State]) -> tuple[State, list[str]]:
-    """The attributes of the root that can be had without building anything, and the names of the others."""
+    """Return the attributes of the root that are available without building it, and the names of the others."""
     if isinstance(states, AtomicStates):
         return states.plain, []
     state = states[0]
-    plain = {key: held for key, held in state.items() if type(held) is not _Linked and key not in _UNSEEN}
+    plain = {key: value for key, value in state.items() if type(value) is not _Linked and key not in _UNSEEN}
     if len(plain) == len(state):
         return plain, []
-    return plain, [key for key, held in state.items() if type(held) is _Linked and key not in HOOKS and key != SLOTS]
+    return plain, [key for key, value in state.items() if type(value) is _Linked and key not in HOOKS and key != SLOTS]
 
 
 _UNSEEN = frozenset((RECORD, SLOTS, "_labelled"))
@@ -310,7 +305,7 @@ def assemble(
     """Make the modules of a model, and return them in the order of the structure.
 
     Args:
-        structure: What the model looks like.
+        structure: The structure of the model.
         states: The plain attributes of every module.
         parameters: One per entry of the layout.
         buffers: One per buffer of the layout.
@@ -321,19 +316,15 @@ def assemble(
     if root is not None:
         modules[0] = root
     tables: Any = modules, parameters, buffers, {}
-    # An empty place is -1.
-    params, tensors = [*parameters, None], [*buffers, None]
+    # A slot that holds None has position -1.
+    params, tensors, entries = [*parameters, None], [*buffers, None], [*modules, None]
     copies = states.copies if isinstance(states, AtomicStates) else None
-    # Nothing is visible in the root before it is in all others, so that other threads may look at it meanwhile.
+    # The root is written last, so that other threads which read it see complete modules.
     for place in range(len(plan) - 1, -1, -1):
-        kind, own, buffered, transient, children = plan[place]
         state = restore(states[place], tables) if copies is None else _copy_atomic(copies[place])
-        state["_parameters"] = {name: params[i] for name, i in own} if own else {}
-        state["_buffers"] = {name: tensors[i] for name, i in buffered} if buffered else {}
-        state["_non_persistent_buffers_set"] = set(transient) if transient else set()
-        state["_modules"] = {name: modules[i] if i >= 0 else None for name, i in children} if children else {}
+        _set_registries(state, plan[place], params, tensors, entries)
         if place in restoring:
-            twin: Any = object.__new__(unwrap_kind(kind))
+            twin: Any = object.__new__(unwrap_kind(plan[place][0]))
             twin.__setstate__(state)
             state = twin.__dict__
         if copies is None and SLOTS in states[place]:
@@ -345,20 +336,29 @@ def assemble(
     return modules
 
 
+def _set_registries(state: State, plan: Any, params: list[Any], buffers: list[Any], modules: list[Any]) -> None:
+    """Set the registries of a new module; `plan` has its entries, as in `Facts`. Most are empty, which saves comprehensions."""
+    _, own, buffered, transient, children = plan
+    state["_parameters"] = {name: params[i] for name, i in own} if own else {}
+    state["_buffers"] = {name: buffers[i] for name, i in buffered} if buffered else {}
+    state["_non_persistent_buffers_set"] = set(transient) if transient else set()
+    state["_modules"] = {name: modules[i] for name, i in children} if children else {}
+
+
 _PRE_HOOKS = "_forward_pre_hooks"
 
 
 def _find_computed(hooks: Mapping[int, Any]) -> dict[str, Any]:
     """Return the hooks of pruning and old normalisations, by the attribute that each computes before every call.
 
-    A copy with the attribute of the operand would have its values and history until its first call.
+    Such an attribute is not copied: the copy would have the operand's values and graph until its first call.
     """
     names = {BasePruningMethod: "_tensor_name", WeightNorm: "name", SpectralNorm: "name"}
     return {getattr(hook, n): hook for hook in hooks.values() for kind, n in names.items() if isinstance(hook, kind)}
 
 
 def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
-    """Compute in new modules the attributes that hooks compute of parameters."""
+    """Compute the attributes of new modules that hooks compute from parameters."""
     if isinstance(states, AtomicStates):
         return
     for state, module in zip(states, modules, strict=True):
@@ -372,9 +372,9 @@ def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
 
 
 def copy_unwrapped(module: nn.Module) -> Any:
-    """A copy of a model, its tensors copied, its plain attributes shared, without what `fully_shard` put around it.
+    """Return a copy of a model without the wrapping of `fully_shard`; tensors are copied, plain attributes shared.
 
-    FSDP2 does not let wrapped models be copied: the copy has the same DTensors under the same names, and can be loaded into
+    FSDP2 does not support copying wrapped models. The copy has equal DTensors under the same names, and can be loaded into
     a wrapped model.
 
     Example:
@@ -385,55 +385,9 @@ def copy_unwrapped(module: nn.Module) -> Any:
         (False, True)
     """
     reading = read(module)
-    parameters = [nn.Parameter(held.detach().clone(), held.requires_grad) for held in reading.parameters]
-    buffers = [held.detach().clone() for held in reading.buffers]
+    parameters = [nn.Parameter(param.detach().clone(), param.requires_grad) for param in reading.parameters]
+    buffers = [buffer.detach().clone() for buffer in reading.buffers]
     states = capture(reading.modules, reading)
     modules = assemble(reading.structure, states, parameters, buffers)
     recompute(states, modules)
     return modules[0]
-
-
-class Facts(NamedTuple):
-    """What is known of all models of one structure: the places of modules that need more than others.
-
-    Attributes:
-        restoring: Their copies need the `__setstate__` of their class, as recurrent layers of torch do.
-        particles: They are particles inside the particle.
-        copying: Some class says itself how it is copied.
-        wrapped: Some module is wrapped by `fully_shard`.
-        floating: All parameters hold floating numbers.
-        plan: The class of every module, and its parameters, buffers, transient buffers and children.
-    """
-
-    restoring: frozenset[int]
-    particles: tuple[int, ...]
-    copying: bool
-    wrapped: bool
-    floating: bool
-    plan: tuple[tuple[type[nn.Module], Any, Any, frozenset[str], Any], ...]
-
-
-def facts_of(structure: Structure) -> Facts:
-    """The facts of a structure, worked out once."""
-    known: Facts | None = structure.notes.get("particles")
-    if known is None:
-        kinds = [entry.kind for entry in structure.modules]
-        known = structure.notes["particles"] = Facts(
-            frozenset(place for place, kind in enumerate(kinds) if _overrides(kind, "__setstate__")),
-            tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
-            any(hasattr(kind, "__deepcopy__") or _overrides(kind, "__getstate__", "__reduce_ex__") for kind in kinds),
-            any(unwrap_kind(kind) is not kind for kind in kinds),
-            all(group.dtype.is_floating_point for group in structure.layout.groups),
-            tuple((e.kind, e.parameters, e.buffers, e.transient, e.children) for e in structure.modules),
-        )
-    return known
-
-
-def _overrides(kind: type, *names: str) -> bool:
-    """Whether a class of others than torch's `nn.Module` and this library defines one of some methods."""
-    return any(
-        name in base.__dict__ and not f"{base.__module__}.".startswith("moduli.")
-        for name in names
-        for base in kind.__mro__
-        if base not in (nn.Module, object)
-    )

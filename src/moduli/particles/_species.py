@@ -1,6 +1,6 @@
-"""Versions of live particles: noticing edits, following those of others, and making them all or nothing.
+"""Versions of live particles: detecting edits, following those of relatives, and recording new versions.
 
-Whatever reads or changes the versions of a species holds its lock, so threads may edit relatives.
+Functions that read or change the versions of a species hold its lock, so threads may edit relatives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .errors import StructureError
 
 
 def bring_up(module: nn.Module) -> Reading:
-    """Read a particle, after noticing its own edits and following those of its species, as far as they are known."""
+    """Read a particle at the newest recorded version of its species, after recording its own edits."""
     settled: ParticleRecord | None = module.__dict__.get(RECORD)
     if settled is not None and settled.watch is not None and settled.version is not None:
         reading, same = settled.read(module)
@@ -40,10 +40,10 @@ def bring_up(module: nn.Module) -> Reading:
 
 
 def _look(module: nn.Module) -> tuple[ParticleRecord, Reading, bool]:
-    """Read a module. A copy of a particle that was not looked at yet is compared with what the original was.
+    """Read a module; a new copy of a particle is compared with the version of the original.
 
     Returns:
-        Its record, the reading, and whether it is what it was when it was last seen to be at its version.
+        Its record, the reading, and whether it is unchanged since it was last known to be at its version.
     """
     if PENDING in module.__dict__:
         build(module)
@@ -58,7 +58,7 @@ def _look(module: nn.Module) -> tuple[ParticleRecord, Reading, bool]:
 
 
 def _settle(module: nn.Module, record: ParticleRecord) -> Reading:
-    """Bring a particle to the newest version, its own edits included, or raise and leave it as it was."""
+    """Bring a particle to the newest version, its own edits included, or raise and leave it unchanged."""
     reading, same = record.read(module)
     version: Any = record.version
     unsettled = version.unsettled
@@ -91,13 +91,19 @@ def _follow(
     first: Version,
     own: tuple[Version, ParticleEdit] | None,
 ) -> tuple[Version, ParticleEdit] | None:
-    """Repeat the edits of relatives, all or none.
+    """Apply the edits of relatives to a particle, all or none.
+
+    Args:
+        module: The particle.
+        record: Its record.
+        first: Its version.
+        own: An edit of the particle itself that has no version yet.
 
     Returns:
-        What is left of an edit of its own.
+        The part of the own edit that the edits of relatives did not make.
 
     Raises:
-        StructureError: If the particle was edited itself meanwhile, in another way.
+        StructureError: If the particle itself was edited in another way.
     """
     version = first
     if own is not None:
@@ -111,7 +117,7 @@ def _follow(
                 f"({theirs.sentence()}), and the edits do not merge. Call touch() before an edit; now take the "
                 "values over with moduli.particles.migrate(this, to=relative), or go on alone with particles.independent(this)"
             )
-        # The same edit was made here.
+        # The particle already has the edits of its relatives.
         record.version = version
         return left
     parts = first.locate(read(module))
@@ -141,7 +147,7 @@ def advance(
     reading: Reading,
     removal: Removal,
 ) -> None:
-    """Link the version that an edit leads to, and note that the particle it was made on is there.
+    """Record the version that an edit makes, and move the edited particle to it.
 
     Args:
         module: The particle.
@@ -157,10 +163,10 @@ def advance(
     steps = list_steps(removal, additions, version.number, following.number)
     adopt_children(module)
     states = capture(reading.modules, reading, strict=False)
-    with Guard(deferred=True):  # nothing in it can fail
+    with Guard(deferred=True):  # defers signals only: nothing inside can fail
         following.species.events += events
         record.journal, record.snapshots = (), None
-        # Other threads may read meanwhile: what looks new must not be taken for the version before.
+        # Linked first: other threads that read the edited particle must not take it for one of the former version.
         version.link(following, own)
         record.version = following
         remember(record, following, steps)
@@ -170,7 +176,7 @@ def advance(
 def _describe(
     module: nn.Module, record: ParticleRecord, following: Version, own: ParticleEdit, before: Version
 ) -> tuple[list[Event], list[Addition]]:
-    """Return the events of an edit, one for each addition in the journal and one for all else; and those additions."""
+    """Return the events of an edit, one for each addition in the journal and one for the rest; and those additions."""
     whole = following.event(before, own.sentence(), tuple(filter(None, own.names)))
     paths = {id(each): f"{path}." if path else "" for path, each in module.named_modules()} if record.journal else {}
     names = [f"{paths.get(id(owner()), '')}{name}" for owner, name in record.journal]
@@ -193,38 +199,38 @@ def _describe(
 
 
 def join_edits(later: Version) -> None:
-    """Make one edit of each two that lead to a version, where nothing is at the version in between.
+    """Join consecutive edits that lead to a version, as long as no particle is at the version in between.
 
-    A particle that was not used for a thousand edits then follows a few, and of a name that was assigned again and again
-    it keeps the last values, not all.
+    A particle that was not used for a thousand edits then follows a few, and only the last values of a name that was
+    assigned repeatedly are stored.
     """
     while (middle := _find_previous(later)) is not None and (first := _find_previous(middle)) is not None:
         before, after = first.particle_updater, middle.particle_updater
-        # A version that was pickled is found again by its identifier.
+        # A version with an identifier was pickled, and may be looked up again.
         joint = before.join(after, later) if before and after and middle.uid is None else None
         if joint is None:
             later = middle
             continue
         probe = weakref.ref(middle)
         first._next, first.particle_updater = later, joint
-        # If nothing else holds the version in between, it is gone with the last reference here.
+        # Without other references, the version in between is freed when this one is deleted.
         del middle
-        held = probe()
-        if held is None:
+        referenced = probe()
+        if referenced is None:
             later.previous = weakref.ref(first)
         else:
-            first._next, first.particle_updater = held, before
-            later = held
+            first._next, first.particle_updater = referenced, before
+            later = referenced
 
 
 def _find_previous(version: Version) -> Version | None:
-    """Return the version whose next one this is, if something is still at it."""
+    """Return the version whose next one this is, if it is still referenced."""
     previous = None if version.previous is None else version.previous()
     return previous if previous is not None and previous.next_version is version else None
 
 
 def recall(record: ParticleRecord) -> LastSeen | None:
-    """The modules of a particle by identifier, as they were when it was last seen to be at its version."""
+    """Return the modules and attributes of a particle when it was last known to be at its version; None if unknown."""
     structure, version = record.structure, record.version
     if structure is None or version is None:
         return None
@@ -242,7 +248,14 @@ _MISSING = object()
 def give_version(
     module: nn.Module, record: ParticleRecord, reading: Reading, states: list[State] | None = None
 ) -> Version:
-    """Let a particle that has no version be the first of a new species."""
+    """Return the version of a particle; if it has none, make the first one of a new species.
+
+    Args:
+        module: The particle.
+        record: Its record.
+        reading: The reading of it.
+        states: The plain attributes of its modules, if they were captured already.
+    """
     with _BIRTH:
         if record.version is None:
             version = Version.of(reading)
@@ -254,7 +267,7 @@ def give_version(
 
 
 def version_of(module: nn.Module) -> Version:
-    """The version that a particle is at, its own edits included; it does not follow those of others."""
+    """Return the version of a particle, after recording its own edits, without following those of relatives."""
     record, reading, same = _look(module)
     version = record.version
     if version is None:
@@ -267,13 +280,13 @@ def version_of(module: nn.Module) -> Version:
 
 
 def identify(module: nn.Module) -> tuple[Version, Reading]:
-    """Return the version that a particle is at, and a reading of it there."""
+    """Return the version of a particle, and a reading of it."""
     version = version_of(module)
     return version, read(module)
 
 
 def touch(root: nn.Module) -> None:
-    """Bring a particle to the newest version of its species, edits of relatives that no operation noticed yet included."""
+    """Bring a particle to the newest version of its species, including edits of relatives that have no version yet."""
     version = record_of(root).version
     if version is None:
         return
@@ -281,10 +294,10 @@ def touch(root: nn.Module) -> None:
     members = species.members
     if len(members) > 1 or root not in members:
         with species.lock:
-            # Members are built: those that are not cannot have been edited.
+            # Members are built; an unbuilt result cannot have been edited.
             for other in list(members):
                 at = record_of(other).version
-                # One that lags has to follow before its own edits count.
+                # A relative at an older version must follow first, before its own edits can be recorded.
                 if other is not root and at is not None and at.next_version is None and at.species is species:
                     bring_up(other)
             bring_up(root)
@@ -293,20 +306,21 @@ def touch(root: nn.Module) -> None:
 
 
 def settle_journal_of(reference: weakref.ref[nn.Module]) -> None:
+    """Make the version of the additions in the journal of a particle, if it still exists."""
     root = reference()
     if root is not None:
         settle_journal(root)
 
 
 def settle_journal(root: nn.Module) -> None:
-    """Make the version of additions that a particle has noted."""
+    """Make the version of the additions in the journal of a particle."""
     record: ParticleRecord | None = root.__dict__.get(RECORD)
     if record is not None and record.journal:
         version_of(root)
 
 
 def adopt_children(root: nn.Module, below: nn.Module | None = None) -> None:
-    """Tell the modules of a particle, or those of a child that was just assigned, which particle they are in."""
+    """Set the root of the modules of a particle, or only of those below a newly assigned child."""
     reference = weakref.ref(root)
     configured = False
     for module in (root if below is None else below).modules():
@@ -319,7 +333,7 @@ def adopt_children(root: nn.Module, below: nn.Module | None = None) -> None:
 
 
 def require(module: Any) -> NytoModuleBase:
-    """Check that something is a particle.
+    """Return the argument if it is a particle.
 
     Raises:
         TypeError: If it is not.

@@ -1,9 +1,10 @@
-"""What becomes of every tensor of a model when axes get other units: copies, divided or zero outgoing weights, fresh entries."""
+"""Planning the new tensors of a resized model: copied units, divided or zero outgoing weights, and fresh entries."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,15 +15,16 @@ from ..layout import EntryGain, FreshEntries, UnitMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AxisResize:
-    """One axis of a model with other units.
+    """The resize of one axis of a model.
 
     Attributes:
         name: The axis.
-        before: How many units it had.
-        source: For each unit that it has then, the one before that it is or is a copy of.
-        fresh: The positions of the units that are new.
-        mode: What new units are: "copy" of others, whose outgoing weights are divided; "fresh", with outgoing zeros; "zero".
-        labels: The labels of its units, where it has any.
+        before: The number of units before.
+        source: For each unit after, the former unit that it is, or a copy of.
+        fresh: The positions of the new units.
+        mode: The values of new units: "copy" for copies of others, whose outgoing weights are divided; "fresh" for random ones
+            with outgoing zeros; "zero"; or "keep" if there are none.
+        labels: The labels of its units after, if it has any.
     """
 
     name: str
@@ -34,18 +36,23 @@ class AxisResize:
 
     @property
     def after(self) -> int:
-        """How many units it has then."""
+        """The number of units after."""
         return len(self.source)
 
     @property
     def copies(self) -> Tensor:
-        """For each unit, how many there are of it."""
+        """For each unit, the number of units with the same source."""
         return torch.bincount(self.source, minlength=self.before)[self.source]
 
     @property
     def uniform(self) -> bool:
-        """Whether every unit is there equally often."""
+        """Whether every former unit is there equally often."""
         return self.after % self.before == 0 and bool((self.copies == self.after // self.before).all())
+
+    @property
+    def changes_units(self) -> bool:
+        """Whether the units change: their number, or the selection that is kept."""
+        return self.after != self.before or self.mode == "keep"
 
     def describe(self) -> str:
         """Return the change in words."""
@@ -56,11 +63,11 @@ class AxisResize:
 
 @dataclasses.dataclass(frozen=True)
 class Compensation:
-    """Where the sum over copies is divided by their number.
+    """The choice of weights that are divided by the number of copies: by default the outgoing weights of an axis.
 
     Attributes:
-        undivided: The axes of which outgoing weights are not.
-        norm: The normalisation whose scale and shift are, in place of a weight that both makes and reads the axis.
+        undivided: The axes whose outgoing weights are not divided.
+        norm: The normalisation whose scale and shift are divided instead, for a weight that both makes and reads the axis.
     """
 
     undivided: frozenset[str] = frozenset()
@@ -72,13 +79,13 @@ class UnitPlanner:
 
     Args:
         resizes: The axes that change.
-        noise: How much the outgoing weights of copies differ, relative to them.
-        generator: The random numbers.
-        compensation: Where the sum over copies is divided by their number.
-        apart: Parameters and axes that are not summed over, though they are among the inputs: groups of convolutions.
+        noise: The relative size of the differences between outgoing weights of copies.
+        generator: The random number generator.
+        compensation: The weights that are divided by the number of copies.
+        apart: Pairs of parameter and axis that are among the inputs but not summed over: groups of convolutions.
 
     Attributes:
-        maps: How tensors follow, by name, as far as they were planned.
+        maps: The maps of the tensors planned so far, by name.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class UnitPlanner:
         self.noise, self.generator, self.compensation, self._apart = noise, generator, compensation, apart
 
     def plan(self, name: str, axes: ParameterAxes, tensor: Tensor) -> UnitMap | None:
-        """Return how one tensor follows; None if it has none of the axes.
+        """Return the map from one tensor to its resized one; None if it has none of the axes.
 
         Args:
             name: Its name.
@@ -107,32 +114,53 @@ class UnitPlanner:
             return None
         sizes = {**axes.sizes, **{each.name: each.after for each in self.resizes.values() if each.name in axes.sizes}}
         shape = [size if each is None else len(each) for size, each in zip(tensor.shape, index, strict=True)]
-        fresh: list[Tensor | None] = [None] * len(index)
-        gains, fills, masks = list[EntryGain](), list[FreshEntries](), list[EntryGain]()
-        for axis, factors in enumerate(axes.dims):
-            news = torch.zeros(shape[axis], dtype=torch.bool)
-            for each in dict.fromkeys(list_names(factors)):
-                if each not in self.resizes:
-                    continue
-                resize, units = self.resizes[each], locate_units(factors, sizes, each)
-                own = torch.isin(units, resize.fresh)
-                news |= own
-                reads = axes.uses[axis] == "in" and axes.role != "buffer" and (axes.name, each) not in self._apart
-                if resize.mode == "copy":
-                    gains += self._divide(name, axis, reads, resize, units, shape)
-                elif own.any() and (reads or axes.role == "tied" or resize.mode == "zero"):
-                    masks.append(EntryGain(_along(~own, axis, len(shape))))
-                elif own.any():
-                    fills.append(self._draw(name, tensor, axis, own.nonzero().flatten(), shape))
-            fresh[axis] = news.nonzero().flatten() if news.any() else None
+        changes = _Changes([], [], [])
+        fresh = [self._plan_axis(name, axes, axis, tensor, sizes, shape, changes) for axis in range(len(index))]
         after = {each.name: each.after for each in self.resizes.values()}
-        self.maps[name] = UnitMap(tensor.shape, index, fresh, gains, fills, masks, after)
+        self.maps[name] = UnitMap(tensor.shape, index, fresh, changes.gains, changes.fills, changes.masks, after)
         return self.maps[name]
+
+    def _plan_axis(
+        self,
+        name: str,
+        axes: ParameterAxes,
+        axis: int,
+        tensor: Tensor,
+        sizes: Mapping[str, int],
+        shape: Sequence[int],
+        changes: _Changes,
+    ) -> Tensor | None:
+        """Add the changes along one axis of a tensor; return the positions of new entries, None if there are none.
+
+        Args:
+            name: The name of the tensor.
+            axes: Its axes.
+            axis: The axis.
+            tensor: Its value.
+            sizes: The sizes of the model's axes after the resize.
+            shape: The shape of the tensor after the resize.
+            changes: The changes, which are extended.
+        """
+        factors, news = axes.dims[axis], torch.zeros(shape[axis], dtype=torch.bool)
+        for each in dict.fromkeys(list_names(factors)):
+            if each not in self.resizes:
+                continue
+            resize, units = self.resizes[each], locate_units(factors, sizes, each)
+            own = torch.isin(units, resize.fresh)
+            news |= own
+            reads = axes.uses[axis] == "in" and axes.role != "buffer" and (axes.name, each) not in self._apart
+            if resize.mode == "copy":
+                changes.gains.extend(self._divide(name, axis, reads, resize, units, shape))
+            elif own.any() and (reads or axes.role == "tied" or resize.mode == "zero"):
+                changes.masks.append(EntryGain(_along(~own, axis, len(shape))))
+            elif own.any():
+                changes.fills.append(self._draw(name, tensor, axis, own.nonzero().flatten(), shape))
+        return news.nonzero().flatten() if news.any() else None
 
     def _divide(
         self, name: str, axis: int, reads: bool, resize: AxisResize, units: Tensor, shape: Sequence[int]
     ) -> list[EntryGain]:
-        """Return the factors by which the sum over the copies of a unit is what one unit gave."""
+        """Return the factors with which the outgoing weights of the copies of a unit sum up to the former weight."""
         norm = self.compensation.norm
         scaled = norm is not None and name.rpartition(".")[0] == norm
         if not scaled and (not reads or resize.name in self.compensation.undivided):
@@ -141,8 +169,8 @@ class UnitPlanner:
         base = torch.where(units >= 0, (1 / copies)[units], 1.0)
         if scaled or self.noise == 0:
             return [EntryGain(_along(base, axis, len(shape)))]
-        # The noise of the copies of one unit adds up to zero: the function is what it was, and the copies differ. Its sign is
-        # another for each output; with one sign for all, the gradients of copies would be parallel.
+        # The noise of the copies of one unit adds up to zero, so the function does not change but the copies differ. Its sign
+        # is drawn for each output; with one sign for all, the gradients of copies would be parallel.
         draws = torch.randn(resize.after, generator=self.generator, dtype=torch.float64)
         sums = torch.zeros(resize.before, dtype=torch.float64).index_add_(0, resize.source, draws)
         draws = (draws - sums[resize.source] / copies) * self.noise / copies
@@ -156,7 +184,7 @@ class UnitPlanner:
         return [EntryGain(_along(base, axis, len(shape)), _along(noise, axis, len(shape)), sign)]
 
     def _draw(self, name: str, tensor: Tensor, axis: int, positions: Tensor, shape: Sequence[int]) -> FreshEntries:
-        """Return values for new entries like those that are there: normal ones of their size; shifts are zero."""
+        """Return values for new entries: normal ones with the tensor's standard deviation; in vectors its mean, 0 for shifts."""
         size = list(shape)
         size[axis] = len(positions)
         if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -171,13 +199,21 @@ class UnitPlanner:
         return FreshEntries(axis, positions, scale * torch.randn(size, generator=self.generator))
 
 
+class _Changes(NamedTuple):
+    """The factors and values of one tensor, as in `UnitMap`."""
+
+    gains: list[EntryGain]
+    fills: list[FreshEntries]
+    masks: list[EntryGain]
+
+
 def _along(values: Tensor, axis: int, rank: int) -> Tensor:
     """Return a vector shaped to broadcast along one axis."""
     return values.reshape([-1 if each == axis else 1 for each in range(rank)])
 
 
 def scale_leading(factors: Sequence[object], before: Mapping[str, int], after: Mapping[str, int], count: int) -> int:
-    """Return how many groups an axis has then, which had `count` of them as its leading factors.
+    """Return the number of groups of an axis after a resize, where the product of its leading factors was `count`.
 
     Args:
         factors: The factors of the axis.

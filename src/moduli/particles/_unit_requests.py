@@ -1,4 +1,4 @@
-"""Which units axes get or keep: sizes, labels, positions and scores as `grow` and `shrink` take them."""
+"""Reading the arguments of `grow` and `shrink`: sizes, labels, positions and scores of units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._unit_plan import AxisResize
 
 
 def list_labels(net: nn.Module, axes: ModelAxes) -> dict[str, tuple[Any, ...]]:
-    """Return the labels of the axes that have some."""
+    """Return the labels of the labelled axes, by name."""
     layout = layout_of(net)
     labels: dict[str, tuple[Any, ...]] = {}
     entries: Any = (*layout.entries, *layout.buffers)
@@ -28,15 +28,22 @@ def list_labels(net: nn.Module, axes: ModelAxes) -> dict[str, tuple[Any, ...]]:
 
 
 def expand_names(axes: ModelAxes, chosen: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what is wanted of each axis, for names and patterns of axes."""
+    """Return the requested value of each axis, from values by name or pattern."""
     wanted: dict[str, Any] = {}
     for name, value in chosen.items():
         names = [name] if name in axes else [each for each in axes if match_name(each, [name])]
-        wanted |= dict.fromkeys(names or [axes[name].name], value)  # which raises with the names that are like it
+        wanted |= dict.fromkeys(names or [axes[name].name], value)  # `axes[name]` raises with similar names
     return list(wanted.items())
 
 
 def find_axis(axes: ModelAxes, name: str, verb: str) -> ModelAxis:
+    """Return an axis of a model; raise ValueError if its size is fixed.
+
+    Args:
+        axes: The axes of the model.
+        name: The axis.
+        verb: The operation, for the error.
+    """
     axis = axes[name]
     if axis.growth is None:
         raise ValueError(
@@ -46,6 +53,15 @@ def find_axis(axes: ModelAxes, name: str, verb: str) -> ModelAxis:
 
 
 def plan_growth(axes: ModelAxes, name: str, size: Any, labels: tuple[Any, ...] | None, how: str) -> AxisResize:
+    """Return the resize of an axis that gets more units.
+
+    Args:
+        axes: The axes of the model.
+        name: The axis.
+        size: The new number of units; for an axis with labels, the labels of all units.
+        labels: The present labels of the axis; None if it has none.
+        how: "split" for copies, "zero" for fresh units.
+    """
     axis = find_axis(axes, name, "grow")
     modes = {"copy": "copy" if how == "split" else "fresh", "input": "fresh", "fresh": "fresh", "zero": "zero"}
     mode = modes[str(axis.growth)]
@@ -58,6 +74,12 @@ def plan_growth(axes: ModelAxes, name: str, size: Any, labels: tuple[Any, ...] |
             )
         source = torch.arange(size) % axis.size if axis.size else torch.zeros(size, dtype=torch.int64)
         return AxisResize(name, axis.size, source, torch.arange(axis.size, size), mode)
+    return _plan_labelled_growth(axis, size, labels, mode)
+
+
+def _plan_labelled_growth(axis: ModelAxis, size: Any, labels: tuple[Any, ...], mode: str) -> AxisResize:
+    """Return the resize of an axis whose units get the labels `size`, which include the present ones."""
+    name = axis.name
     if isinstance(size, int | str):
         raise TypeError(f"grow: the units of axis {name!r} have labels; give the labels of all units that it gets")
     wanted = tuple(size)
@@ -75,30 +97,43 @@ def plan_growth(axes: ModelAxes, name: str, size: Any, labels: tuple[Any, ...] |
 def plan_shrinking(
     net: Any, axes: ModelAxes, name: str, size: int, units: Any, labels: tuple[Any, ...] | None, score: Any
 ) -> AxisResize:
-    if isinstance(units, int) and not isinstance(units, bool):
-        positions = _choose(net, axes, name, size, units, score)
-    elif labels is not None and not isinstance(units, Tensor):
-        places = {label: position for position, label in enumerate(labels)}
-        unknown = [label for label in units if label not in places]
-        if unknown:
-            close = suggest_name(str(unknown[0]), list(map(str, labels)))
-            raise KeyError(f"shrink: axis {name!r} has no labels {unknown[:4]}.{close}")
-        positions = torch.tensor([places[label] for label in units], dtype=torch.int64)
-    else:
-        positions = torch.as_tensor(units)
-        positions = positions.nonzero().flatten() if positions.dtype == torch.bool else positions.to("cpu", torch.int64)
-        positions = torch.where(positions < 0, positions + size, positions)
-    if (
-        not len(positions)
-        or positions.min() < 0
-        or positions.max() >= size
-        or len(set(positions.tolist())) != len(positions)
-    ):
+    """Return the resize of an axis that keeps some units.
+
+    Args:
+        net: The model.
+        axes: Its axes.
+        name: The axis.
+        size: The present number of units.
+        units: The units to keep: a number, labels, positions, or a mask.
+        labels: The present labels of the axis; None if it has none.
+        score: The score of each unit, or the function that computes it; None for the norm.
+    """
+    positions = _read_positions(net, axes, name, size, units, labels, score)
+    inside = bool(len(positions)) and bool(positions.min() >= 0) and bool(positions.max() < size)
+    if not inside or len(set(positions.tolist())) != len(positions):
         raise ValueError(
             f"shrink: the units of axis {name!r} that stay are positions in 0 to {size - 1}, at least one, each once"
         )
     chosen = None if labels is None else tuple(labels[position] for position in positions.tolist())
     return AxisResize(name, size, positions, torch.zeros(0, dtype=torch.int64), "keep", chosen)
+
+
+def _read_positions(
+    net: Any, axes: ModelAxes, name: str, size: int, units: Any, labels: tuple[Any, ...] | None, score: Any
+) -> Tensor:
+    """Return the positions of the units to keep; the arguments are those of `plan_shrinking`."""
+    if isinstance(units, int) and not isinstance(units, bool):
+        return _choose(net, axes, name, size, units, score)
+    if labels is not None and not isinstance(units, Tensor):
+        places = {label: position for position, label in enumerate(labels)}
+        unknown = [label for label in units if label not in places]
+        if unknown:
+            close = suggest_name(str(unknown[0]), list(map(str, labels)))
+            raise KeyError(f"shrink: axis {name!r} has no labels {unknown[:4]}.{close}")
+        return torch.tensor([places[label] for label in units], dtype=torch.int64)
+    positions = torch.as_tensor(units)
+    positions = positions.nonzero().flatten() if positions.dtype == torch.bool else positions.to("cpu", torch.int64)
+    return torch.where(positions < 0, positions + size, positions)
 
 
 def _choose(net: Any, axes: ModelAxes, name: str, size: int, count: int, score: Any) -> Tensor:
@@ -113,7 +148,7 @@ def _choose(net: Any, axes: ModelAxes, name: str, size: int, count: int, score: 
 
 
 def _measure_units(name: str, axes: ModelAxes, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the norm of all entries of the parameters that each unit of an axis has."""
+    """Return, for each unit of an axis, the norm of all parameter entries that belong to it."""
     total = torch.zeros(axes[name].size, dtype=torch.float64)
     for each, axis in axes[name].places:
         own = axes.of(each)

@@ -1,7 +1,8 @@
-"""Versions of a species: each is a structure of `layout`, and has the edit that leads to the next one.
+"""Versions of a species: each has a structure of `layout`, and the edit that leads to the next one.
 
-Parts of a particle have identifiers that stay theirs through edits, whatever names they get: one number for each module of the
-structure, one for each entry of its layout. Links that count point forward only, so a version that no particle is at is freed.
+Parts of a particle have identifiers that edits do not change, whatever their names: one number for each module of the
+structure, one for each entry of its layout. Strong references point to later versions only, so a version that no particle is at
+is freed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SlotNames(NamedTuple):
-    """What the names of one module refer to.
+    """The names in the registries of one module, with the identifiers of the parts.
 
     Attributes:
         modules: The identifier of each child; None for an empty place.
@@ -47,7 +48,7 @@ class Parts(NamedTuple):
     params: dict[int, nn.Parameter]
 
     def find(self, key: Any) -> Any:
-        """Return a parameter by identifier, or a buffer by its module and name; None if it is not there."""
+        """Return a parameter by identifier, or a buffer by its module and name; None if there is none."""
         if not isinstance(key, tuple):
             return self.params.get(key)
         module = self.modules.get(key[0])
@@ -55,13 +56,13 @@ class Parts(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What one edit removed from one particle, for `rollback`.
+    """The parts that one edit removed from one particle, stored for `rollback`.
 
     Attributes:
-        start: The number of the version that the particle was at.
+        start: The number of the version before the edit.
         stop: The number of the version after the edit.
-        removed: The modules and parameters that are gone.
-        slots: What the names of edited modules referred to.
+        removed: The removed modules and parameters.
+        slots: The former contents of the edited modules.
     """
 
     start: int
@@ -70,7 +71,7 @@ class Past(NamedTuple):
     slots: tuple[Any, ...] = ()
 
     def find(self, key: Any) -> Any:
-        """Return the parameter with an identifier, or the buffer with a module and a name, that was removed; or None."""
+        """Return a removed parameter by identifier, or a removed buffer by its module and name; None if there is none."""
         for slot in self.slots if isinstance(key, tuple) else ():
             if slot.key == key[0] and key[1] in slot.registries["_buffers"]:
                 value = slot.registries["_buffers"][key[1]]
@@ -82,15 +83,15 @@ class Version:
     """One version of a species.
 
     Attributes:
-        structure: What its particles look like, but for dtypes and devices.
+        structure: The structure of its particles, except for dtypes and devices.
         modules: The identifier of each module of the structure.
         params: The identifier of each entry of the layout.
         species: The species.
-        number: How many edits were made before.
-        configs: How operations treat parameters, by name; those that are not here have the default.
-        uid: What identifies the version in pickles, once it was pickled.
+        number: The number of edits before.
+        configs: The configurations of parameters, by name; others have the default.
+        uid: The identifier of the version in pickles, once it was pickled.
         particle_updater: The edit that leads to the next version, or None while this is the newest.
-        previous: A weak reference to the version that this one was made from, or None.
+        previous: A weak reference to the version before, or None.
 
     Example:
         >>> import torch
@@ -113,14 +114,14 @@ class Version:
         self.configs: dict[str, ParamConfig] = {}
         self.uid: str | None = None
         self._next: Version | None = None
-        # Makes the next version of edits that were made already, when it is asked for.
+        # Makes the next version from recorded additions, when it is needed.
         self.unsettled: Callable[[], None] | None = None
         self.particle_updater: ParticleEdit | None = None
         self.previous: weakref.ref[Version] | None = None
 
     @classmethod
     def of(cls, reading: Reading, configs: dict[str, ParamConfig] | None = None) -> Version:
-        """Return the first version of a species, that of a module without history.
+        """Return the first version of a new species, for a module without history.
 
         Args:
             reading: The module.
@@ -148,23 +149,23 @@ class Version:
         return self.next_version is None
 
     def link(self, following: Version, edit: ParticleEdit) -> None:
-        """Let a version be the next one after this.
+        """Set the next version.
 
         Args:
             following: The version.
-            edit: What brings particles there.
+            edit: The edit that brings particles there.
         """
         following.previous = weakref.ref(self)
         edit.start, edit.stop = self.number, following.number
-        # Other threads may read meanwhile: there is no call in between.
+        # Other threads may read both: they are assigned in one statement without a call in between.
         self._next, self.particle_updater = following, edit
 
     def particle_update(self, parts: Parts, past: Sequence[Past] = ()) -> Parts:
-        """Bring a particle from this version to the next, and return what it consists of then.
+        """Bring a particle from this version to the next, and return its parts after that.
 
         Args:
-            parts: What the particle consists of.
-            past: What earlier edits have removed from it.
+            parts: The parts of the particle.
+            past: The parts that earlier edits removed from it.
 
         Raises:
             StructureError: If this is the newest version.
@@ -180,7 +181,7 @@ class Version:
         return Parts(dict(zip(self.modules, reading.modules, strict=True)), dict(params))
 
     def list_names(self, place: int) -> SlotNames:
-        """Return what the names of one module of the structure refer to."""
+        """Return the names in the registries of the module at a position of the structure."""
         entry = self.structure.modules[place]
         return SlotNames(
             {name: None if child < 0 else self.modules[child] for name, child in entry.children},
@@ -197,11 +198,11 @@ class Version:
         return {name: config for name, config in self.configs.items() if config != ParamConfig()}
 
     def inherit_configs(self, reading: Reading, places: Iterable[int]) -> None:
-        """Take over the configurations that modules were given as particles of their own.
+        """Copy the configurations of modules that are particles themselves.
 
         Args:
             reading: A particle at this version.
-            places: The places of those modules in the structure.
+            places: The positions of those modules in the structure.
         """
         names: dict[str, str] = {}
         for place in places:
@@ -216,7 +217,7 @@ class Version:
                     self.species.configured = True
 
     def event(self, before: Version, sentence: str, where: tuple[str, ...] = ()) -> Event:
-        """Return the edit that led here from the version before.
+        """Return the event of the edit that made this version.
 
         Args:
             before: The version before.
@@ -239,11 +240,11 @@ class Version:
 
     @property
     def data(self) -> Any:
-        """The metadata of the version by identifier, as nytorch has it."""
+        """The metadata of the version by identifier, in the form of nytorch."""
         return data_of(self)
 
     def version_update(self, version_updater: Any, particle_data: Any) -> None:
-        """Make an edit of nytorch, starting from a particle at this version.
+        """Apply an edit in the form of nytorch to a particle at this version.
 
         Args:
             version_updater: The edit.
@@ -260,11 +261,11 @@ class Version:
 
 
 class Numbering:
-    """Gives identifiers to the parts of a live model that have none: the next ones, in the order of assignment if known.
+    """Gives identifiers to the parts of a live model that have none: the next numbers, in the order of assignment if known.
 
     Args:
         reading: The model.
-        before: The version that it was at; identifiers of parts that are gone are not used again.
+        before: Its version; identifiers of removed parts are not used again.
 
     Attributes:
         modules: The identifier of each module, -1 where it has none yet.
@@ -279,7 +280,7 @@ class Numbering:
         self._next_module, self._next_param = (count(max(numbers, default=-1) + 1) for numbers in taken)
 
     def add_module(self, place: int) -> int:
-        """Give a module and all below it identifiers; return its own."""
+        """Give identifiers to a module and all parts below it; return that of the module."""
         if self.modules[place] < 0:
             self.modules[place] = next(self._next_module)
             entry, record = self.reading.structure.modules[place], self.reading.modules[place].__dict__.get(RECORD)

@@ -1,6 +1,6 @@
-"""The views that nytorch documents on every particle: made of the classes in `moduli.compat.nytorch`, when they are asked for.
+"""The views of particles and versions that nytorch documents, made by `moduli.compat.nytorch` on access.
 
-It is the one place of this room that reaches up, declared with the order of the rooms.
+Only this file of the room imports a room that is below it in the order of rooms; the exception is declared there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def kernel_of(root: nn.Module) -> Any:
-    """Return the kernel of a particle. There is one, as long as something holds it."""
+    """Return the kernel of a particle, the same object as long as it is referenced."""
     record = record_of(root)
     kernel = None if record.kernel is None else record.kernel()
     if kernel is None:

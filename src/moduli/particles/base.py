@@ -1,4 +1,4 @@
-"""What every module that is a particle has."""
+"""`NytoModuleBase`, the base class of particles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __getattr__ = _move(
 
 
 class NytoModuleBase(nn.Module):
-    """What every module that is a particle has; the base of `NytoModule` and of adopted modules.
+    """The base class of particles: of `NytoModule` and of adopted modules.
 
     Attributes:
         _module_id: The identifier of the module in its particle.
@@ -38,20 +38,20 @@ class NytoModuleBase(nn.Module):
 
     @property
     def _particle_root(self) -> nn.Module:
-        """The module at the top of the particle that this module is in."""
+        """The root module of the particle that contains this module."""
         record = record_of(self)
         if record.root is None:
             return self
         root = record.root()
         if root is not None and any(module is self for module in root.modules()):
             return root
-        # It is gone, or this module was taken out of it.
+        # The root was garbage-collected, or this module was removed from it.
         record.root = None
         return self
 
     @property
     def is_root(self) -> bool:
-        """Whether this module is at the top of its particle."""
+        """Whether this module is the root of its particle."""
         return self._particle_root is self
 
     @property

@@ -1,8 +1,8 @@
-"""`insert` and `remove`: more or fewer layers of a model, with the function that it had where a layer can start as the identity."""
+"""`insert` and `remove`: adding layers to a model so that it computes the same function, and removing layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from moduli.layout import Guard
 
-from .._torch import pytree
-from ._growth_check import GrowthError, evaluate, measure_difference
+from ..axes import measure_difference
+from ._growth_check import GrowthError, evaluate, list_arguments, run_example
 from ._module_sizes import CONVOLUTIONS
 from ._resize import ResizeWrites, edit_model, follow_relatives
 
@@ -29,22 +29,22 @@ def insert(
     kwargs: Mapping[str, Any] | None = None,
     tolerance: float = 1e-5,
 ) -> T:
-    """Insert a layer into a `Sequential` or `ModuleList` of a model, so that the model computes what it did; in place.
+    """Insert a layer into a `Sequential` or `ModuleList` of a model, so that the model computes the same function; in place.
 
     The layers after it move up by one. For a particle it is one edit of the species: relatives get a copy of the layer and keep
     their own values. An `Optimizer` of the model follows: the state of layers that moved stays with them.
 
-    A layer starts as the identity by the values of some of its weights: a linear layer or a convolution that keeps the number of
-    units by a unit matrix (Net2DeeperNet, Chen, Goodfellow and Shlens 2016), a block with a residual connection by zeros in the
-    last weights of its branches. Which these are is found by running the block on what reaches it in a forward of the example.
+    A layer is made the identity by setting some of its weights: a linear layer or a convolution with as many outputs as inputs
+    by a unit matrix (Net2DeeperNet, Chen, Goodfellow and Shlens 2016), a block with a residual connection by zeros in the
+    last weights of its branches. These weights are found by running the block on its inputs in a forward of the example.
 
     Args:
         net: The model, which is changed.
-        path: The place: the dotted name of the container, if it is not the model itself, and the position there.
-        block: The layer. Its values are changed for the identity; those of a copy where it is in the model already.
-        example: The arguments of a forward: a tensor, or a tuple of arguments. It is needed for other blocks than a linear layer or
-            a convolution; with one, the outputs are compared before and after.
-        start: "as given" to insert the layer with the values that it has.
+        path: The dotted name of the container, if it is not the model itself, and the position in it.
+        block: The layer. Its values are changed to make it the identity.
+        example: The arguments of a forward: a tensor, or a tuple of arguments. Blocks other than a linear layer or
+            a convolution need one; with one, the outputs are compared before and after.
+        start: "as given" to insert the layer with its present values.
         kwargs: Keyword arguments of the forward.
         tolerance: The largest difference of the outputs, relative to the largest one (at least 1).
 
@@ -75,8 +75,7 @@ def insert(
         raise ValueError(
             f"insert: this {type(block).__name__} is in the model already; insert a copy (copy.deepcopy(block))"
         )
-    arguments = () if example is None else example if isinstance(example, tuple) else (example,)
-    call = _Forward(net, arguments, kwargs or {})
+    call = _Forward(net, list_arguments(example), kwargs or {})
     expected = call.run() if call.known and start == "identity" else None
     with Guard() as guard:
         guard.tensors(list(block.parameters()))
@@ -106,7 +105,7 @@ def remove(net: T, path: str) -> T:
 
     Args:
         net: The model, which is changed.
-        path: The place: the dotted name of the container, if it is not the model itself, and the position there.
+        path: The dotted name of the container, if it is not the model itself, and the position in it.
 
     Returns:
         The model.
@@ -132,7 +131,7 @@ def remove(net: T, path: str) -> T:
 
 
 def _find_place(net: nn.Module, path: str, verb: str, extra: int) -> tuple[Any, int]:
-    """Return the container and the position that a dotted path means."""
+    """Return the container and the position of a dotted path."""
     prefix, _, last = str(path).rpartition(".")
     modules = dict(net.named_modules())
     container = modules.get(prefix)
@@ -160,7 +159,7 @@ def _find_place(net: nn.Module, path: str, verb: str, extra: int) -> tuple[Any, 
 
 
 def _write(container: Any, position: int, block: nn.Module | None, sentence: str) -> ResizeWrites:
-    """Put a layer into a container, or take one out, and renumber those after it."""
+    """Insert a layer into a container, or remove one if `block` is None, and renumber those after it."""
     layers = list(container._modules.values())
     layers[position : position + (block is None)] = [] if block is None else [block]
     container._modules.clear()
@@ -176,24 +175,23 @@ class _Forward:
         self.known = bool(arguments or kwargs)
 
     def run(self) -> list[Tensor]:
-        with evaluate(self.net), torch.no_grad():
-            result = self.net(*self.arguments, **self.kwargs)
-        return [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        """Return the tensors among the outputs."""
+        return run_example(self.net, self.arguments, self.kwargs)
 
     def capture(self, container: Any, position: int) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        """Return what a layer at a position is called with: what the next one gets, or the last one returns."""
+        """Return the arguments with which a layer at a position is called: those of the present one, or the last one's output."""
         calls: list[tuple[tuple[Any, ...], Mapping[str, Any]]] = []
         last = position == len(container)
         if not len(container):
             return None
 
-        def note(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], result: Any = None) -> None:
+        def record(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], result: Any = None) -> None:
             first = (result,) if last else args[:1]
             calls.append(((*first, *args[1:]), named))
 
         layer = container[-1 if last else position]
         register = layer.register_forward_hook if last else layer.register_forward_pre_hook
-        handle = register(note, with_kwargs=True)
+        handle = register(record, with_kwargs=True)
         try:
             self.run()
         finally:
@@ -202,23 +200,17 @@ class _Forward:
 
 
 def _start_as_identity(block: nn.Module, inputs: Any, what: str, tolerance: float) -> None:
-    """Give a block values with which it returns its first argument.
+    """Set the weights of a block so that it returns its first argument.
+
+    Args:
+        block: The block.
+        inputs: The arguments and keyword arguments with which it is called; None without an example.
+        what: The description of the block in errors.
+        tolerance: The largest relative difference of the output from the first argument.
 
     Raises:
-        GrowthError: If none are found.
+        GrowthError: If no such weights are found.
     """
-
-    def is_identity() -> bool:
-        if inputs is None:
-            return False
-        args, named = inputs
-        with evaluate(block), torch.no_grad():
-            result = block(*args, **named)
-        result = result[0] if isinstance(result, tuple) and result else result
-        given = args[0][0] if isinstance(args[0], tuple) else args[0]
-        same = isinstance(result, Tensor) and isinstance(given, Tensor) and result.shape == given.shape
-        return same and measure_difference([given], [result]) <= tolerance
-
     layers = [each for each in block.modules() if isinstance(each, (nn.Linear, *CONVOLUTIONS))]
     unit = all(_can_be_unit(layer) for layer in layers)
     if inputs is None:
@@ -228,6 +220,8 @@ def _start_as_identity(block: nn.Module, inputs: Any, what: str, tolerance: floa
             )
         _make_unit(block)
         return
+    args, named = inputs
+    is_identity = partial(_is_identity, block, args, named, tolerance)
     if is_identity():
         return
     before = [param.detach().clone() for param in block.parameters()]
@@ -236,21 +230,31 @@ def _start_as_identity(block: nn.Module, inputs: Any, what: str, tolerance: floa
             _make_unit(layer)
         if is_identity():
             return
-        _put_back(block, before)
+        _copy_values(block.parameters(), before)
     if _zero_branches(block, is_identity):
         return
-    _put_back(block, before)
+    _copy_values(block.parameters(), before)
     raise GrowthError(
         f"{what} can't start as the identity: it has no residual connection, and its layers do not keep the number of units or are "
         "followed by a function that is not the identity on what reaches it. Pass start='as given' to insert it with its values"
     )
 
 
-def _zero_branches(block: nn.Module, is_identity: Any) -> bool:
-    """Set the last weights of residual branches to zero; return whether the block is the identity then.
+def _is_identity(block: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any], tolerance: float) -> bool:
+    """Whether a block returns its first argument, or the first item of it if that is a tuple."""
+    with evaluate(block), torch.no_grad():
+        result = block(*args, **named)
+    result = result[0] if isinstance(result, tuple) and result else result
+    argument = args[0][0] if isinstance(args[0], tuple) else args[0]
+    same = isinstance(result, Tensor) and isinstance(argument, Tensor) and result.shape == argument.shape
+    return same and measure_difference([argument], [result]) <= tolerance
 
-    With all weights zero, those that may keep their values get them back, the first ones first: what stays zero are the last
-    ones, which then have gradients.
+
+def _zero_branches(block: nn.Module, is_identity: Callable[[], bool]) -> bool:
+    """Set the last weights of residual branches to zero; return whether the block is the identity after that.
+
+    All weights are set to zero, then restored one module after the other where the block stays the identity. So the weights
+    that stay zero are the last ones of the branches, which have gradients.
     """
     groups = [
         [param for param in module._parameters.values() if param is not None]
@@ -258,29 +262,31 @@ def _zero_branches(block: nn.Module, is_identity: Any) -> bool:
         if any(param is not None and param.dim() > 1 for param in module._parameters.values())
     ]
     values = [[param.detach().clone() for param in group] for group in groups]
-    with torch.no_grad():
-        for group in groups:
-            for param in group:
-                param.zero_()
-        if not groups or not is_identity():
-            return False
-        for group, saved in zip(groups, values, strict=True):
-            for param, value in zip(group, saved, strict=True):
-                param.copy_(value)
-            if not is_identity():
-                for param in group:
-                    param.zero_()
+    for group in groups:
+        _zero(group)
+    if not groups or not is_identity():
+        return False
+    for group, saved in zip(groups, values, strict=True):
+        _copy_values(group, saved)
+        if not is_identity():
+            _zero(group)
     return True
 
 
-def _put_back(block: nn.Module, values: Sequence[Tensor]) -> None:
+def _zero(params: Sequence[nn.Parameter]) -> None:
     with torch.no_grad():
-        for param, value in zip(block.parameters(), values, strict=True):
+        for param in params:
+            param.zero_()
+
+
+def _copy_values(params: Iterable[nn.Parameter], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for param, value in zip(params, values, strict=True):
             param.copy_(value)
 
 
 def _can_be_unit(layer: Any) -> bool:
-    """Whether a layer has values with which it is the identity: as many outputs as inputs, and positions that stay."""
+    """Whether some weights make a layer the identity: as many outputs as inputs, and no moved positions."""
     if "weight" not in layer._parameters:
         return False
     if isinstance(layer, nn.Linear):
@@ -295,7 +301,7 @@ def _can_be_unit(layer: Any) -> bool:
 
 
 def _make_unit(layer: Any) -> None:
-    """Make a linear layer or a convolution the identity."""
+    """Set the weights of a linear layer or a convolution to the identity."""
     with torch.no_grad():
         if isinstance(layer, nn.Linear):
             layer.weight.copy_(torch.eye(len(layer.weight)))

@@ -1,8 +1,7 @@
-"""What an edit of a structure is: the values it brings, and how a particle is brought to the next version.
+"""`ParticleEdit`: the edit between two versions of a species, and applying it to a particle.
 
-The next version says what every name refers to. An edit adds the modules, parameters and buffers that are new there, so bringing
-a particle along is one thing for all kinds of edits: copy what is new, and let the modules that were edited refer to what the
-version says.
+The next version defines the part of every name. An edit has the modules, parameters and buffers that are new in it, so all kinds
+of edits are applied in the same way: copy the new parts, and rewrite the registries of the edited modules according to the version.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from moduli.nn import VirtualTensor
 from ._own_values import OwnValue, join_own_values, keeps_own, write_own
 from ._references import ModelPlace, resolve
 from ._skeleton import HOOKS, RECORD, State, capture, list_referred, refers_to, restore, restore_slots
-from ._version import Parts, Past, Version
+from ._version import Parts, Past, SlotNames, Version
 
 __all__ = ["ParticleEdit", "clone_param", "protect_modules"]
 
 
 def clone_param(param: nn.Parameter) -> nn.Parameter:
-    """A parameter with a copy of the value, trainable if the original is.
+    """Return a parameter with a copy of the value, trainable if the original is.
 
     Example:
         >>> from moduli.particles.edits import clone_param
@@ -42,7 +41,7 @@ _CONTAINERS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_s
 
 
 def protect_modules(guard: Guard, *modules: nn.Module) -> None:
-    """Register what modules hold with a guard, which puts it back if an edit fails."""
+    """Register the registries and attributes of modules with a guard, which restores them if an edit fails."""
     for module in modules:
         state = module.__dict__
         guard.mappings(*(state[key] for key in _CONTAINERS if key in state), state)
@@ -50,27 +49,27 @@ def protect_modules(guard: Guard, *modules: nn.Module) -> None:
 
 @dataclass(eq=False)
 class ParticleEdit:
-    """An edit, as a particle sees it. Parts are told by identifier (see `Version`).
+    """An edit between two versions. Parts are referred to by identifier (see `Version`).
 
     Attributes:
-        remove_modules: The modules that are gone.
-        remove_params: The parameters that are gone.
-        add_modules: The modules that are new.
-        add_params: The parameters that are new.
-        touched: The modules that were edited.
-        buffers: The buffers that are new, by module and name.
-        attributes: Plain attributes that came with an edit of a plain module; None for those that went.
-        hooks: Hooks that came with it; None for those that went.
+        remove_modules: The removed modules.
+        remove_params: The removed parameters.
+        add_modules: The new modules.
+        add_params: The new parameters.
+        touched: The edited modules.
+        buffers: The new buffers, by module and name.
+        attributes: The plain attributes of plain modules that were changed.
+        hooks: The hooks that were added, or None for removed ones, by module and kind.
         labels: The labels of edited modules.
-        resized: The parameters that are resized ones of others: which, and how. Every particle resizes its own values.
-        resized_buffers: Buffers that are resized, by module and name, and how.
+        resized: For parameters that are resized ones of others: those, and the maps. Every particle resizes its own values.
+        resized_buffers: The maps of resized buffers, by module and name.
         text: The edit in words, a sentence for each attribute.
         names: The dotted names of those attributes.
-        own_params: The parameters in which particles keep their own values.
-        own_buffers: The buffers in which they do, by module and name.
-        reused: Identifiers of parameters that are removed, and used again for others.
-        start: The number of the version that it starts from.
-        stop: The number of the version that it leads to.
+        own_params: The sources of the values that particles keep in new parameters.
+        own_buffers: The same for new buffers, by module and name.
+        reused: Identifiers of removed parameters that are used again for others.
+        start: The number of the version before.
+        stop: The number of the version after.
     """
 
     remove_modules: set[int] = field(default_factory=set)
@@ -93,24 +92,24 @@ class ParticleEdit:
     stop: int = 0
 
     def settle(self, snapshots: Snapshots | None = None) -> None:
-        """Keep copies of the values instead of those of the particle that started the edit.
+        """Replace the new parts, which belong to the edited particle, by copies.
 
         Args:
-            snapshots: Copies that were made at the edit, with the tensors they are of, by `id`; others are made now.
+            snapshots: Copies that were made at the time of the edit, with their originals, by `id`; others are made now.
         """
         self.add_modules, self.add_params = self._copies(None, snapshots or {})
-        self.buffers = {key: _copy_to(held, None) for key, held in self.buffers.items()}
+        self.buffers = {key: _copy_to(buffer, None) for key, buffer in self.buffers.items()}
 
     def run(self, parts: Parts, following: Version, past: Sequence[Past] = ()) -> Parts:
-        """Bring one particle to the next version, or raise and leave it as it was.
+        """Bring one particle to the next version, or raise and leave it unchanged.
 
         Args:
-            parts: What the particle consists of.
+            parts: The parts of the particle.
             following: The next version.
-            past: What earlier edits have removed from the particle.
+            past: The parts that earlier edits removed from the particle.
 
         Returns:
-            What it consists of then.
+            Its parts after the edit.
         """
         devices = {param.device for param in parts.params.values()}
         device = devices.pop() if len(devices) == 1 else None
@@ -121,46 +120,55 @@ class ParticleEdit:
         tables: Any = modules, params, {}, {}
         changes: list[tuple[nn.Module, State, State]] = []
         for place, key in enumerate(following.modules):
-            if key not in self.touched and key not in added:
-                continue
-            module, names = modules[key], following.list_names(place)
-            registries: State = {
-                "_parameters": {n: None if p is None else params[p] for n, p in names.params.items()},
-                "_modules": {n: None if m is None else modules[m] for n, m in names.modules.items()},
-                "_buffers": {n: self._read_buffer(key, module, n, device) for n in names.buffers},
-                "_non_persistent_buffers_set": {n for n, persistent in names.buffers.items() if not persistent},
-            }
-            fresh = {(key, n): buffer for n, buffer in registries["_buffers"].items() if (key, n) in self.own_buffers}
-            self._write_own(self.own_buffers, fresh, parts, past)
-            if key in self.labels:
-                registries["_labelled"] = dict(self.labels[key])
-            changes.append((module, registries, restore(self.attributes.get(key, {}), tables)))
+            if key in self.touched or key in added:
+                names = following.list_names(place)
+                registries = self._make_registries(key, names, Parts(modules, params), device)
+                fresh = {(key, n): value for n, value in registries["_buffers"].items() if (key, n) in self.own_buffers}
+                self._write_own(self.own_buffers, fresh, parts, past)
+                changes.append((modules[key], registries, restore(self.attributes.get(key, {}), tables)))
         # Nothing below can fail.
-        for module, registries, attributes in changes:
-            state = module.__dict__
-            for name in {n for key in ("_parameters", "_modules", "_buffers") for n in registries[key]} & state.keys():
-                del state[name]
-            state.update((name, value) for name, value in attributes.items() if name not in HOOKS)
-            state.update(registries)
-            for name in [name for name, value in state.items() if isinstance(value, VirtualTensor)]:
-                if state[name].attributes.ref not in registries["_buffers"]:
-                    del state[name]  # its reference is gone, and it with it
+        for change in changes:
+            _write_module(*change)
         SWAPS.add()
+        self._write_hooks(modules, tables)
+        return Parts(
+            {key: module for key, module in modules.items() if key not in self.remove_modules},
+            {key: param for key, param in params.items() if key not in self.remove_params},
+        )
+
+    def _make_registries(self, key: int, names: SlotNames, parts: Parts, device: torch.device | None) -> State:
+        """Return the registries of an edited or new module.
+
+        Args:
+            key: The module.
+            names: The names in its registries.
+            parts: The parts of the particle, the new ones included.
+            device: The device of new buffers; None for that of the edit's.
+        """
+        module = parts.modules[key]
+        registries: State = {
+            "_parameters": {n: None if p is None else parts.params[p] for n, p in names.params.items()},
+            "_modules": {n: None if m is None else parts.modules[m] for n, m in names.modules.items()},
+            "_buffers": {n: self._read_buffer(key, module, n, device) for n in names.buffers},
+            "_non_persistent_buffers_set": {n for n, persistent in names.buffers.items() if not persistent},
+        }
+        if key in self.labels:
+            registries["_labelled"] = dict(self.labels[key])
+        return registries
+
+    def _write_hooks(self, modules: Mapping[int, nn.Module], tables: Any) -> None:
+        """Add and remove the changed hooks."""
         for key, hooks in self.hooks.items():
             for name, changed in hooks.items():
                 own = modules[key].__dict__[name]
                 own.update((each, resolve(hook, tables)) for each, hook in changed.items())
                 for each in [each for each, hook in own.items() if hook is None]:
                     del own[each]
-        return Parts(
-            {key: module for key, module in modules.items() if key not in self.remove_modules},
-            {key: param for key, param in params.items() if key not in self.remove_params},
-        )
 
     def _write_own(
         self, table: Mapping[Any, OwnValue], fresh: Mapping[Any, Tensor], parts: Parts, past: Sequence[Past]
     ) -> None:
-        """Write into new tensors what a particle keeps of its own."""
+        """Write the values that a particle keeps into new tensors."""
 
         def find(key: Any, since: int | None) -> Any:
             if since is None:
@@ -176,66 +184,62 @@ class ParticleEdit:
                 write_own(target, own, find)
 
     def _read_buffer(self, key: int, module: nn.Module, name: str, device: torch.device | None) -> Tensor | None:
-        """Return a buffer as it is after the edit."""
+        """Return the buffer of a module after the edit."""
         if (key, name) in self.buffers:
             return _copy_to(self.buffers[key, name], device)  # type: ignore[no-any-return]
         return _resize_all(module._buffers[name], self.resized_buffers.get((key, name), ()))  # type: ignore[no-any-return]
 
     def _copies(self, device: torch.device | None, snapshots: Snapshots) -> tuple[dict[int, nn.Module], dict[int, Any]]:
-        """Copies of what is new."""
+        """Return copies of the new modules, with the new tensors, and of the new parameters."""
         params = {key: _copy_to(p, device, snapshots) for key, p in self.add_params.items()}
         places = {id(m): ModelPlace(0, key) for key, m in self.add_modules.items()}
         places |= {id(p): ModelPlace(1, key) for key, p in self.add_params.items()}
         buffers: dict[int, Tensor] = {}
         for module in self.add_modules.values():
-            for held in module._buffers.values():
-                if held is not None and id(held) not in buffers:
-                    buffers[id(held)] = _copy_to(held, device, snapshots)
-                    places[id(held)] = ModelPlace(2, id(held))
-        made: dict[int, nn.Module] = {key: object.__new__(type(m)) for key, m in self.add_modules.items()}
-        tables: Any = made, params, buffers, {}
+            for buffer in module._buffers.values():
+                if buffer is not None and id(buffer) not in buffers:
+                    buffers[id(buffer)] = _copy_to(buffer, device, snapshots)
+                    places[id(buffer)] = ModelPlace(2, id(buffer))
+        modules: dict[int, nn.Module] = {key: object.__new__(type(m)) for key, m in self.add_modules.items()}
+        tables: Any = modules, params, buffers, {}
         states = capture(self.add_modules.values(), places, strict=False)
         for (key, source), state in zip(self.add_modules.items(), states, strict=True):
-            twin = made[key].__dict__
+            twin = modules[key].__dict__
             twin.update(restore(state, tables))
-            restore_slots(made[key], state, tables)
-            # The metadata says what else the registries hold when a particle is brought along.
+            restore_slots(modules[key], state, tables)
+            # `run` writes the other registries according to the version.
             twin["_buffers"] = {n: None if b is None else buffers[id(b)] for n, b in source._buffers.items()}
             if RECORD in state:
                 from ._record import ParticleRecord
 
                 twin[RECORD] = ParticleRecord(None, dict(state[RECORD]))
-        return made, params
+        return modules, params
 
     def join(self, later: ParticleEdit, following: Version) -> ParticleEdit | None:
-        """Make one edit of this one and the one after it, without the values that the later one removes again.
+        """Return the union of this edit and the one after it, without the values that the later one removes again.
 
         Args:
-            later: The one after it.
+            later: The edit after this one.
             following: The version that it leads to.
 
         Returns:
-            The edit; None if something that stays refers to something that is removed.
+            The edit; None if a part that stays refers to one that is removed.
         """
-        removed = {ModelPlace(0, key) for key in later.remove_modules}
-        removed |= {ModelPlace(1, key) for key in later.remove_params}
-        gone = {id(m): ModelPlace(0, k) for k, m in self.add_modules.items() if k in later.remove_modules}
-        gone |= {id(p): ModelPlace(1, k) for k, p in self.add_params.items() if k in later.remove_params}
         modules = {k: m for k, m in self.add_modules.items() if k not in later.remove_modules}
         attributes = {
             key: {n: v for n, v in state.items() if n not in later.attributes.get(key, {})}
             for key, state in self.attributes.items()
             if key not in later.remove_modules
         }
-        if refers_to(modules.values(), gone) or list_referred(attributes.values()) & removed:
+        if self._refers_to_removed(modules, attributes, later):
             return None
         modules.update(later.add_modules)
         params = {k: p for k, p in self.add_params.items() if k not in later.remove_params} | later.add_params
         joint = ParticleEdit(add_modules=modules, add_params=params)
         self._join_resized(joint, later)
         if any(key in self.add_modules for key, _ in later.resized_buffers):
-            return None  # the module was recorded with the buffers that it had
-        # What was added by the one and removed by the other was never there.
+            return None  # the module is stored with its buffers before the resize
+        # Parts that one edit adds and the other removes are not in the union.
         joint.remove_modules = (self.remove_modules | later.remove_modules - self.add_modules.keys()) - modules.keys()
         here = self.add_params.keys() | self.resized.keys()
         joint.remove_params = (self.remove_params | later.remove_params - here) - params.keys() - joint.resized.keys()
@@ -251,10 +255,7 @@ class ParticleEdit:
         for key, state in later.attributes.items():
             attributes[key] = attributes.get(key, {}) | state
         joint.attributes = attributes
-        joint.hooks = {key: dict(hooks) for key, hooks in self.hooks.items() if key not in later.remove_modules}
-        for key, hooks in later.hooks.items():
-            own = joint.hooks.setdefault(key, {})
-            own.update({name: own.get(name, {}) | changed for name, changed in hooks.items()})
+        self._join_hooks(joint, later)
         joint.labels = {k: v for k, v in self.labels.items() if k not in later.remove_modules} | later.labels
         sentences = dict(zip((*self.text, *later.text), (*self.names, *later.names), strict=True))
         joint.text, joint.names = list(sentences), list(sentences.values())
@@ -265,8 +266,25 @@ class ParticleEdit:
         join_own_values(self, later, joint)
         return joint
 
+    def _refers_to_removed(
+        self, modules: Mapping[int, nn.Module], attributes: Mapping[int, State], later: ParticleEdit
+    ) -> bool:
+        """Whether new modules or changed attributes of this edit refer to parts that a later one removes."""
+        removed = {ModelPlace(0, key) for key in later.remove_modules}
+        removed |= {ModelPlace(1, key) for key in later.remove_params}
+        own = {id(m): ModelPlace(0, k) for k, m in self.add_modules.items() if k in later.remove_modules}
+        own |= {id(p): ModelPlace(1, k) for k, p in self.add_params.items() if k in later.remove_params}
+        return refers_to(modules.values(), own) or bool(list_referred(attributes.values()) & removed)
+
+    def _join_hooks(self, joint: ParticleEdit, later: ParticleEdit) -> None:
+        """Set the hooks that this edit and a later one change."""
+        joint.hooks = {key: dict(hooks) for key, hooks in self.hooks.items() if key not in later.remove_modules}
+        for key, hooks in later.hooks.items():
+            own = joint.hooks.setdefault(key, {})
+            own.update({name: own.get(name, {}) | changed for name, changed in hooks.items()})
+
     def _join_resized(self, joint: ParticleEdit, later: ParticleEdit) -> None:
-        """Join what is resized here and later: maps follow each other, and values that are added here are resized at once."""
+        """Set the parameters that this edit and a later one resize: maps are concatenated, added values resized at once."""
         resized = {k: entry for k, entry in self.resized.items() if k not in later.remove_params}
         for key, (source, maps) in later.resized.items():
             if source in self.resized:
@@ -279,7 +297,7 @@ class ParticleEdit:
         joint.resized = resized
 
     def _join_resized_buffers(self, joint: ParticleEdit, later: ParticleEdit) -> None:
-        """Join buffers that are resized here and later."""
+        """Set the buffers that this edit and a later one resize."""
         buffers = {k: maps for k, maps in self.resized_buffers.items() if k[0] not in later.remove_modules}
         for place, maps in later.resized_buffers.items():
             if place in joint.buffers:
@@ -289,25 +307,37 @@ class ParticleEdit:
         joint.resized_buffers = buffers
 
     def sentence(self) -> str:
-        """The edit in words."""
+        """Return the edit in words."""
         return "; ".join(self.text)
 
 
 Snapshots = dict[int, tuple[Tensor, Tensor]]
 
 
+def _write_module(module: nn.Module, registries: State, attributes: State) -> None:
+    """Write registries and plain attributes into a module; virtual tensors whose reference buffer was removed are deleted."""
+    state = module.__dict__
+    for name in {n for key in ("_parameters", "_modules", "_buffers") for n in registries[key]} & state.keys():
+        del state[name]
+    state.update((name, value) for name, value in attributes.items() if name not in HOOKS)
+    state.update(registries)
+    for name in [name for name, value in state.items() if isinstance(value, VirtualTensor)]:
+        if state[name].attributes.ref not in registries["_buffers"]:
+            del state[name]
+
+
 def _copy_to(value: Any, device: torch.device | None, snapshots: Snapshots | None = None) -> Any:
-    """A copy of a tensor on a device, or where it is, or the one that was made before; a parameter stays one."""
+    """Return a copy of a tensor on a device (None for its own), or its snapshot; parameters give parameters."""
     if value is None:
         return None
-    source, made = (snapshots or {}).get(id(value), (None, value))
+    source, copied = (snapshots or {}).get(id(value), (None, value))
     if source is not value:
-        made = value.detach().to(value.device if device is None else device, copy=True)
-    return nn.Parameter(made, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else made
+        copied = value.detach().to(value.device if device is None else device, copy=True)
+    return nn.Parameter(copied, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else copied
 
 
 def _resize(param: nn.Parameter, maps: Sequence[UnitMap]) -> nn.Parameter:
-    """Return a parameter of resized values, and note what it was made from."""
+    """Return a parameter of resized values, and record its origin."""
     resized = nn.Parameter(_resize_all(param, maps), requires_grad=param.requires_grad)
     RESIZED.record(param, resized, maps)
     return resized

@@ -1,8 +1,8 @@
-"""`grow` and `shrink`: more or fewer units of an axis of a model, wherever it occurs, with the function that the model had."""
+"""`grow` and `shrink`: more or fewer units of an axis of a model, in every tensor that has it; `grow` preserves the function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -13,7 +13,7 @@ from ..axes import ModelAxes, trace
 from ..labels import Space
 from ..labels import Tensor as LabelledTensor
 from ..layout import is_sharded, layout_of, suggest_name, unwrapped_name
-from ._growth_check import FunctionCheck, GrowthError, list_held_sizes
+from ._growth_check import FunctionCheck, GrowthError, list_arguments, list_held_sizes
 from ._module_sizes import list_sizes
 from ._resize import ResizeWrites, edit_model, follow_relatives, write_tensors
 from ._unit_plan import AxisResize, Compensation, UnitPlanner
@@ -36,29 +36,30 @@ def grow(
     attributes: Mapping[str, Any] | None = None,
     tolerance: float = 1e-5,
 ) -> T:
-    """Give axes of a model more units, wherever they occur, so that the model computes what it did; in place.
+    """Give axes of a model more units, in every tensor that has them, so that the model computes the same function; in place.
 
     New units are copies of others whose outgoing weights are divided among them (Net2Net, Chen, Goodfellow and Shlens 2016), or
-    fresh ones with outgoing zeros. Parameters, buffers and the sizes that torch's layers hold change together, all or nothing.
+    fresh ones with outgoing zeros. Parameters, buffers and the size attributes of torch's layers change together, all or nothing.
     For a particle it is one edit of the species: relatives keep their own values and grow in the same way. An `Optimizer` of the
-    model keeps the state of every entry that was there.
+    model keeps the state of every former entry.
 
     Axes of outputs and of indices (classes, tokens) get fresh entries, which nothing reads yet; axes of inputs get weights of zero.
-    Where a normalisation takes statistics over an axis (LayerNorm over a residual stream), only a multiple of its size leaves the
-    function as it is, as every unit is then there equally often.
+    If a normalisation takes statistics over an axis (LayerNorm over a residual stream), only a multiple of its size preserves the
+    function, because every unit is then there equally often.
 
     Args:
-        net: A module, which is changed; or a `Population`, of which all members are.
+        net: A module, which is changed; or a `Population`, whose members all are.
         sizes: For axes of the model by name or pattern (`"blocks.*.head"`), the new number of units; for axes with labels, the
-            labels of all units, those that are there included.
-        axes: The axes of the model; by default those of `trace` with the example, or those that its labels tell.
+            labels of all units, the present ones included.
+        axes: The axes of the model; by default those of `trace` with the example, or those of its labels.
         example: The arguments of a forward: a tensor, or a tuple of arguments. With one, the outputs are compared before and after.
         how: "split" for copies with divided outgoing weights, "zero" for fresh units with outgoing zeros.
-        noise: How much the outgoing weights of copies differ from each other, relative to them. What is added to one copy is taken
-            from the others, so that the function does not change; without noise copies would have equal gradients for ever.
-        seed: Of the noise and the fresh values.
+        noise: The relative size of differences between the outgoing weights of copies. They add up to zero over the copies of a
+            unit, so the function does not change; without noise, copies would have equal gradients for ever.
+        seed: The seed of the noise and the fresh values.
         kwargs: Keyword arguments of the forward.
-        attributes: Sizes that the model's own code holds, by dotted name: `{"att.heads": 8}`. Those of torch's layers are found.
+        attributes: Sizes in attributes of the model's own modules, by dotted name: `{"att.heads": 8}`. Those of torch's layers
+            are set automatically.
         tolerance: The largest difference of the outputs, relative to the largest one (at least 1).
 
     Returns:
@@ -66,8 +67,8 @@ def grow(
 
     Raises:
         KeyError: If the model has no such axis.
-        ValueError: If a size is not larger than the one that the axis has, or an axis is fixed for a reason that forbids it.
-        GrowthError: If the forward fails or computes something else then; nothing is changed.
+        ValueError: If a size is smaller than the present one, or the size of an axis is fixed.
+        GrowthError: If the grown model would fail or compute something else; nothing is changed.
 
     Example:
         >>> import torch, moduli as mo
@@ -105,29 +106,29 @@ def shrink(
     kwargs: Mapping[str, Any] | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> T:
-    """Keep some units of axes of a model, wherever they occur; in place, all or nothing.
+    """Keep some units of axes of a model, in every tensor that has them; in place, all or nothing.
 
     For a particle it is one edit of the species: relatives keep the same units, with their own values. An `Optimizer` of the model
     keeps the state of the entries that stay.
 
     Args:
-        net: A module, which is changed; or a `Population`, of which all members are.
+        net: A module, which is changed; or a `Population`, whose members all are.
         keep: For axes of the model by name or pattern: the units that stay, by position or (for axes with labels) by label, in
-            order; or their number, where `score` tells which.
-        axes: The axes of the model; by default those of `trace` with the example, or those that its labels tell.
+            order; or their number, to keep those with the largest `score`.
+        axes: The axes of the model; by default those of `trace` with the example, or those of its labels.
         example: The arguments of a forward: a tensor, or a tuple of arguments. With one, the model is run once after the change.
-        score: A number for each unit, of which the largest stay: a tensor, or a function of the axes and the tensors by name
-            that returns one; a mapping from axes to these for several axes. By default the norm of everything that a unit has.
+        score: A number for each unit: a tensor, or a function of the axes and the tensors by name
+            that returns one; a mapping from axes to these for several axes. By default the norm of all entries of a unit.
         kwargs: Keyword arguments of the forward.
-        attributes: Sizes that the model's own code holds, by dotted name: `{"att.heads": 2}`.
+        attributes: Sizes in attributes of the model's own modules, by dotted name: `{"att.heads": 2}`.
 
     Returns:
         The model.
 
     Raises:
         KeyError: If the model has no such axis, or an axis no such label.
-        ValueError: If units are not there, none would stay, or an axis is fixed for a reason that forbids it.
-        GrowthError: If the forward fails then; nothing is changed.
+        ValueError: If there are no such units, none would stay, or the size of an axis is fixed.
+        GrowthError: If the forward of the smaller model fails; nothing is changed.
 
     Example:
         >>> import torch, moduli as mo
@@ -165,18 +166,18 @@ def _resize(
     seed: int,
     tolerance: float | None,
 ) -> Any:
-    """Resize axes of a model by the first compensation that leaves its function as it is."""
+    """Resize axes of a model with the first compensation that preserves its function."""
     model: Any = net.copy_model() if hasattr(net, "resize_members") else net
     if not isinstance(model, nn.Module):
         raise TypeError(f"{verb}: {type(net).__name__} is neither a module nor a population")
-    arguments = () if example is None else example if isinstance(example, tuple) else (example,)
+    arguments = list_arguments(example)
     _refuse_wrappers(model, verb)
     follow_relatives(model)
     if axes is None:
         axes = _trace(model, verb, arguments, kwargs)
     tensors = _list_tensors(model, axes, verb)
     resizes = plan(axes, list_labels(model, axes))
-    changes = [each for each in resizes if each.after != each.before or each.mode == "keep"]
+    changes = [each for each in resizes if each.changes_units]
     if not changes:
         return net
     check = FunctionCheck(model, changes, axes, arguments, kwargs or {}, verb, tolerance)
@@ -203,7 +204,7 @@ def _trace(net: nn.Module, verb: str, arguments: tuple[Any, ...], kwargs: Mappin
 
 
 def _refuse_wrappers(net: nn.Module, verb: str) -> None:
-    """Refuse models whose parameters other processes hold parts of, or that others refer to."""
+    """Raise GrowthError for models that are sharded, or inside DistributedDataParallel."""
     for path, module in net.named_modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise GrowthError(
@@ -218,7 +219,7 @@ def _refuse_wrappers(net: nn.Module, verb: str) -> None:
 
 
 def _list_tensors(net: nn.Module, axes: ModelAxes, verb: str) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by name, and check that the axes are of it."""
+    """Return the parameters and buffers of a model by name, and check that the axes belong to it."""
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     for name, tensor in tensors.items():
         try:
@@ -233,13 +234,13 @@ def _list_tensors(net: nn.Module, axes: ModelAxes, verb: str) -> dict[str, Tenso
 
 
 def _list_attributes(net: nn.Module, attributes: Mapping[str, Any], verb: str) -> list[tuple[nn.Module, str, Any]]:
-    """Return the modules and names that dotted names of plain attributes refer to."""
+    """Return the modules, names and new values of plain attributes that are given by dotted name."""
     modules, writes = dict(net.named_modules()), []
     for name, value in attributes.items():
         path, _, last = name.rpartition(".")
         if path not in modules or last not in modules[path].__dict__ or isinstance(value, nn.Module | Tensor):
-            known = [f"{p}.{key}".lstrip(".") for p, each in modules.items() for key in each.__dict__ if key[0] != "_"]
-            raise KeyError(f"{verb}: the model has no plain attribute {name!r}.{suggest_name(name, known)}")
+            names = [f"{p}.{key}".lstrip(".") for p, each in modules.items() for key in each.__dict__ if key[0] != "_"]
+            raise KeyError(f"{verb}: the model has no plain attribute {name!r}.{suggest_name(name, names)}")
         writes.append((modules[path], last, value))
     return writes
 
@@ -247,25 +248,17 @@ def _list_attributes(net: nn.Module, attributes: Mapping[str, Any], verb: str) -
 def _list_compensations(
     net: nn.Module, axes: ModelAxes, resizes: Sequence[AxisResize], checked: bool
 ) -> Iterator[Compensation]:
-    """Return the places where the sum over copies may be divided, the likeliest first; only the first without a check.
+    """Yield the compensations to try, the likeliest first; only the first without a check.
 
     Raises:
-        GrowthError: If it takes a check to find one.
+        GrowthError: If a choice is only possible with a check.
     """
     copied = [each for each in resizes if each.mode == "copy"]
     names = {each.name for each in copied}
-    tied = any(
-        own.role == "tied" and names & set(own.sizes) for own in (axes.of(name) for name, _ in net.named_parameters())
-    )
-    norms = []
-    if tied:
-        # A weight that both makes the axis and reads it can't be divided; a scale before it can.
-        for path, module in net.named_modules():
-            own = [
-                axes.of(f"{path}.{name}".lstrip(".")) for name, param in module._parameters.items() if param is not None
-            ]
-            if own and all(len(each) == 1 and names & set(each.sizes) for each in own):
-                norms.append(path)
+    parameters = [axes.of(name) for name, _ in net.named_parameters()]
+    tied = any(own.role == "tied" and names & set(own.sizes) for own in parameters)
+    # A weight that both makes the axis and reads it can't be divided; the scale of a normalisation before it can.
+    norms = _list_scales(net, axes, names) if tied else []
     if tied and not checked:
         raise GrowthError(
             "grow: an embedding is tied to a head, which can't be divided among copies, and only an example shows which "
@@ -280,8 +273,19 @@ def _list_compensations(
         yield Compensation(frozenset(uniform))
 
 
+def _list_scales(net: nn.Module, axes: ModelAxes, names: Set[str]) -> list[str]:
+    """Return the modules all of whose parameters are vectors along some axes, such as normalisations, by path."""
+    paths = []
+    for path, module in net.named_modules():
+        params = [name for name, param in module._parameters.items() if param is not None]
+        own = [axes.of(f"{path}.{name}".lstrip(".")) for name in params]
+        if own and all(len(each) == 1 and names & set(each.sizes) for each in own):
+            paths.append(path)
+    return paths
+
+
 def _list_group_axes(net: nn.Module, axes: ModelAxes) -> set[tuple[str, str]]:
-    """Return the axes of groups of transposed convolutions, with their weights, which have them among their inputs."""
+    """Return the pairs of weight and group axis of transposed convolutions, which have groups among their inputs."""
     groups = set()
     for path, module in net.named_modules():
         count = getattr(module, "groups", 1) if getattr(module, "transposed", False) else 1
@@ -325,7 +329,7 @@ def _write(
 
 
 def _relabel(net: nn.Module, axes: ModelAxes, resizes: Mapping[str, AxisResize]) -> list[tuple[nn.Module, str, Any]]:
-    """Return what modules note of labelled tensors whose labels have changed."""
+    """Return the modules, names and new records of labelled tensors whose labels change."""
     changed = []
     for path, module in net.named_modules():
         for name, (stored, own) in module.__dict__.get("_labelled", {}).items():

@@ -1,11 +1,11 @@
-"""What the kernels of `moduli.compat.nytorch` are made of: versions, live particles, and edits of their attributes."""
+"""The parts of which `moduli.compat.nytorch` makes its kernels: versions, live particles, and edits of their attributes."""
 
 from __future__ import annotations
 
 from .._deprecated import move as _move
 from ._editing import edit as edit
+from ._modes import is_composing as is_composing
 from ._record import build as build
-from ._record import is_composing as is_composing
 from ._record import record_of as record_of
 from ._species import bring_up as bring_up
 from ._species import identify as identify

@@ -28,7 +28,7 @@ class Module(ParticleMethods, _nn.Module):
     """A module that is also a value: it can be added, scaled, cloned and drawn at random, and its structure has versions.
 
     It is a `moduli.nn.Module`, hence a `torch.nn.Module`. The result of an operation is a new module of the same class,
-    whose parameters are leaves; siblings follow a structural edit when they are touched or used next.
+    whose parameters are leaves. Particles derived from each other follow a structural edit when they are touched or used next.
 
     Example:
         >>> import torch
@@ -42,7 +42,7 @@ class Module(ParticleMethods, _nn.Module):
         tensor([0., 2., 4.], requires_grad=True)
     """
 
-    # A labelled parameter is read at once. Whatever is missing may be so because the module is not built yet.
+    # Labelled parameters are read first, for speed; other missing attributes may mean that the module is not built yet.
     __getattr__ = _nn.Module.__getattr__
 
     def _read_other(self, name: str) -> Any:
@@ -50,7 +50,7 @@ class Module(ParticleMethods, _nn.Module):
         if PENDING in state:
             build(self)
             return getattr(self, name)
-        # Another thread may have built it after the name was looked for, before this.
+        # Another thread may have built the module after the lookup of the name failed.
         return state[name] if name in state else _nn.Module._read_other(self, name)
 
 

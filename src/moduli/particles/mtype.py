@@ -1,4 +1,4 @@
-"""How operations treat parameters."""
+"""`ParamConfig`: the configuration of a parameter in operations."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __getattr__ = _move(
 
 
 class ParamConfig(SimpleNamespace):
-    """How operations treat one parameter. More attributes may be added, for operations of one's own to read.
+    """The configuration of one parameter in operations. User-written operations may add and read more attributes.
 
     Attributes:
         operational: Whether the parameter takes part in operations.
-        clone: Whether a parameter that does not is cloned into the result; otherwise the result shares it.
+        clone: Whether a parameter that takes no part is cloned into the result; otherwise the result shares it.
 
     Example:
         >>> from moduli.particles.mtype import ParamConfig
@@ -46,5 +46,5 @@ class ParamConfig(SimpleNamespace):
         super().__init__(operational=operational, clone=clone)
 
     def copy(self) -> ParamConfig:
-        """A deep copy, with every added attribute."""
+        """Return a deep copy, with every added attribute."""
         return _copy.deepcopy(self)

@@ -1,4 +1,4 @@
-"""Particles made of torch modules as nytorch tells of them: metadata and data by identifier. All of it is computed when asked."""
+"""Particles in the form of nytorch: metadata and data by identifier, computed on access."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _locate(root: nn.Module) -> ParticleDataImp:
 
 
 class ParticleKernelImp:
-    """The kernel of a live particle: what it tells is what the particle is, and what is done to it is done to the particle.
+    """The kernel of a live particle: it reads from the particle, and changes of it are made to the particle.
 
     Attributes:
         root: The particle.

@@ -57,7 +57,7 @@ class VersionData(ABC, Generic[Tvdata, Tpdata]):
 
 
 class ParticleData(ABC, Generic[Tvdata, Tpdata]):
-    """What one particle consists of.
+    """The parts of one particle.
 
     Example:
         >>> from moduli.compat.nytorch.kernel import ParticleData
@@ -330,8 +330,8 @@ class Particle(InPlaceOperators, ABC, Generic[Tproduct]):
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         if isinstance(other, Particle):
             other = other.product()
-        made = fn(other, self.product()) if reflected else fn(self.product(), other)
-        return made.particle()
+        result = fn(other, self.product()) if reflected else fn(self.product(), other)
+        return result.particle()
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return fn(self.product()).particle()

@@ -1,4 +1,4 @@
-"""The types that metadata is made of, and their names."""
+"""The types of metadata, and their names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT_MODULE_ID: ModuleID = 0
 
 @dataclass
 class ModuleMeta:
-    """What the attributes of one module refer to.
+    """The identifiers of the parts to which the attributes of one module refer.
 
     Attributes:
         sub_modules: The identifier of the module under each name, or None for an empty place.

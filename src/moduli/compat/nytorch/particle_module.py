@@ -38,9 +38,9 @@ class PMProduct(ParamProduct):
     @classmethod
     def from_ParamProduct(cls, product: ParamProduct) -> Self:
         """Wrap a product."""
-        made = cls(product.kernel, product.module_id, product.params)
-        made.buffers, made._version, made._blueprint = product.buffers, product._version, product._blueprint
-        return made
+        copied = cls(product.kernel, product.module_id, product.params)
+        copied.buffers, copied._version, copied._blueprint = product.buffers, product._version, product._blueprint
+        return copied
 
     @property
     def product(self) -> ParamProduct:
@@ -172,13 +172,13 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
         """A wrapper like this one, with its mode, hooks and attributes, around another module."""
         if inside is NotImplemented:
             return NotImplemented
-        made: Any = copy_module(self)
-        held = self._modules["root_module"]
+        twin: Any = copy_module(self)
+        root = self._modules["root_module"]
         for registry in ("_modules", "_parameters", "_buffers"):
-            for name, each in made.__dict__[registry].items():
-                made.__dict__[registry][name] = inside if each is held else copy.deepcopy(each)
-        made.clear_kernel_ref()
-        return made
+            for name, each in twin.__dict__[registry].items():
+                twin.__dict__[registry][name] = inside if each is root else copy.deepcopy(each)
+        twin.clear_kernel_ref()
+        return twin
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

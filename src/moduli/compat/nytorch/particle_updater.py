@@ -1,7 +1,7 @@
 """The eight edits, as particles see them: what brings a particle from one version to the next.
 
 The particle that starts an edit gets the very objects; the others get copies of the values at the time of the edit. The
-`text` of each tells the edit in words.
+`text` of each is the edit in words.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ def copy_module(module: nn.Module) -> nn.Module:
     """
     # An attribute access builds a result that was not looked into yet.
     _ = module._parameters
-    made: nn.Module = object.__new__(type(module))
-    own = {key for key, held in vars(nn.Module()).items() if isinstance(held, dict | set)} | {"_labelled"}
-    state = {key: held.copy() if key in own else held for key, held in module.__dict__.items() if key != "_particle"}
-    made.__dict__.update(state)
-    return made
+    twin: nn.Module = object.__new__(type(module))
+    own = {key for key, value in vars(nn.Module()).items() if isinstance(value, dict | set)} | {"_labelled"}
+    state = {key: value.copy() if key in own else value for key, value in module.__dict__.items() if key != "_particle"}
+    twin.__dict__.update(state)
+    return twin
 
 
 def copy_modules(modules: ModuleDict) -> ModuleDict:

@@ -53,9 +53,9 @@ class VersionEdit(ABC):
         """
 
         def act() -> None:
-            held = self._is_registered(module)
+            registered_before = self._is_registered(module)
             self.act(module)
-            if not (held or self._is_registered(module)):
+            if not (registered_before or self._is_registered(module)):
                 raise AttributeError(f"module {self.module_id} has no {self.attr_name!r} to edit")
 
         record = record_of(module) if isinstance(module, NytoModuleBase) else None
