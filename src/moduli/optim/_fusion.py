@@ -310,10 +310,8 @@ class FusedRun:
             columns = [list(map(as_real, each)) for each in columns]
         if cohort.is_away:
             _call_fetched(bound, columns, cohort, numbers)
-        elif self._shared:
-            bound(*columns, *chain(*cohort.states), *numbers)
         else:
-            bound(*columns, *numbers)
+            bound(*columns, *(chain(*cohort.states) if self._shared else ()), *numbers)
         if self._binding.watch is not None:
             self._binding.watch.add_run(self.links, params, bound.partial_squares, updates is None)
         if not bound.fused.fn.is_known:  # type: ignore[attr-defined]

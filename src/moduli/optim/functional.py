@@ -179,18 +179,18 @@ def apply(
 ) -> Objective:
     """Have a `Transform` transform the update with states (and settings) that the caller stores; return the objective.
 
+    Args:
+        objective: The objective.
+        module: The link.
+        states: Its state for each parameter.
+        settings: Its settings for each parameter; None for those of the link.
+
     Example:
         >>> import torch, moduli as mo
         >>> from moduli import m, optim
         >>> w = torch.nn.Parameter(torch.ones(1))
         >>> optim.functional.apply(optim.Objective([w], mo.closure(lambda: w.sum())), m.LR(0.1), [{}]).updates
         [tensor([0.1000])]
-
-    Args:
-        objective: The objective.
-        module: The link.
-        states: Its state for each parameter.
-        settings: Its settings for each parameter; None for those of the link.
     """
     with torch.no_grad():
         return module.apply_states(objective, states, _settings(objective, module, settings))

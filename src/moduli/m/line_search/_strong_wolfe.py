@@ -106,6 +106,16 @@ def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | N
     return a * d0 / (d0 - d) if visible and off <= 1e-9 * size and d > d0 else None
 
 
+def _try_exact(
+    exact: float, accepted: tuple[float, float, float], enough: float, lowest: float, best: float | None
+) -> Generator[float, tuple[float, float], tuple[float | None, bool, float, float | None]]:
+    """Try the minimum of a parabola; return it if it is better than the accepted point, otherwise that point."""
+    f, d = yield exact
+    if f <= enough and abs(d) < abs(accepted[2]):
+        return exact, True, min(lowest, f), exact if f < lowest else best
+    return accepted[0], True, lowest, best
+
+
 def more_thuente_trials(
     loss: float,
     slope: float,
@@ -164,13 +174,10 @@ def more_thuente_trials(
         enough = loss + a * demanded
         if f <= enough and abs(d) <= c2 * -slope:
             exact = _parabola_minimum((0.0, loss, slope), new, parabola)
-            if exact is not None and exact <= most:
-                f, d = yield exact
-                if f <= loss + exact * demanded and abs(d) < abs(new[2]):
-                    return exact, True, min(lowest, f), exact if f < lowest else best
-            return a, True, lowest, best
-        if first_stage and f <= enough and d >= 0:
-            first_stage = False
+            if exact is None or exact > most:
+                return a, True, lowest, best
+            return (yield from _try_exact(exact, new, loss + exact * demanded, lowest, best))
+        first_stage = first_stage and not (f <= enough and d >= 0)
         ended = a == most and f <= enough and d <= demanded
         if ended or (bracketed and (a <= least or a >= upper or upper - least <= width * upper)):
             break
